@@ -86,9 +86,10 @@ lint: $(VENV)/.all
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Whether runs, trajectories, pages and shipped policies are what they were, digest by digest (tests/golden).
+# Whether runs, trajectories, pages and shipped policies are what they were, digest by digest (tests/golden); with
+# CPUS=all under other processors too, as far as one machine can play them.
 golden: $(VENV)/.all
-	$(BIN)/python -m tests.golden
+	$(BIN)/python -m tests.golden $(if $(CPUS),cpus=$(CPUS))
 
 # What the tests would compile first of all, each of their processes everything.
 compiled: $(VENV)/.all
@@ -135,7 +136,9 @@ $(AUDIT_VENV)/.done:
 	$(AUDIT_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) bandit cyclonedx-bom pip-audit uv
 	touch $@
 
+# With all that is compiled: no command waits for it then.
 install: $(VENV)/.all
+	$(BIN)/ooco-gym compile out=$(VENV)/compile
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

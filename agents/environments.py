@@ -5,6 +5,7 @@ keyword arguments of the environment. A window is one episode: a seed of a split
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -16,11 +17,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from agents.settings import plain
+from ooco_gym.commands.played import say_played
 from ooco_gym.errors import UserError, is_whole, unknown
 from ooco_gym.policy import policy_of
+from ooco_gym.report import show_notes
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
+_SAID: set[str] = set()  # traces, of which it was said what is played
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -48,7 +52,7 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     spec = plain(config)
     if not spec.get("id"):
         raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
-    from ooco_gym.envs import imported
+    from ooco_gym.envs import ENVIRONMENTS, imported
     from ooco_gym.envs.config import NOT_ARGUMENTS
 
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
@@ -56,11 +60,11 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         raise UserError("env.flat=true: commands take an observation by its parts; leave it out, it is for learners of "
                         "your own (docs/training.md)")
     try:
-        name = imported(str(spec["id"]))  # by its spec: Gymnasium calls a v0 out of date where there is a v1
-        return make(gym.registry.get(name, name), **more, **arguments)
+        made = make(imported(str(spec["id"])), **more, **arguments)
+        _say_trace(getattr(getattr(made.unwrapped, "config", None), "scenario", None))
+        return made
     except gym.error.Error as error:
-        known = [name for name in gym.registry if name.startswith("ooco_gym/")]
-        raise unknown("environment", spec["id"], known) from error
+        raise unknown("environment", spec["id"], ENVIRONMENTS) from error
     except TypeError as error:
         name = _UNKNOWN_ARGUMENT.search(str(error))
         if name is None:
@@ -69,6 +73,18 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
                         "(env=mine.yaml) takes what its class does, beside id and splits") from error
     except ModuleNotFoundError as error:
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
+
+
+def _say_trace(scenario: Any) -> None:
+    """Says what of a trace file windows are drawn from, once in a process; workers say nothing."""
+    if not getattr(scenario, "from_file", False) or multiprocessing.parent_process() is not None:
+        return
+    key = repr(scenario.workload)
+    if key not in _SAID:
+        _SAID.add(key)
+        say_played(scenario.with_(start_s=None, duration_s=None))
+        show_notes(["windows of all splits are drawn from this one trace, so that none is held out: "
+                    "'ooco-gym data split FILE' cuts it into files to train on and to evaluate on."])
 
 
 def candidate_shape(space: Any) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from ooco_gym.policy.linear import SetsParameters
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.weights import Layout
 from ooco_gym.runtime.batching_features import BLOCKS_S, ENGINE
+from ooco_gym.sim.costs import steady
 from ooco_gym.sim.state import PS_PER_S
 
 
@@ -104,7 +105,7 @@ def look(state, instance):
 def set_parameter(state, instance, j, z):
     """Sets parameter j of an instance: z steps away from its value in conf, cut at its bounds."""
     z, base = min(_MOST_Z, max(-_MOST_Z, z)), state.params[_INDEX[j]]
-    value = base * math.exp(_STEP[j] * z) if _LOG[j] else base + _STEP[j] * z
+    value = base * steady(math.exp(_STEP[j] * z)) if _LOG[j] else base + _STEP[j] * z
     state.memory[instance, SET + j] = min(max(_HIGH[j], base), max(min(_LOW[j], base), value))
 
 

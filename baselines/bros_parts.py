@@ -25,6 +25,7 @@ from ooco_gym.perf import CostTable, mixed_latency_ps
 from ooco_gym.policy.mixed import admit, allocate_slots, has_seat, missing, preempt, running_index
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.policy.rules import length, sort_ascending
+from ooco_gym.rounding import least_squares
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import available, pair_need, paired
 from ooco_gym.sim.costs import blocks_for
@@ -372,12 +373,9 @@ def fit(table: CostTable, context_tokens: int, max_batch: int, *, by_request: bo
 
 def _least_squares(samples: Sequence[tuple[int, int, float]]) -> list[float]:
     """a0, a1 and b of one phase from (L^n, L^n L^a, ps): none negative, as each is a cost."""
-    from scipy.optimize import nnls
-
     new, product, ps = (np.array(column, np.float64) for column in zip(*samples, strict=True))
     terms = np.stack([new, product, np.ones(len(new))], axis=1) / ps[:, None]
-    scale = terms.max(axis=0)
-    return [float(value) for value in nnls(terms / scale, np.ones(len(ps)))[0] / scale]
+    return least_squares(terms, np.ones(len(ps))).tolist()
 
 
 def predict_ps(model: Mapping[str, float], prefills: Sequence[int], decodes: Sequence[int], swapped: int = 0, *,

@@ -45,7 +45,7 @@ from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import Limits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import fewest_requests, length
-from ooco_gym.sim.costs import predict_prefill
+from ooco_gym.sim.costs import predict_prefill, steady
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RECOMPUTE, SWAP
 
@@ -126,7 +126,7 @@ def forget(state, instance):
     """Lets the requests that may yet be missed fade with time, by `violation_window_s`."""
     memory, now = state.memory[instance], float(state.clock.now_ps)
     window_ps = state.params[P.violation_window_s] * PS_PER_S
-    memory[CREDIT] *= math.exp(-(now - memory[SEEN_PS]) / window_ps)
+    memory[CREDIT] *= steady(math.exp(-(now - memory[SEEN_PS]) / window_ps))
     memory[SEEN_PS] = now
 
 

@@ -23,6 +23,7 @@ from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
 from ooco_gym.perf.kept import kept_by_table
 from ooco_gym.policy.policy import Param, slots
+from ooco_gym.rounding import least_squares, steady
 from ooco_gym.sim.costs import (
     attention_together,
     dense_latency,
@@ -362,7 +363,7 @@ def _fit(table: CostTable, largest_batch: int, prefill_form: str, decode_form: s
 def prompt_lengths(memory_tokens: int) -> np.ndarray:
     """Lengths of the prompts that are benchmarked alone: int64[n], four to a doubling, as far as memory goes."""
     longest = max(16, min(LONGEST_TOKENS, memory_tokens))
-    return np.unique(np.rint(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25)).astype(np.int64))
+    return np.unique(np.rint(steady(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25))).astype(np.int64))
 
 
 def fit_prefill(lengths: np.ndarray, true_ps: np.ndarray, form: str) -> dict[str, float]:
@@ -373,18 +374,17 @@ def fit_prefill(lengths: np.ndarray, true_ps: np.ndarray, form: str) -> dict[str
         true_ps: float64[n].
         form: `max`: every number of short prompts is tried as those that take the least time; `additive`.
     """
-    from scipy.optimize import nnls
-
     tokens = lengths.astype(np.float64)
     columns = np.stack([tokens**2, tokens], axis=1)
     if form == "additive":
-        a, b, c = nnls(np.column_stack([columns, np.ones(len(tokens))]) / true_ps[:, None], np.ones(len(tokens)))[0]
+        whole = np.column_stack([columns, np.ones(len(tokens))])
+        a, b, c = least_squares(whole / true_ps[:, None], np.ones(len(tokens)))
         return {"square_ps": float(a), "token_ps": float(b), "least_ps": float(c)}
     best, least = {}, np.inf
     for short in range(len(tokens) - 2):
-        a, b = nnls(columns[short:] / true_ps[short:, None], np.ones(len(tokens) - short))[0]
+        a, b = least_squares(columns[short:] / true_ps[short:, None], np.ones(len(tokens) - short))
         c = float(true_ps[:short].mean()) if short else 0.0
-        error = (((np.maximum(columns @ (a, b), c) - true_ps) / true_ps) ** 2).sum()
+        error = (((np.maximum(columns[:, 0] * a + columns[:, 1] * b, c) - true_ps) / true_ps) ** 2).sum()
         if error < least:
             best, least = {"square_ps": float(a), "token_ps": float(b), "least_ps": c}, error
     return best
@@ -392,12 +392,10 @@ def fit_prefill(lengths: np.ndarray, true_ps: np.ndarray, form: str) -> dict[str
 
 def fit_decode(batches: Batches, form: str) -> dict[str, float]:
     """Least squares of T_d; `floored` has the minimum time of the prefill besides."""
-    from scipy.optimize import nnls
-
     found = dict.fromkeys(("longest_ps", "mean_ps", "base_ps", "request_ps", "context_ps"), 0.0)
     names = DECODE_COLUMNS[form]
     columns = np.stack([decode_features(batches)[name] for name in names], axis=1)
-    return found | dict(zip(names, map(float, nnls(columns, batches.true_ps)[0]), strict=True))
+    return found | dict(zip(names, least_squares(columns, batches.true_ps).tolist(), strict=True))
 
 
 def decode_features(batches: Batches) -> dict[str, np.ndarray]:
@@ -445,12 +443,12 @@ def _drawn(largest_batch: int, part: int, memory_tokens: int) -> dict[str, tuple
     """Contexts and chunks of each kind of benchmark: instances that differ in speed alone have the same ones."""
     rng = np.random.Generator(np.random.Philox(key=part))
     longest = max(16, min(LONGEST_TOKENS, memory_tokens))
-    prompts = np.rint(2.0 ** rng.uniform(4.0, np.log2(longest), SAMPLES)).astype(np.int64)
+    prompts = np.rint(steady(2.0 ** rng.uniform(4.0, np.log2(longest), SAMPLES))).astype(np.int64)
     empty = np.zeros(0, np.int64)
     decodes = [_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES)]
     beside = [_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES)]
-    new = np.rint(2.0 ** rng.uniform(4.0, 11.0, SAMPLES)).astype(np.int64)
-    done = np.rint(2.0 ** rng.uniform(4.0, 14.0, SAMPLES) * rng.integers(0, 2, SAMPLES)).astype(np.int64)
+    new = np.rint(steady(2.0 ** rng.uniform(4.0, 11.0, SAMPLES))).astype(np.int64)
+    done = np.rint(steady(2.0 ** rng.uniform(4.0, 14.0, SAMPLES)) * rng.integers(0, 2, SAMPLES)).astype(np.int64)
     return {"prefill": ((empty,) * SAMPLES, np.stack([0 * prompts, prompts], axis=1)),
             "decode": (tuple(decodes), np.zeros((SAMPLES, 2), np.int64)),
             "mixed": (tuple(beside), np.stack([done, new], axis=1))}
@@ -467,9 +465,9 @@ def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) 
     """Contexts of a batch that memory holds; one request that fills it, where it holds hardly any that is drawn."""
     most = np.log2(largest_batch + 0.99)
     for _ in range(TRIES):
-        count = int(2.0 ** rng.uniform(0.0, most))
-        mean = 2.0 ** rng.uniform(6.0, 14.0)
-        drawn = rng.lognormal(0.0, rng.uniform(0.0, 1.0), count)
+        count = int(steady(2.0 ** rng.uniform(0.0, most)))
+        mean = steady(2.0 ** rng.uniform(6.0, 14.0))
+        drawn = steady(rng.lognormal(0.0, rng.uniform(0.0, 1.0), count))
         if mean * np.add.reduce(drawn) > memory_tokens + count:  # also when rounded; where memory is small, most are
             continue
         contexts = np.maximum(1, np.rint(mean * drawn)).astype(np.int64)

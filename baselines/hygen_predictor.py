@@ -23,6 +23,7 @@ import numpy as np
 from ooco_gym.perf import CostTable, mixed_latency_ps
 from ooco_gym.perf.kept import kept_by_table
 from ooco_gym.perf.table import prefill_latency_ps
+from ooco_gym.rounding import least_squares, steady
 
 # The columns of Eq. 1 with its intercept, in order.
 FEATURES = ("one", "prefill_tokens", "decode_tokens", "prefill_squared", "decode_squared", "prefills", "decodes")
@@ -67,11 +68,8 @@ def fit(columns: np.ndarray, latency: np.ndarray) -> Fit:
         latency: float64[n], measured; any unit.
     """
     held = max(1, int(HELD_OUT * len(latency)))
-    scale = np.abs(columns).max(axis=0)
-    used = scale > 0.0  # squares of tokens are 10^8 and more: unscaled, they would drown the others
-    solved = np.zeros(columns.shape[1])
-    solved[used] = np.linalg.lstsq(columns[:-held, used] / scale[used], latency[:-held], rcond=None)[0] / scale[used]
-    error = np.abs(columns[-held:] @ solved / latency[-held:] - 1.0)
+    solved = least_squares(columns[:-held], latency[:-held], negative=True)
+    error = np.abs((columns[-held:] * solved).sum(axis=1) / latency[-held:] - 1.0)
     return Fit(solved, float(error.mean()))
 
 
@@ -121,7 +119,7 @@ def sample_batches(table: CostTable, chunk: int, count: int = SAMPLES) -> Batche
 def _contexts(draws: np.random.Generator, count: int) -> np.ndarray:
     """Log-uniform within CONTEXTS, in tokens: float64[n]."""
     low, high = np.log(CONTEXTS)
-    return np.exp(draws.uniform(low, high, count))
+    return steady(np.exp(draws.uniform(low, high, count)))
 
 
 def _chunks(draws: np.random.Generator, prompts: np.ndarray, chunk: int) -> np.ndarray:
@@ -175,7 +173,7 @@ class Profile(NamedTuple):
 
 
 def _log_uniform(draws: np.random.Generator, most: float, size: int) -> np.ndarray:
-    return np.exp(draws.uniform(0.0, np.log(most + 1.0), size)).astype(np.int64)
+    return steady(np.exp(draws.uniform(0.0, np.log(most + 1.0), size))).astype(np.int64)
 
 
 def decode_profile(table: CostTable, most_ps: float, mean_context: float, max_batch: int,
@@ -183,7 +181,7 @@ def decode_profile(table: CostTable, most_ps: float, mean_context: float, max_ba
     """Random decode steps of at most `most_ps` around a mean context, on the chip of a table, that fit its memory."""
     draws = np.random.Generator(np.random.Philox(POOL_DRAWS))
     room, batch = table.kv_blocks * block_tokens, _log_uniform(draws, max_batch - 1, 2 * POOL_SAMPLES)
-    factor = SPAN ** draws.uniform(-1.0, 1.0, 2 * POOL_SAMPLES)
+    factor = steady(SPAN ** draws.uniform(-1.0, 1.0, 2 * POOL_SAMPLES))
     context = np.maximum(batch, batch * mean_context * factor).astype(np.int64)
     lines = table.decode_lines[batch]
     latency = np.maximum(lines[:, 0] + lines[:, 1] * context, lines[:, 2] + lines[:, 3] * context)

@@ -14,14 +14,13 @@ does in each of `profile_windows` of them. With `profile_seed` -1 the one test r
 
 A trace file is the same under every seed. Its test runs have windows of their own besides: those just before the
 measured one, the nearest first, then those just after it; there are fewer where the file has fewer. Where it has none,
-the test runs are on the measured window after all, and a warning says so.
+the test runs are on the measured window after all, and a note says so.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,6 +31,7 @@ from ooco_gym.peak import short_name
 from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.report.terminal import remark
 from ooco_gym.workload import trace_files
 
 if TYPE_CHECKING:
@@ -146,26 +146,21 @@ def alone(scenario: Played) -> Played:
 
 
 def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
-    """The scenarios of the test runs.
-
-    Warns:
-        RuntimeWarning: they are on the measured window, as the trace file has no other.
-    """
-    shorter = scenario.with_(duration_s=min(scenario.duration_s, float(values["profile_duration_s"])))
+    """The scenarios of the test runs."""
+    known = scenario.resolve()
+    length_s = min(known.duration_s, float(values["profile_duration_s"]))
+    shorter = scenario.with_(duration_s=length_s)
     first, count = int(values["profile_seed"]), int(values["profile_windows"])
     if first == OWN_SEED:
         return [shorter]
     if not scenario.from_file:
         return [shorter.with_(seed=first + i) for i in range(count)]
-    known = scenario.resolve()
     start_s = known.start_s
-    starts = windows_beside(known.workload, start_s, scenario.duration_s, shorter.duration_s, count)
+    starts = windows_beside(known.workload, start_s, known.duration_s, length_s, count)
     if not starts:
-        warnings.warn(  # no UserWarning: those are what a chip's figures do not cover, which commands note themselves
-            f"HyGen's profiler test-runs the measured window: trace file of workload "
-            f"'{short_name(known.given.workload)}' has no other of {shorter.duration_s:g} s; a longer file, or a lower "
-            "profile_duration_s, lets it look "
-            "elsewhere", RuntimeWarning, stacklevel=2)
+        remark("HyGen's profiler test-runs the measured window: trace file of workload "
+               f"'{short_name(known.given.workload)}' has no other of {length_s:g} s; a longer file, or a shorter "
+               "window (duration_s, profile_duration_s), lets it look elsewhere")
         return [shorter.with_(seed=first + i, start_s=start_s) for i in range(count)]
     return [shorter.with_(seed=first + i, start_s=start) for i, start in enumerate(starts)]
 

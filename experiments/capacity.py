@@ -9,8 +9,6 @@ question is how few instances keep the promises (`experiments.least`).
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -26,14 +24,16 @@ from experiments.common.policies import base_policy, check_names, names_of, seed
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, placed, row_of, sustain
-from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.again import command_line
+from ooco_gym.commands.played import SEARCHED, say_played
+from ooco_gym.commands.simulate import of_cell, scenario_of
 from ooco_gym.conditions import protocol_values
 from ooco_gym.errors import UserError, check_keys, unknown
-from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import label, short_name
 from ooco_gym.protocol import SEEDS, WINDOW_S
-from ooco_gym.report import Column, Table, console, layout, percent, show_notes, write_figure
-from ooco_gym.report.pages import COLOURS
+from ooco_gym.render import write_report
+from ooco_gym.render.reading import load_words, sustained
+from ooco_gym.report import show_notes
 from ooco_gym.resources import load_yaml
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for key in ("page", "figures"):
         check_page(key, options[key])
     scenarios = scenarios_of(scenario_of(cfg), options)
+    for one in [] if options["least"]["find"] else scenarios:
+        say_played(one, SEARCHED)
     baselines = [_baselines(one, policies, options["baselines"]) for one in scenarios]
     definitions = definitions_of(options)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
@@ -78,20 +80,21 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                  for one, base in zip(scenarios, baselines, strict=True)]
     rows = [row for found, _ in cells for row in found]
     peaks = [peak for _, loads in cells for peak in loads]
-    notes = notes_of(float(options["duration_s"]), seeds_of(options["seeds"]))
-    for scenario, (found, loads) in zip(scenarios, cells, strict=True):
-        capacity_table(found, loads, PAPER_RATIO, where_of(scenario))
-    show_notes(notes)
+    window_s = min(float(one.window()[1]) for one in scenarios)
+    notes = notes_of(window_s, seeds_of(options["seeds"]))
     summary = {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
-               "window_s": float(options["duration_s"]), "protocol": options["protocol"], "load": options["load"],
+               "window_s": window_s, "protocol": options["protocol"], "load": options["load"],
                "notes": notes, "results": rows, "peaks": peaks, "simulations": jobs.different,
                "simulated_anew": jobs.simulated}
+    outcomes = sustained(summary, options)
+    for outcome in outcomes:
+        outcome.show()
     if rows:
-        if len(cells) == 1:
-            write_figure(Path(options["out"]) / "capacity.html",
-                         capacity_figure(rows, options["limits"]["violations"]),
-                         f"{where_of(scenarios[0])}: sustainable offline load")
+        write_report(Path(options["out"]) / "capacity.html", outcomes, [command_line("capacity", given)])
         write_results(summary, Path(options["out"]), options["page"], options["figures"])
+    else:
+        show_notes([f"{where_of(scenario)}, {load_words(peak)}" for scenario, (_, loads) in zip(
+            scenarios, cells, strict=True) for peak in loads])
     return summary
 
 
@@ -129,7 +132,7 @@ def scenarios_of(base: Scenario, options: Mapping[str, Any]) -> list[Scenario]:
                             "pair_72b}")
         check_keys(f"cells[{index}]", cell, ("workload", "cluster"))
         check_names(f"cells[{index}]", cell)
-        scenarios.append(base.with_(**cell))
+        scenarios.append(of_cell(base, cell, options))
     return scenarios
 
 
@@ -191,7 +194,8 @@ def _bench(scenario: Scenario, options: Mapping[str, Any], tpot_from: str,
     ttft_s = (options["ttft_s"] or {}).get(slo["name"])
     scenario = scenario.with_(slo={**slo, "ttft_s": ttft_s} if ttft_s else slo)
     peak = peak_entry(scenario, jobs, seeds_of(options["seeds"]), PeakPlan(**options["peak"]),
-                      find=bool(options["find_peak"]), write=bool(options["write_peak"]))
+                      find=bool(options["find_peak"] or (options["only_peak"] and scenario.from_file)),
+                      write=bool(options["write_peak"]))
     scenario = scenario.with_(rate_scale=float(options["load"]) * float(peak["factor"]))
     limits, plan = Limits(**options["limits"]), Plan(**options["search"])
     return Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan), peak
@@ -253,94 +257,3 @@ def _default(study: Study, name: str, default: Sustained) -> dict[str, Any] | No
     return {"max_offline_rate": default.rate, "max_offline_tokens_per_s": default.tokens_per_s,
             "candidates": list(tuning.candidates), "validation_rate": tuning.rate,
             "validation_rate_default": tuning.default_rate}
-
-
-def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
-                   paper: tuple[float, float], where: str) -> None:
-    """Prints the results of `capacity` on a cluster, one table for each TPOT definition, its footnotes below."""
-    screen = console()
-    screen.print(f"sustainable offline load: {where}; paper: OOCO {paper[0]:g} to {paper[1]:g} times the better "
-                 "baseline (Figure 6)", highlight=False)
-    columns = (
-        Column("policy", lambda row: row["tuned_as"] or row["policy"], align="l"),
-        Column("offline\nrequests/s", "max_offline_rate", ".2f"),
-        Column("\n95 %", lambda row: _range(row["max_offline_rate_low"], row["max_offline_rate_high"])),
-        Column("\ntokens/s", "max_offline_tokens_per_s", ",.0f"),
-        Column("recomputed\ntokens/s", "wasted_tokens_per_s", ",.0f"),
-        Column("\nviolations", "violation_rate", percent), Column("\nlimited by", "limited_by", align="l"),
-        Column("ratio of\ntokens/s", lambda row: "none holds" if row["ratio_to_best_baseline"] is None
-               else f"{row['ratio_to_best_baseline']:.2f}"),
-        Column("\n95 %", lambda row: _range(row["ratio_low"], row["ratio_high"])))
-    for peak in peaks:
-        title = f"TPOT from {peak['tpot_from'].replace('_', ' ')}"
-        mine = [row for row in rows if row["tpot_from"] == peak["tpot_from"]]
-        if mine:
-            Table.of(columns, mine, title, "\n".join([_peak_line(peak), *footnotes(mine)])).show(screen, unbroken=9)
-        else:
-            screen.print(f"{title}: {_peak_line(peak)}", highlight=False)
-
-
-def footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a table of `capacity` counts, and what was tuned in it."""
-    base = rows[0]["best_baseline_tuned_as"] or rows[0]["best_baseline"]
-    lines = ["tokens/s: prompt and output tokens of the offline requests that were finished in the window, whenever "
-             f"they arrived; ratio: of these, over {base}'s, the better baseline's"]
-    default: dict[str, float] = {row["tuned_as"]: row["default"]["max_offline_rate"] for row in rows if row["tuned_as"]}
-    tuned: list[str] = [*default, *([base] if rows[0]["best_baseline_tuned_as"] and base not in default else [])]
-    for policy in tuned:
-        shipped = f"; as shipped it sustains {default[policy]:.2f} requests/s" if policy in default else ""
-        lines.append(f"{policy}: tuned, on other seeds, as its paper leaves this open ({_meaning(policy)}){shipped}")
-    return [*lines, interval_words(len(rows[0]["seeds"]))]
-
-
-def _meaning(policy: str) -> str:
-    """The parameters that a policy's name sets, in words."""
-    from ooco_gym.policy import get_policy
-
-    names = [pair.partition("=")[0] for pair in policy.partition(":")[2].split(",")]
-    return ", ".join(f"{param.name}: {re.sub(r'^[a-z_]+=[^ ]+: ', '', param.doc)}"
-                     for param in get_policy(policy).params if param.name in names)
-
-
-def _peak_line(peak: Mapping[str, Any]) -> str:
-    if peak["floor"] is None:
-        return f"load: {peak['factor']:.4g} of the workload's own rate, as given"
-    return (f"peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests/s in the "
-            f"day's mean): {100 * peak['violation_rate']:.2f} % violate without offline work, "
-            f"{100 * peak['floor']:.2f} % alone on an idle cluster")
-
-
-DASHES = {"first_token": "solid", "first_decode": "dash"}
-
-
-def capacity_figure(rows: Sequence[dict[str, Any]], limit: float) -> Any:
-    """Violation rate and offline throughput against the offline rate, one curve for each policy and TPOT definition.
-
-    Args:
-        rows: `results[]` of `capacity`, with their curves.
-        limit: the violation rate that ends the sustainable range.
-    """
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08,
-                           subplot_titles=("online requests that violate (%)", "offline tokens per second, completed"))
-    policies = list(dict.fromkeys(row["policy"] for row in rows))
-    for row in rows:
-        curve, name = row["curve"], f"{row['policy']} ({row['tpot_from']})"
-        rates = [point["offline_rate"] for point in curve]
-        line = {"color": COLOURS[policies.index(row["policy"]) % len(COLOURS)], "dash": DASHES[row["tpot_from"]]}
-        for row_number, values in ((1, [100 * point["violation_rate"] for point in curve]),
-                              (2, [point["tokens_per_s"] for point in curve])):
-            figure.add_scatter(x=rates, y=values, mode="lines+markers", name=name, legendgroup=name, line=line,
-                               showlegend=row_number == 1, row=row_number, col=1)
-        figure.add_scatter(x=[row["max_offline_rate"]], y=[row["max_offline_tokens_per_s"]], mode="markers", name=name,
-                           marker={"size": 12, "symbol": "star", "color": line["color"]}, legendgroup=name,
-                           showlegend=False, hovertext=f"sustainable: {row['max_offline_rate']:.3g}/s", row=2, col=1)
-    figure.add_hline(y=100 * limit, line_dash="dot", line_color="#888", row=1, col=1)  # type: ignore[arg-type]
-    figure.update_yaxes(range=[0, 400 * limit], row=1, col=1)
-    figure.update_xaxes(title_text="offline requests per second", row=2, col=1)
-    return layout(figure, 800, "side")
-
-
-def _range(low: float | None, high: float | None) -> str:
-    return "" if low is None or math.isnan(low) else f"{low:.2f}–{high:.2f}"

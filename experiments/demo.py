@@ -6,33 +6,21 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from agents.evaluation import tables
 from agents.evaluation.scoring import HEADLINE
 from experiments.common.policies import names_of, seeds_of
+from ooco_gym.again import command_line
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, end_if_interrupted
 from ooco_gym.jobs import processes
-from ooco_gym.render import RunRecord, report
-from ooco_gym.render.comparison import comparison_table, difference_table
-from ooco_gym.render.figures import (
-    Groups,
-    evaluation_figure,
-    glance_figure,
-    idle_seeds,
-    training_figure,
-    values_of,
-    within_budget,
-)
-from ooco_gym.render.record import grouped, scenario_name
-from ooco_gym.report import Section, Table, percent
+from ooco_gym.render import RunRecord, outcome_of, record_of, write_report
+from ooco_gym.render.reading import evaluated
+from ooco_gym.report import Section, percent
+from ooco_gym.report.svg import Axis, Panel, Series
 from ooco_gym.report.terminal import progress
-from ooco_gym.resources import conf_root
+from ooco_gym.resources import load_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -58,7 +46,6 @@ def warm_up(scenario: Scenario, policies: Sequence[str], env: Mapping[str, Any])
 
 def simulate_record(scenario: Scenario, policy: str) -> RunRecord:
     """Simulates one scenario and keeps what the report needs of it."""
-    from ooco_gym.render import record_of
     from ooco_gym.simulation import simulate
 
     return record_of(simulate(scenario, policy=policy), policy)
@@ -72,59 +59,32 @@ def import_learning() -> None:
 
 
 LEAST_SPREAD = 0.2  # of the decisions: validated states closer together draw no curve
-WORDS = {"episode_reward": "reward", HEADLINE: "offline service", "violation_rate": "violation rate"}
 
 
-def gate_section(trained: Mapping[str, Any], evaluation: Mapping[str, Any], options: Mapping[str, Any]) -> Section:
-    """The learned gate against the rules on the same held-out windows."""
-    commands = [f"ooco-gym train env={options['env'].get('name') or 'gating'} seed={options['train_seed']} "
-                f"max_wall_s={options['train_s']:g} out=gate",
-                f"ooco-gym evaluate 'policies=[gate,{','.join(options['rules'])}]' episodes={options['episodes']} "
-                "out=evaluation"]
-    return Section("A first learned gate", [*training_words(trained), *evaluation_words(evaluation)],
-                   evaluation_tables(evaluation), [_figure(evaluation), *_training_figures(trained, evaluation)],
-                   _note(evaluation), commands)
-
-
-def found_words(groups: Groups, budget: float, evaluation: Mapping[str, Any],
-                trained: Mapping[str, Any] | None) -> str:
-    """What was found, in one sentence: which policies keep the online promises, what they serve, what the gate adds."""
-    kept = [label for label, members in groups.items() if within_budget(members, budget)]
-    served = [f"{label} with {values_of(groups[label], 'offline', 'output_tokens_per_s').mean():,.0f} offline tokens a "
-              "second" for label in kept]
-    idle = [label for label, members in groups.items() if idle_seeds(members)]
-    broken = [f"{label} breaks {percent(values_of(members, 'online', 'violation_rate').mean())}"
-              for label, members in groups.items() if label not in (*kept, *idle)]
-    broken += [f"{label} has no online request on some seed" for label in idle]
-    text = (f"On these requests the online promises (at most {percent(budget, 0)} broken) are kept by "
-            f"{' and '.join(served) or 'no policy'}")
-    return f"{text}{': ' if broken else ''}{', '.join(broken)}{_gate_words(evaluation, trained)}."
+def gate_section(trained: Mapping[str, Any], options: Mapping[str, Any]) -> Section:
+    """How the gate was learned, and how to learn it again."""
+    commands = [command_line("train", _training(options, "gate"), "gate"),
+                command_line("evaluate", _evaluation(options, ["gate", *options["rules"]]))]
+    return Section("A first learned gate", training_words(trained), charts=_curve(trained), commands=commands,
+                   note="Training against the clock gives another gate on another machine.")
 
 
 def _gate_words(evaluation: Mapping[str, Any], trained: Mapping[str, Any] | None) -> str:
-    """The end of the sentence: where the learned gate stands beside the best rule."""
+    """Where the learned gate stands beside the best rule, in a sentence."""
     if trained is None:
         return ""
     learned = next(one for one in evaluation["policies"] if one["learned"])
     row = next((one for one in evaluation["paired"] if one["policy"] == learned["policy"]
                 and one["metric"] == HEADLINE and one["mean_difference"] is not None), None)
-    start = f"; a gate that learned for {trained['learning_wall_s']:.0f} s"
+    start = f" A gate that learned for {trained['learning_wall_s']:.0f} s"
+    if trained["imitation"] and trained["best"] and not trained["best"]["timesteps"]:
+        start += f", still the copy of {trained['imitation']['rule']} that it began as,"
     if not learned["feasible"]:
-        return f"{start} is not ranked"
+        return f"{start} is late too often to be ranked."
     if row is None:
         return ""
     verdict = {"better": "serves more offline work than", "worse": "serves less offline work than"}
-    return f"{start} {verdict.get(row['verdict'], 'shows no difference in offline service from')} {row['reference']}"
-
-
-def missing_section(reason: str, evaluation: Mapping[str, Any]) -> Section:
-    """The rules alone, and why no gate was trained."""
-    return Section("Gates on held-out windows", [], evaluation_tables(evaluation),
-                   [_figure(evaluation)], _note(evaluation), warning=f"No gate was trained: {reason}.")
-
-
-def _figure(evaluation: Mapping[str, Any]) -> Any:
-    return evaluation_figure(evaluation["results"], evaluation["violation_limit"])
+    return f"{start} {verdict.get(row['verdict'], 'shows no difference in offline service from')} `{row['reference']}`."
 
 
 def training_words(trained: Mapping[str, Any]) -> list[str]:
@@ -142,86 +102,21 @@ def training_words(trained: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def evaluation_words(evaluation: Mapping[str, Any]) -> list[str]:
-    """Where the learned gate stands: its feasibility, and its paired differences to the best rule."""
-    entry = next(one for one in evaluation["policies"] if one["learned"])
-    name, reference = entry["policy"], evaluation["reference"]
-    limit, upper = evaluation["violation_limit"], entry["violation_upper_limit"]
-    lines = []
-    if entry["feasible"]:
-        ranked = sum(one["rank"] is not None for one in evaluation["policies"])
-        lines.append(f"On {evaluation['episodes']} held-out windows the learned gate's violation rate is at most "
-                     f"{percent(upper)} (upper limit), within {percent(limit, 0)}; by offline service it is number "
-                     f"{entry['rank']} of {ranked} ranked policies.")
-    elif upper is None:
-        lines.append(f"On {evaluation['episodes']} held-out windows the learned gate's violation rate has no upper "
-                     "limit (one window, or no online request): it is not ranked.")
-    else:
-        lines.append(f"On {evaluation['episodes']} held-out windows the upper limit of the learned gate's violation "
-                     f"rate is {percent(upper)}, over {percent(limit, 0)}: it is not ranked.")
-    found = {row["metric"]: row for row in evaluation["paired"]
-             if row["policy"] == name and row["metric"] in WORDS and row["mean_difference"] is not None}
-    if reference is not None and found:
-        parts = [_difference_words(row, WORDS[metric]) for metric, row in found.items()]
-        lines.append(f"Against {reference}, the best rule here, window by window: {'; '.join(parts)}.")
-        if not any(row["verdict"] == "better" for row in found.values()):
-            lines.append(f"So the gate does not beat {reference}. It was trained for a demonstration's time only; "
-                         "'ooco-gym train' goes on for as long as it is told.")
-    same = _alike(evaluation)
-    if same:
-        lines.append(f"{' and '.join(same)} score the same in every figure: on these windows their gates decide alike.")
-    return lines
-
-
-def evaluation_tables(evaluation: Mapping[str, Any]) -> list[Table]:
-    """The evaluation's tables, as the terminal shows them, the policy first."""
-    scores = tables.score_table(evaluation, "Held-out windows")
-    result = [replace(scores, head=(scores.head[1], scores.head[0], *scores.head[2:]), note=tables.note(evaluation),
-                      rows=[(row[1], row[0], *row[2:]) for row in scores.rows], align="lr")]
-    if evaluation["paired"]:
-        result.append(replace(tables.difference_table(evaluation), align="lr",
-                              title=f"Differences to {evaluation['reference']}, window by window"))
-    return result
-
-
-def _difference_words(row: Mapping[str, Any], what: str) -> str:
-    rate = row["metric"] == "violation_rate"
-
-    def text(value: float) -> str:
-        return f"{100 * value:+z.2f}" if rate else f"{value:+z.3g}"
-
-    bracket = "" if row["ci_low"] is None else f" ({text(row['ci_low'])} to {text(row['ci_high'])})"
-    unit = " points" if rate else ""
-    return f"{what} {text(row['mean_difference'])}{unit}{bracket}, {row['verdict']}"
-
-
-def _alike(evaluation: Mapping[str, Any]) -> list[str]:
-    """Rules whose figures are all equal, the first such set."""
-    figures: dict[tuple[float, ...], list[str]] = {}
-    for entry in evaluation["policies"]:
-        mine = tuple(row["mean"] for row in evaluation["results"] if row["policy"] == entry["policy"])
-        figures.setdefault(mine, []).append(entry["policy"])
-    return next((names for names in figures.values() if len(names) > 1), [])
-
-
-def _training_figures(trained: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Sequence[Any]:
+def _curve(trained: Mapping[str, Any]) -> list[Panel]:
     """How validation went, where it was done at different times."""
     history = trained["validation"]
-    steps = [one["timesteps"] for one in history] or [0]
-    if max(steps) - min(steps) < LEAST_SPREAD * max(1, max(steps)):
+    steps = [float(one["timesteps"]) for one in history] or [0.0]
+    if max(steps) - min(steps) < LEAST_SPREAD * max(1.0, *steps):
         return []
-    return [training_figure(history, evaluation["violation_limit"])]
-
-
-def _note(evaluation: Mapping[str, Any]) -> str:
-    return (f"Points are means over {evaluation['episodes']} windows of held-out seeds, bars their intervals. "
-            "All policies play the same windows; all other decisions are the partner's. Training against the clock "
-            "gives another gate on another machine.")
+    return [Panel(title, Axis("decisions"), Axis(), [Series("", steps, [factor * one[key] for one in history])])
+            for key, title, factor in (("reward", "reward of an episode in validation", 1.0),
+                                       ("violation_rate", "late online requests in validation (%)", 100.0))]
 
 
 SCHEMA = "ooco-gym/demo/1"
 REPORT_FILE = "report.html"
 ENDLESS = 10**9  # decisions: the clock ends training
+VALIDATION_S = 300.0  # of a window: it is validated several times within a minute
 TITLE = "Online and offline requests on one cluster: what three policies make of a day, and a first learned gate"
 
 
@@ -262,15 +157,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         console.print(f"[yellow]note[/yellow] no gate is trained: {reason}", highlight=False)
     evaluation = _evaluate(options, out, trained)
     walls["evaluate"] = time.monotonic() - begun - sum(walls.values())
-    groups = grouped(records)
-    budget = float(records[0].scenario["protocol"]["violation_budget"])
-    tables = [table for table in (comparison_table(groups, budget), difference_table(groups)) if table is not None]
-    for table in tables:
-        table.turned().show(console)
-    gate = [gate_section(trained, evaluation, options)] if trained else [missing_section(str(reason), evaluation)]
-    path = report(out / REPORT_FILE, records, gate, title=TITLE if trained else None,
-                  lead=found_words(groups, budget, evaluation, trained),
-                  first=Section("", (), (), [glance_figure(groups, budget)], _made(records, seeds)))
+    compared = outcome_of(records)
+    compared.show()
+    gate = [gate_section(trained, options)] if trained else [
+        Section("A first learned gate", warning=f"No gate was trained: {reason}.")]
+    path = write_report(out / REPORT_FILE, [compared, *evaluated(evaluation, options)], [command_line("demo", options)],
+                        records, title=TITLE if trained else "", sections=gate,
+                        lead=f"{compared.answer()}{_gate_words(evaluation, trained)}")
     walls["report"] = time.monotonic() - begun - sum(walls.values())
     Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "scenario": scenario.describe(), "seeds": list(seeds),
@@ -298,11 +191,16 @@ def _train(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Trains as `ooco-gym train` does, with its configuration, until the clock ends it."""
     from agents.learning.train import main as train
 
-    settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
-    del settings["defaults"]
-    return train({**settings, "env": options["env"], "agent": options["agent"], "logger": options["logger"],
-                  "seed": options["train_seed"], "max_wall_s": float(options["train_s"]), "total_timesteps": ENDLESS,
-                  "checkpoint_every_steps": None, "overwrite": True, "out": str(out / "gate")})
+    return train(_training(options, str(out / "gate")))
+
+
+def _training(options: Mapping[str, Any], out: str) -> dict[str, Any]:
+    """The configuration of the training."""
+    settings = {key: value for key, value in load_yaml("", "train").items() if key != "defaults"}
+    return {**settings, "env": options["env"], "agent": options["agent"], "logger": options["logger"],
+            "seed": options["train_seed"], "max_wall_s": float(options["train_s"]), "total_timesteps": ENDLESS,
+            "checkpoint_every_steps": None, "overwrite": True, "out": out,
+            "validation": {**settings["validation"], "window_s": VALIDATION_S}}
 
 
 def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -310,10 +208,14 @@ def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] 
     from agents.evaluation.evaluate import main as evaluate
 
     policies = [*([str(out / "gate")] if trained else []), *options["rules"]]
-    settings = yaml.safe_load((conf_root() / "evaluate.yaml").read_text(encoding="utf-8"))
-    del settings["defaults"]
-    return evaluate({**settings, "env": options["env"], "policies": policies, "episodes": options["episodes"],
-                     "workers": options["workers"], "out": str(out / "evaluation")})
+    return evaluate({**_evaluation(options, policies), "out": str(out / "evaluation")})
+
+
+def _evaluation(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
+    """The configuration of the evaluation."""
+    settings = {key: value for key, value in load_yaml("", "evaluate").items() if key != "defaults"}
+    return {**settings, "env": options["env"], "policies": list(policies), "episodes": options["episodes"],
+            "workers": options["workers"]}
 
 
 def _collect(asked: Mapping[str, Sequence[Future[RunRecord]]]) -> list[RunRecord]:
@@ -325,11 +227,3 @@ def _collect(asked: Mapping[str, Sequence[Future[RunRecord]]]) -> list[RunRecord
             records.append(future.result())
             bar.advance()
     return records
-
-
-def _made(records: Sequence[RunRecord], seeds: Sequence[int]) -> str:
-    first = records[0]
-    return (f"Hatched: not ranked, as it breaks too many promises. Made by 'ooco-gym demo'. "
-            f"{scenario_name(first.scenario)}, {first.window_s / 3600:.3g} h, "
-            f"{len(seeds)} paired seed{'s' if len(seeds) > 1 else ''}; every figure comes from the simulator, none is "
-            "measured on hardware.")

@@ -20,6 +20,7 @@ from experiments.common.output import rounded, write_texts
 from experiments.common.policies import base_policy, seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.cluster import Cluster
+from ooco_gym.commands.played import say_played
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label, short_name
 from ooco_gym.report import Column, Table, console, percent
@@ -88,6 +89,7 @@ def main(scenario: Scenario, options: Mapping[str, Any], policies: Sequence[str]
     least, seeds = options["least"], seeds_of(options["seeds"])
     scale = scenario.rate_scale if scenario.rate_scale is not None or scenario.online_rate is not None else 1.0
     scenario = scenario.with_(duration_s=float(least["window_s"]), rate_scale=scale)
+    say_played(scenario)
     limit, out, found = float(options["limits"]["violations"]), Path(options["out"]), []
     for policy in policies:
         mine = scenario.on_kind(base_policy(policy).mixed)

@@ -102,7 +102,7 @@ def _number(name: str, key: str, value: Any) -> float:
     """A figure; YAML 1.1 takes `25e9` for text."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"cluster '{name}': {key} must be a number, got '{value}'") from None
 
 

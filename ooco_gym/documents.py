@@ -8,15 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from ooco_gym.errors import UserError
 
 DEEPEST = 200
 """Values within values of a YAML file, at most."""
+MOST_VALUES = 100_000
+"""Values in a YAML file, at most, with all that its aliases stand for."""
+MOST_REFERENCES = 20
+"""References `${…}` in a YAML file, at most: what one stands for may have others in it, so that they multiply."""
+LONG_TEXT = 64  # characters of a value that count as one more
 _OPENING = ("[", "{", "- ", "-\t", "-\n", ":", "?")  # one of these begins each value that has others in it
+FRESH_S = 2.0  # seconds since a change
 SEAL = "content_sha256"
 """Key of a sealed document that holds the digest of all others."""
 
@@ -32,7 +41,7 @@ def read_yaml(path: str | os.PathLike[str], where: str = "", advice: str = "") -
     Raises:
         UserError: it cannot be read, or is no YAML.
     """
-    return _read(path, "YAML", _of_yaml, where, advice)
+    return _read(path, "YAML", parse_yaml, where, advice)
 
 
 def read_json(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
@@ -67,24 +76,79 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _of_yaml(text: str) -> Any:
+def version_of(path: str | os.PathLike[str]) -> str | None:
+    """SHA-256 of a regular file as it is now, by which a cache tells its versions apart; None of anything else.
+
+    It is computed anew where the inode was changed since (its own time, unlike the content's, no program sets back), or
+    so lately that a clock may not tell.
+    """
+    try:
+        stat = os.stat(path)
+        if not S_ISREG(stat.st_mode):
+            return None
+        if time.time() - stat.st_ctime < FRESH_S:
+            return file_digest(path)
+        return _digest_at(os.path.abspath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    except (OSError, ValueError):  # also of text that is no path
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _digest_at(path: str, *inode: int) -> str:
+    return file_digest(path)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text of YAML holds.
+
+    Raises:
+        Exception: it is none, or more than `bounded_yaml` lets through; of a dozen kinds beside `yaml.YAMLError`.
+    """
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if sum(map(text.count, _OPENING)) > DEEPEST:  # else it cannot be as deep as that
-        _check_depth(yaml.parse(text, Loader=loader))
-    return yaml.load(text, Loader=loader)  # nosec B506
+    return yaml.load(bounded_yaml(text), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # nosec B506
 
 
-def _check_depth(events: Iterable[Any]) -> None:
+def bounded_yaml(text: str) -> str:
+    """A text of YAML as it is, for whichever library reads it.
+
+    Raises:
+        ValueError: it is deeper or larger than a text may be, or endless; or it is no YAML.
+    """
+    import yaml
+
+    if text.count("${") > MOST_REFERENCES:
+        raise ValueError(f"more than {MOST_REFERENCES} references ${{…}}")
+    if "*" in text or len(text) > MOST_VALUES or sum(map(text.count, _OPENING)) > DEEPEST:  # else it is neither
+        _check_extent(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return text
+
+
+def _check_extent(events: Iterable[Any]) -> None:
     """Refuses what is deeper than `DEEPEST`: the compiled loader goes down by recursion, and ends the process where the
-    stack does."""
-    depth = 0
+    stack does. So it does with what has more than `MOST_VALUES` values, all that its aliases stand for among them."""
+    around: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # each open value: its anchor, how many in it, how deep
+    named: dict[str | None, tuple[int, int]] = {}
     for event in events:
-        name = type(event).__name__
-        depth += name.endswith("StartEvent") - name.endswith("EndEvent")
-        if depth > DEEPEST:
+        kind, anchor, values, deep = type(event).__name__, getattr(event, "anchor", None), 1, 0
+        if kind.endswith("StartEvent"):
+            around.append((anchor, 0, 0))
+        elif kind == "AliasEvent":
+            if any(anchor == value[0] for value in around):
+                raise ValueError(f"*{anchor} is inside of what it stands for")
+            values, deep = named.get(anchor, (1, 0))
+        elif kind == "ScalarEvent":
+            values += len(event.value) // LONG_TEXT
+        else:
+            anchor, values, deep = around.pop()
+        if kind != "AliasEvent":
+            named[anchor] = values, deep
+        holder, before, deepest = around[-1]
+        around[-1] = holder, before + values, max(deepest, deep + 1)
+        if len(around) + deep > DEEPEST:
             raise ValueError(f"values within values, more than {DEEPEST} deep")
+        if before + values > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values, those that its aliases stand for among them")
 
 
 def _read(path: str | os.PathLike[str], kind: str, parse: Callable[[str], Any], where: str, advice: str) -> Any:

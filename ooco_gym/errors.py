@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -53,6 +53,20 @@ def raise_interrupt(error: BaseException) -> None:
         if isinstance(seen, KeyboardInterrupt):
             raise type(seen) from error
         seen = seen.__cause__ or seen.__context__
+
+
+def check_text(text: str) -> None:
+    """Refuses bytes that this locale cannot read, which Python keeps in text as something else.
+
+    Raises:
+        UserError: there are such.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        plain = text.encode("utf-8", "replace").decode()
+        raise UserError(f"'{plain}' cannot be read in this locale's encoding, {sys.getfilesystemencoding()}: set "
+                        "PYTHONUTF8=1 where it is text in UTF-8, or use letters of ASCII alone") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -107,7 +121,8 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number, Python's or NumPy's, and no flag."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    size: Any = abs(value) if isinstance(value, Real) and not isinstance(value, bool) else float("inf")
+    return bool(size <= sys.float_info.max)
 
 
 def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -> int:

@@ -9,16 +9,23 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ooco_gym.documents import SEAL, seal_of
 from ooco_gym.errors import UserError
+from ooco_gym.private import not_private
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk answers that takes no more: full, or over a quota, a limit on files, or read-only."""
+MOST_CELLS = 2**28  # of a Parquet file that is read as a whole; traces, which may have more, are read in pieces
+_TOLD: set[Path] = set()  # folders of which a warning has said that they are not used
 STALE_S = 3600.0  # seconds after which what a process left that ended in the midst of writing is removed
 
 
@@ -38,6 +45,29 @@ def cache_folder() -> Path:
     if own:
         return Path(own)
     return Path(usual) / "ooco-gym" if usual else user_folder()
+
+
+def cache_path(name: str) -> Path | None:
+    """A file or a folder in the cache folder, which is made where there is none, for this user alone.
+
+    Returns:
+        None where others could have written what is in it; the first time a warning says so.
+    """
+    folder = cache_folder()
+    if why := made_private(folder):
+        if folder not in _TOLD:
+            _TOLD.add(folder)
+            warnings.warn(f"nothing is kept for another time, and nothing that was kept is used: folder '{folder}' "
+                          f"{why}; set OOCO_GYM_CACHE to a folder of your own", UserWarning, stacklevel=3)
+        return None
+    return folder / name
+
+
+def made_private(folder: Path) -> str:
+    """Makes a folder for this user alone where there is none; returns what `not_private` says of it."""
+    with suppress(OSError):  # whoever writes into it says what is wrong
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return not_private(folder)
 
 
 def user_folder() -> Path:
@@ -110,6 +140,22 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     text = json.dumps(_finite(value), indent=2, allow_nan=False, default=_plain)
     with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_parquet(path: str | os.PathLike[str]) -> pa.Table:
+    """The table of a Parquet file, its checksums verified.
+
+    Raises:
+        OSError, pyarrow.ArrowException: it cannot be read, or a few bytes of it stand for more than `MOST_CELLS` cells.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        if file.metadata.num_rows * file.metadata.num_columns > MOST_CELLS:
+            raise pyarrow.ArrowInvalid(f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns:,} columns are "
+                                       f"more than the {MOST_CELLS:,} cells that are read at once")
+        return file.read()
 
 
 def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:

@@ -15,15 +15,14 @@ import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import yaml
 
-from ooco_gym.documents import SEAL, read_yaml, seal_of
+from ooco_gym.documents import SEAL, read_yaml, seal_of, version_of
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, cache_folder
-from ooco_gym.resources import Stamp, conf_root, load_yaml, names, stamp_of
+from ooco_gym.files import atomic_write, cache_path
+from ooco_gym.resources import conf_root, load_yaml, names
 
 FILE_NAME = "peak_factors.yaml"
 _STORING = threading.Lock()  # a file is read, changed and written
@@ -88,7 +87,7 @@ def label(group: str, value: Any) -> str:
 def short_name(value: Any) -> str:
     """What a workload or a cluster is called in titles: its name, mix or path; `custom` for a mapping without one."""
     if isinstance(value, Mapping):
-        return str(value.get("name") or value.get("mix") or value.get("path") or "custom")
+        return str(value.get("path") or value.get("name") or value.get("mix") or "custom")
     return os.fspath(value)
 
 
@@ -97,17 +96,17 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
-def file_stamps(value: Any) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of every file that a description names: with the file the answer changes.
+def file_stamps(value: Any) -> list[tuple[str, str]]:
+    """Path and digest of every file that a description names: with the file the answer changes.
 
     Files that a YAML file names, such as a cluster's chip and its tables, are among them, and so on.
     """
-    found: dict[Path, tuple[str, int, int]] = {}
+    found: dict[Path, str] = {}
     _stamp(value, [Path()], found)
-    return list(found.values())
+    return [(str(path), version) for path, version in found.items()]
 
 
-def _stamp(value: Any, folders: list[Path], found: dict[Path, tuple[str, int, int]]) -> None:
+def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
     """Adds the files that `value` names, relative to one of the folders, and those that they name."""
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -118,24 +117,15 @@ def _stamp(value: Any, folders: list[Path], found: dict[Path, tuple[str, int, in
         text = os.fspath(value)
         parts = dict.fromkeys((text, *(part.rpartition("*")[2].strip() for part in text.split("+"))))
         for path in [folder / part for part in parts for folder in folders]:
-            stat = _stat(path)
-            if stat is not None and path not in found:
-                found[path] = (str(path), stat.st_size, stat.st_mtime_ns)
+            version = None if path in found else version_of(path)
+            if version is not None:
+                found[path] = version
                 if path.suffix in (".yaml", ".yml"):
-                    _stamp(_named_in(path, stat.st_size, stat.st_mtime_ns), [Path(), path.parent], found)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    """Of a regular file; None for anything else, also for text that is no path at all."""
-    try:
-        stat = path.stat()
-    except (OSError, ValueError):
-        return None
-    return stat if S_ISREG(stat.st_mode) else None
+                    _stamp(_named_in(path, version), [Path(), path.parent], found)
 
 
 @lru_cache(maxsize=256)
-def _named_in(path: Path, size: int, changed_ns: int) -> Any:
+def _named_in(path: Path, version: str) -> Any:
     """What a YAML file of this version holds; a parent that it names without a suffix stands there as a file."""
     try:
         values = read_yaml(path)
@@ -155,8 +145,8 @@ def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[
             says. None: only the latter will do.
     """
     found = [entry for entry in read_entries(shipped_file()) if _is(entry, key)]
-    found += [entry for entry in read_entries(cache_folder() / FILE_NAME) if _is(entry, key) and _usable(
-        entry, conditions)]
+    own = cache_path(FILE_NAME)
+    found += [entry for entry in (read_entries(own) if own else ()) if _is(entry, key) and _usable(entry, conditions)]
     same = [entry for entry in found if conditions is not None and entry.get("conditions") == conditions]
     entry = next(iter(same + found), None)
     return None if entry is None else {name: value for name, value in entry.items() if name != SEAL}
@@ -174,11 +164,11 @@ def _usable(entry: Mapping[str, Any], conditions: str | None) -> bool:
 def read_entries(path: Path) -> list[dict[str, Any]]:
     """Reads a file of factors, again only when it has changed; a file that is not there holds none. Of the user's own,
     entries that were changed after they had been written are left out."""
-    return [dict(entry) for entry in _entries(path, stamp_of(path))] if path.is_file() else []
+    return [dict(entry) for entry in _entries(path, version_of(path))] if path.is_file() else []
 
 
 @lru_cache(maxsize=8)
-def _entries(path: Path, stamp: Stamp) -> list[dict[str, Any]]:
+def _entries(path: Path, version: str | None) -> list[dict[str, Any]]:
     try:
         entries = [dict(entry) for entry in (read_yaml(path) or {}).get("factors") or []]
         if path != shipped_file():  # what was changed after it was written is found again

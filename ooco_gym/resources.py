@@ -10,15 +10,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.documents import read_yaml
+from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
 
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
 """Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
+RENAMED = {("env", f"{name}_v1"): f"{name}predicted" for name in ("eviction", "migration")}
+"""Files of a group by their earlier names."""
 _SUFFIXES = (".yaml", ".yml")
-Stamp = tuple[int, int, int] | None
-_KEPT: dict[tuple[str, Path], tuple[dict[Path, Stamp], dict[str, Any]]] = {}
-"""By group and file: (the files that were read with their stamps, what they hold)."""
+_KEPT: dict[tuple[str, Path], tuple[dict[Path, str | None], dict[str, Any]]] = {}
+"""By group and file: (the files that were read with their versions, what they hold)."""
 
 
 @lru_cache(maxsize=1)
@@ -48,7 +49,7 @@ def _kept_until_changed(read: Callable[..., dict[str, Any]]) -> Callable[..., di
         path = _path(group, name)
         key = (group, path.absolute())
         files, value = _KEPT.get(key, ({}, {}))
-        if not files or any(stamp_of(file) != stamp for file, stamp in files.items()):
+        if not files or any(version_of(file) != version for file, version in files.items()):
             files = {}
             value = read(group, path, files)
             _KEPT[key] = (files, value)
@@ -58,7 +59,7 @@ def _kept_until_changed(read: Callable[..., dict[str, Any]]) -> Callable[..., di
 
 
 @_kept_until_changed
-def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, Stamp] | None = None) -> dict[str, Any]:
+def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, str | None] | None = None) -> dict[str, Any]:
     """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to; paths in it become absolute.
 
     A file may say `extends: NAME` and hold only what differs from another file of its group: NAME is looked up beside
@@ -73,31 +74,22 @@ def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, Stamp]
 
 def _path(group: str, name: str | os.PathLike[str]) -> Path:
     """The file that a name of a group, or a path, stands for."""
-    text = str(name)
+    text = RENAMED.get((group, str(name)), str(name))
     path = Path(text) if text.endswith(_SUFFIXES) else conf_root() / group / f"{text}.yaml"
-    if path.is_file():
+    if os.path.isfile(path):  # Path raises where a name is too long for one
         return path
     if text.endswith(_SUFFIXES):
         raise UserError(f"{group} file '{path}' does not exist")
     raise unknown(group, text, names(group))
 
 
-def stamp_of(path: Path) -> Stamp:
-    """Time of change in ns, size and inode of a file: another one tells another version; None where it is gone."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any]:
+def _extended(group: str, path: Path, files: dict[Path, str | None]) -> dict[str, Any]:
     """What a file holds, its parents' values under its own; adds all of them to `files`, which led here."""
     if path in files:
         chain = [*files]
         raise UserError(f"{group} files extend each other: "
                         + " extends ".join(f"'{one}'" for one in (*chain[chain.index(path):], path)))
-    files[path] = stamp_of(path)
+    files[path] = version_of(path)
     value = read_yaml(path, f"{group} file '{path}'")
     if not isinstance(value, dict):
         raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
@@ -117,6 +109,7 @@ def _parent(group: str, path: Path, name: Any) -> Path:
     """
     if not isinstance(name, str):
         raise UserError(f"{group} file '{path}': extends={name!r} must be the name of one {group}")
+    name = RENAMED.get((group, name), name)
     file = name if name.endswith(_SUFFIXES) else f"{name}.yaml"
     beside, shipped = path.parent / file, conf_root() / group / file
     found = beside if beside.is_file() and (beside != path or not shipped.is_file()) else shipped

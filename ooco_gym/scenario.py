@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.conditions import Predictor, Protocol, Slo
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError, check_keys, is_number
 from ooco_gym.peak import label, short_name, stored_peak_factor
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
@@ -20,20 +18,22 @@ from ooco_gym.workload import (
     LengthPredictor,
     OfflineLoad,
     RequestClass,
+    Trace,
     Workload,
+    from_file,
+    of_trace,
     parse_classes,
     parse_offline,
     resolve_workload,
     split_workload,
     with_dataset,
-    workload_peak_start_s,
     workload_window_rate,
 )
-from ooco_gym.workload.classes import tightest, with_defaults, without_classes
+from ooco_gym.workload.classes import promised, tightest, with_defaults, without_classes
 
 DAY_S = 86_400.0
 LONGEST_DECISION_S = 60.0
-PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
+CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for a trace file chips that were measured
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,19 @@ class Scenario:
     """One episode's conditions: names, YAML paths or mappings, which `resolve` loads.
 
     Attributes:
-        cluster: `conf/cluster` name, path or mapping.
+        cluster: `conf/cluster` name, path or mapping; None: `CLUSTER`, or `TRACE_CLUSTER` for a trace file.
         workload: what online requests arrive: name, mix (`a+b`), trace file, path or mapping (`ooco_gym.workload`).
             An offline dataset among the parts of a mix (`azure_conv_2023+arxiv_summarization`) becomes `offline`'s.
         slo: `conf/slo` name, path or mapping; None takes the cluster's own preset.
         classes: `conf/classes` name, path or mapping of names to promises (`ooco_gym.workload.RequestClass`); None:
             online requests under `slo` and offline ones without a promise.
         offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests a second), `jobs`, and which requests:
-            `dataset`, or `lengths` and `sharing` (`ooco_gym.workload.offline_trace`).
+            `dataset`, or `lengths` and `sharing` (`ooco_gym.workload.offline_trace`). None: one request a second, or
+            for a trace file nothing beside its own offline requests.
         seed: keys arrivals, lengths and every random draw.
-        duration_s: the measured window.
-        start_s: time of day at which the window starts; None: the start of the workload's own peak.
+        duration_s: the measured window; None: the protocol's, or the whole of a trace file.
+        start_s: time of day, or in a trace file, at which the window starts; None: the start of the workload's own
+            peak, or of a trace file that is played whole.
         rate_scale: multiplies the online rate; None: the stored peak factor of (workload, cluster, slo), or 1 for a
             trace file.
         online_rate: online requests a second in the measured window, in place of `rate_scale`.
@@ -66,13 +68,13 @@ class Scenario:
         protocol: `conf/protocol` name, path or mapping.
     """
 
-    cluster: Any = "pair_7b"
+    cluster: Any = None
     workload: Any = "ooc"
     slo: Any = None
     classes: Any = None
-    offline: Mapping[str, Any] = field(default_factory=lambda: {"mode": "rate", "rate": 1.0})
+    offline: Mapping[str, Any] = None  # type: ignore[assignment]
     seed: int = 1
-    duration_s: float = PROTOCOL_WINDOW_S
+    duration_s: float | None = None
     start_s: float | None = None
     rate_scale: float | None = None
     online_rate: float | None = None
@@ -84,18 +86,26 @@ class Scenario:
     jitter: float = 0.0
     decision_s: float = 0.0
     protocol: Any = "default"
+    _open: ClassVar[tuple[str, ...]] = ()  # of a scenario: fields that its workload decides
 
     def __post_init__(self) -> None:
+        if self.start_s is not None and not is_number(self.start_s):
+            raise UserError(f"start_s={self.start_s!r} must be a number of seconds")
         for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter", "decision_s"):
             value = getattr(self, key)
-            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
+            if value is not None and (not is_number(value) or value < 0):
                 raise UserError(f"{key}={value!r} must be a number of at least 0")
         if self.rate_scale is not None and self.online_rate is not None:
             raise UserError(f"rate_scale={self.rate_scale:g} and online_rate={self.online_rate:g} both set the online "
                             "load; leave one out (null)")
-        online, dataset = split_workload(self.workload)
-        object.__setattr__(self, "workload", online)
-        object.__setattr__(self, "offline", with_dataset(self.offline, dataset))
+        online, dataset = split_workload(of_trace(self.workload))
+        trace = from_file(online)
+        usual = {"mode": "rate", "rate": 0.0 if trace and dataset is None else 1.0}
+        values = {"workload": online, "offline": with_dataset(usual if self.offline is None else self.offline, dataset),
+                  "cluster": (TRACE_CLUSTER if trace else CLUSTER) if self.cluster is None else self.cluster,
+                  "_open": ("cluster",) * (self.cluster is None) + ("offline",) * (self.offline is dataset is None)}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         if self.jitter > 1:
             raise UserError(f"jitter={self.jitter:g} must be a relative spread from 0 to 1")
         if self.decision_s > LONGEST_DECISION_S:
@@ -108,7 +118,7 @@ class Scenario:
         if not -(2**63) <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} must be a whole number of at most 63 bits")
         rate = self.offline.get("rate")
-        if rate is not None and (not isinstance(rate, (int, float)) or not 0 <= rate < math.inf):
+        if rate is not None and (not is_number(rate) or rate < 0):
             raise UserError(f"offline.rate={rate!r} must be a number of requests a second, at least 0")
 
     @classmethod
@@ -118,12 +128,13 @@ class Scenario:
         return cls(**{key: value for key, value in config.items() if key in known})
 
     def with_(self, **changes: Any) -> Scenario:
-        """A copy with some fields changed; `offline_rate` sets the rate alone, a new online load replaces the old."""
+        """A copy with some fields changed; `offline_rate` sets the rate alone, a new online load replaces the old, and
+        what was left open stays so."""
         rate = changes.pop("offline_rate", None)
         for key, other in (("rate_scale", "online_rate"), ("online_rate", "rate_scale")):
             if changes.get(key) is not None:
                 changes.setdefault(other, None)
-        changed = replace(self, **changes)
+        changed = replace(self, **{**dict.fromkeys(self._open), **changes})  # another workload has others
         if rate is not None:
             changed = replace(changed, offline={**changed.offline, "rate": float(rate)})
         return changed
@@ -193,9 +204,11 @@ class Scenario:
     @property
     def from_file(self) -> bool:
         """Whether the online requests come from a trace file, or a mix with one, rather than from a generator."""
-        if isinstance(self.workload, Mapping):
-            return _is_file(self.workload) or any(_is_file(part) for part in _parts(self.workload.get("mix")))
-        return any(_is_file(part) for part in _parts(without_classes(os.fspath(self.workload))))
+        return from_file(self.workload)
+
+    def window(self) -> tuple[float, float]:
+        """Start and length of the measured window, in seconds, what is open filled in."""
+        return resolve_workload(self.workload).window(self.start_s, self.duration_s)
 
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
@@ -223,7 +236,7 @@ class Scenario:
             return float(self.rate_scale), ""
         if self.online_rate is not None:
             return self._scale_for(self.online_rate), ""
-        if _is_file(without_classes(self.workload)):
+        if self.from_file:
             return 1.0, ""
         bearer = self.peak_factor_scenario()
         if bearer is not self:
@@ -245,13 +258,11 @@ class Scenario:
 
     def _scale_for(self, rate: float) -> float:
         """The factor that gives so many online requests a second in the measured window."""
-        start_s = self.start_s
-        if start_s is None:
-            start_s = workload_peak_start_s(self.workload, self.duration_s)
-        own = workload_window_rate(self.workload, start_s, self.duration_s)
+        start_s, duration_s = self.window()
+        own = workload_window_rate(self.workload, start_s, duration_s)
         if own == 0:
             raise UserError(f"online_rate={rate:g}: workload '{short_name(self.workload)}' has no request to be scaled "
-                            f"in the window of {self.duration_s:g} s from start_s={start_s:g}")
+                            f"in the window of {duration_s:g} s from start_s={start_s:g}")
         return rate / own
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
@@ -272,8 +283,7 @@ class Scenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""
-        return _described(self, self.load_slo(), self.load_classes(), self.online_scale(),
-                          Predictor.load(self.predictor), self.load_protocol())
+        return self.resolve().describe()
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
         """Loads everything that the scenario names, once: what comes after it looks nothing up.
@@ -293,7 +303,7 @@ class Scenario:
 
         protocol = kept("protocol", "protocol", "warmup_s", "drain_s") or self.load_protocol()
         workload = kept("workload", "workload") or resolve_workload(self.workload)
-        start_s = self.start_s if self.start_s is not None else workload.peak_start_s(self.duration_s)
+        start_s, duration_s = workload.window(self.start_s, self.duration_s)
         cluster = kept("cluster", "cluster") or self.load_cluster()
         window = () if self.online_rate is None else ("start_s", "duration_s")
         scale = kept("scale", "workload", "cluster", "slo", "rate_scale", "online_rate", *window) or self._scale()
@@ -304,7 +314,7 @@ class Scenario:
         predictor = kept("predictor", "predictor") or Predictor.load(self.predictor)
         lengths = kept("lengths", "lengths") or LengthPredictor.load(self.lengths)
         return ResolvedScenario(self, cluster, deployments, slo, protocol, predictor, workload, scale, offline,
-                                float(start_s), lengths, classes)
+                                float(start_s), duration_s, lengths, classes)
 
 
 @dataclass(frozen=True)
@@ -322,6 +332,7 @@ class ResolvedScenario:
         scale: (factor on the online rate, a sentence where it is another preset's load or "").
         offline: the offline load.
         start_s: where the measured window begins: time of day, or time in a trace file.
+        duration_s: length of the measured window, in seconds.
         lengths: what is believed of output lengths.
         classes: all classes of requests, `online` and `offline` first (`workload.classes.with_defaults`); none where
             the scenario names no classes.
@@ -337,6 +348,7 @@ class ResolvedScenario:
     scale: tuple[float, str]
     offline: OfflineLoad
     start_s: float
+    duration_s: float
     lengths: LengthPredictor
     classes: tuple[RequestClass, ...] = ()
 
@@ -344,11 +356,6 @@ class ResolvedScenario:
     def seed(self) -> int:
         """Keys arrivals, lengths and every random draw."""
         return self.given.seed
-
-    @property
-    def duration_s(self) -> float:
-        """Length of the measured window, in seconds."""
-        return self.given.duration_s
 
     @property
     def from_file(self) -> bool:
@@ -360,9 +367,30 @@ class ResolvedScenario:
         """The factor on the online rate."""
         return self.scale[0]
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What of its chips was not measured and what stands in for it, a sentence each."""
+        return tuple(dict.fromkeys(line for _, deployment in self.deployments for line in deployment.remarks))
+
     def with_(self, **changes: Any) -> ResolvedScenario:
         """A copy with some fields of the scenario changed (`Scenario.with_`); only what these name is loaded."""
         return self.given.with_(**changes).resolve(like=self)
+
+    def for_policies(self, mixed: bool) -> ResolvedScenario:
+        """Itself, or where its cluster was left open what `Scenario.on_kind` says of that."""
+        given = self.given
+        return given.on_kind(mixed).resolve(like=self) if "cluster" in given._open else self
+
+    def promised(self, trace: Trace) -> Trace:
+        """The trace with each request under the promise of its class, where there are named ones.
+
+        Raises:
+            UserError: a request's class is none of the scenario's.
+        """
+        if not self.classes and trace.class_id is None:
+            return trace
+        classes = self.classes or with_defaults((), self.slo.ttft_s, self.slo.tpot_s)
+        return promised(trace, classes, self.workload.name)
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
         """Itself, so that a scenario is taken in either form."""
@@ -370,21 +398,16 @@ class ResolvedScenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields of the scenario as JSON-able values, with what was left open resolved."""
-        return _described(self.given, self.slo, self.classes, self.rate_scale, self.predictor, self.protocol)
-
-
-def _described(scenario: Scenario, slo: Slo, classes: tuple[RequestClass, ...], rate_scale: float,
-               predictor: Predictor, protocol: Protocol) -> dict[str, Any]:
-    values = asdict(scenario)
-    del values["classes"]
-    if classes:
-        values["classes"] = {one.name: {key: value for key, value in asdict(one).items() if key != "name"}
-                             for one in classes}
-    lengths = LengthPredictor.load(values.pop("lengths"))
-    if lengths.predictor != "none":  # a scenario without one reads as it did before
-        values["lengths"] = asdict(lengths)
-    return {**values, "slo": asdict(slo), "rate_scale": rate_scale, "online_rate": None,
-            "predictor": asdict(predictor), "protocol": asdict(protocol)}
+        values = {**asdict(self.given), "duration_s": self.duration_s}
+        del values["classes"]
+        if self.classes:
+            values["classes"] = {one.name: {key: value for key, value in asdict(one).items() if key != "name"}
+                                 for one in self.classes}
+        del values["lengths"]
+        if self.lengths.predictor != "none":  # a scenario without one reads as it did before
+            values["lengths"] = asdict(self.lengths)
+        return {**values, "slo": asdict(self.slo), "rate_scale": self.rate_scale, "online_rate": None,
+                "predictor": asdict(self.predictor), "protocol": asdict(self.protocol)}
 
 
 def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
@@ -413,13 +436,3 @@ def _first_token_s(deployments: tuple[tuple[str, Deployment], ...]) -> float:
     """Prefill of one prompt token on the fastest instance that prefills."""
     return min(prefill_latency_ps(cost_table(deployment, 1, 1), [(1, 1)])
                for role, deployment in deployments if role != "strict") / PS_PER_S
-
-
-def _parts(mix: Any) -> list[str]:
-    return [part.strip() for part in str(mix).split("+")] if mix else []
-
-
-def _is_file(workload: Any) -> bool:
-    if isinstance(workload, Mapping):
-        return bool(workload.get("path"))
-    return str(workload).endswith((".csv", ".jsonl", ".json", ".parquet", ".gz"))

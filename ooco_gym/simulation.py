@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ooco_gym.cluster import Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError
-from ooco_gym.perf.deployment import validity_warnings, warn_once
-from ooco_gym.policy import Policy, policy_of
+from ooco_gym.peak import short_name
+from ooco_gym.perf.deployment import validity_warnings
+from ooco_gym.policy import Policy, list_policies, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.report.terminal import remark
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace, merge
-from ooco_gym.workload.classes import check_deadlines, promised, tightest, unused_note, with_defaults
+from ooco_gym.workload import Trace, merge, trace_files
+from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
 
@@ -82,31 +85,29 @@ def itl_edges_s() -> np.ndarray:
 def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[float, float]]:
     """All requests of a scenario, in seconds from the start of the warm-up, and the measured window."""
     known = scenario.resolve()
-    given, start_s = known.given, known.start_s
+    start_s, duration_s, seed = known.start_s, known.duration_s, known.seed
     warmup_s, drain_s = float(known.protocol.warmup_s), float(known.protocol.drain_s)
     if known.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
-        warmup_s = min(warmup_s, start_s)
+        first_s = min(file.first_s for file in trace_files(known.workload))
+        warmup_s = min(warmup_s, max(0.0, start_s - math.floor(first_s)))
     begin_s = start_s - warmup_s
     if begin_s < 0:  # a generated day comes round again
         begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
-    total_s = warmup_s + given.duration_s + drain_s
+    total_s = warmup_s + duration_s + drain_s
     if total_s > LONGEST_S:
-        raise UserError(f"duration_s={given.duration_s:g} with a warm-up of {warmup_s:g} s and a drain of {drain_s:g} "
+        raise UserError(f"duration_s={duration_s:g} with a warm-up of {warmup_s:g} s and a drain of {drain_s:g} "
                         f"s is longer than the simulator's clock reaches, {LONGEST_S:g} s; play a shorter window "
                         "(start_s chooses where in a trace)")
-    online = known.workload.draw(start_s=begin_s, duration_s=total_s, seed=given.seed,
+    online = known.workload.draw(start_s=begin_s, duration_s=total_s, seed=seed,
                                  rate_scale=known.rate_scale).shift(-begin_s)
     if known.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
-        raise UserError(f"workload: no request of the trace falls into the window of {given.duration_s:g} s from "
+        raise UserError(f"workload: no request of the trace falls into the window of {duration_s:g} s from "
                         f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
     at_s = warmup_s if known.offline.mode == "jobs" else 0.0
-    load = known.offline.draw(duration_s=total_s, seed=given.seed, start_s=at_s)
-    trace = merge(online, load)
-    if known.classes or trace.class_id is not None:
-        classes = known.classes or with_defaults((), known.slo.ttft_s, known.slo.tpot_s)
-        trace = promised(trace, classes, known.workload.name)
+    load = known.offline.draw(duration_s=total_s, seed=seed, start_s=at_s)
+    trace = known.promised(merge(online, load))
     check_deadlines(trace)
-    return trace, (warmup_s, warmup_s + given.duration_s)
+    return trace, (warmup_s, warmup_s + duration_s)
 
 
 def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
@@ -154,15 +155,16 @@ class Simulation:
             bulk: many decode steps at once; off, one at a time, with the same result.
             log: whether events are logged.
         """
-        self.scenario, self.outside, self.bulk, self.log = scenario.resolve(), outside, bulk, log
+        chosen = policy_of(policy)
+        self.scenario = scenario.resolve().for_policies(chosen.mixed)
+        self.outside, self.bulk, self.log = outside, bulk, log
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
         self.class_id = trace.class_id
         self.terms = rules = rules_of(self.scenario, trace)
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
-        chosen = policy_of(policy)
-        _check_architecture(chosen, machines, self.scenario.cluster.name)
+        _check_architecture(chosen, self.scenario.cluster)
         self.policy = prepared(profiled(chosen, self.scenario), facts_of(machines, trace, rules))
         predicted = self.scenario.lengths.believe(trace, self.scenario.seed)
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
@@ -247,12 +249,17 @@ class Simulation:
             self.state.queues.log_used = 0
 
 
-def _check_architecture(policy: Policy, machines: Sequence[Machine], cluster: str) -> None:
-    mixed = machines[0].role == "mixed"
-    if policy.mixed != mixed:
-        kinds = ("relaxed and strict instances", "mixed instances")
-        raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster}' has "
-                        f"{kinds[mixed]}; choose another cluster or policy")
+def _check_architecture(policy: Policy, cluster: Cluster) -> None:
+    """Refuses a policy on instances of the other kind; says which cluster of its kind there is, and its own like."""
+    mixed, kinds = bool(cluster.mixed), ("relaxed and strict instances", "mixed instances")
+    if policy.mixed == mixed:
+        return
+    like = f"{policy.name}_pd" if policy.mixed else policy.name.removesuffix("_pd")
+    known = like != policy.name and like in list_policies()
+    instead = f", or policy={like}, which carries it to {kinds[mixed]}" if known else ""
+    where = f"{short_name(cluster.twin)}, the same chips" if cluster.twin else ("pair_7b", "mixed_7b")[policy.mixed]
+    raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster.name}' has "
+                    f"{kinds[mixed]}; take cluster={where}{instead}")
 
 
 def profiled(policy: Policy, scenario: ResolvedScenario) -> Policy:
@@ -282,9 +289,6 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
 
     Raises:
         UserError: unknown names, a model that does not fit, or an SLO that cannot be met.
-
-    Warns:
-        UserWarning: once, where the run left the sizes that a chip's figures were fitted on.
     """
     chosen = policy_of(policy)
     if params:
@@ -303,7 +307,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
               state.itl, simulation.window_s, state.totals.as_dict(), sampler.arrays(), simulation.events(),
               simulation.now_s, time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None)
-    warn_once(run.range_warnings)
+    for line in run.range_warnings:
+        remark(line, line.partition("; this run reaches")[0])
     return run
 
 

@@ -263,7 +263,7 @@ def test_a_trace_with_classes_from_an_empty_folder(tmp_path: Path, monkeypatch: 
     assert all(word in printed for word in ("Classes of requests", "chat", "TTFT 5 s", "within 4 h"))
     summary = json.loads(Path("run/summary.json").read_text())
     arrived = {name: one["arrived"] for name, one in summary["classes"].items()}
-    assert {name: arrived[name] for name in kinds} == dict.fromkeys(kinds, 40) and set(arrived) == {*kinds, "offline"}
+    assert {name: arrived[name] for name in kinds} == dict.fromkeys(kinds, 40) and set(arrived) == {*kinds}
     assert summary["scenario"]["classes"]["agent"]["weight"] == 0.5
     table = parquet.read_table("run/requests.parquet")
     assert {row.as_py() for row in table["class"]} >= set(kinds)

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments.common.store import Store
+from ooco_gym import peak
 from ooco_gym.errors import UserError
-from ooco_gym.files import STALE_S, DiskFullError, atomic_write
+from ooco_gym.files import STALE_S, DiskFullError, atomic_write, cache_path
+from ooco_gym.workload.catalogue import data_folder
+
+ANSWER = {"reward": 1.0}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
@@ -62,3 +67,52 @@ def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path: Path) -> 
     with atomic_write(tmp_path / "x.json") as temporary:
         temporary.write_text("{}")
     assert not fresh.exists()
+
+
+def made_anothers(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a folder belong to another user, or be one that others may write to."""
+    if how == "writable":
+        folder.chmod(0o777)
+    elif os.getuid() == 0:
+        os.chown(folder, 65534, 65534)
+    else:
+        mine = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+
+
+@pytest.mark.parametrize("how", ["owner", "writable"])
+def test_a_cache_that_another_may_have_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          how: str) -> None:
+    """Forged figures were reported: simulations, fits and peak factors are read from there."""
+    folder, key = tmp_path / "cache", peak.key_of("mine", "pair_7b", "chat", "first_token")
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(folder))
+    Store().put("ab12", ANSWER)
+    path = cache_path(peak.FILE_NAME)
+    assert path is not None
+    peak.store_entry({**key, "conditions": peak.PROTOCOL, "factor": 0.25}, path, key)
+    assert Store().get("ab12") == ANSWER and peak.stored_entry(key) is not None
+    made_anothers(folder, how, monkeypatch)
+    with pytest.warns(UserWarning, match=f"nothing that was kept is used: folder '{folder}' (belongs|can be)"):
+        assert Store().get("ab12") is None
+    assert cache_path("echo") is None and peak.stored_entry(key) is None
+    Store().put("cd34", ANSWER)
+    assert not list(folder.rglob("cd34*"))
+
+
+def test_a_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "new" / "cache"))
+    before = os.umask(0)
+    try:
+        Store().put("ab12", ANSWER)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700 and Store().get("ab12") == ANSWER
+
+
+def test_traces_among_the_temporary_files_are_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OOCO_GYM_DATA", raising=False)
+    monkeypatch.setattr("ooco_gym.workload.catalogue.user_folder", lambda: tmp_path / "of_uid")
+    assert data_folder() == tmp_path / "of_uid" / "traces"
+    made_anothers(tmp_path / "of_uid", "writable", monkeypatch)
+    with pytest.raises(UserError, match="its traces are not used; set OOCO_GYM_DATA"):
+        data_folder()

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from baselines.echo_estimator import draw_batches, prompt_lengths
 from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, is_number
 from ooco_gym.perf import Deployment, cost_table
-from ooco_gym.resources import load_yaml
+from ooco_gym.perf.specs import load_chip
+from ooco_gym.resources import load_yaml, names
 from ooco_gym.sim.mixed import share_of
 from ooco_gym.simulation import LONGEST_S, requests_of
 
@@ -62,6 +63,18 @@ def test_values_of_another_type_are_refused(change, said):
 def test_promises_of_another_type_are_refused(slo, said):
     with pytest.raises(UserError, match=said):
         SMALL.with_(slo={"ttft_s": 1.0, "tpot_s": 0.1, **slo}).load_slo()
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_whole_numbers_beyond_any_float_are_refused(number):
+    assert not is_number(number)
+    for key in ("rate_scale", "duration_s", "start_s", "jitter", "decision_s"):
+        with pytest.raises(UserError, match=key):
+            simulate(SMALL.with_(**{key: number}), "ooco")
+    for group, key in (("cluster", "kv_link_bytes_per_s"), ("chip", "memory_bytes")):
+        with pytest.raises(UserError, match=f"{key}'? must be a number"):
+            {"cluster": Cluster.load, "chip": load_chip}[group](
+                {**load_yaml(group, names(group)[0]), key: number})
 
 
 @pytest.mark.parametrize("change", [{"decode_overhead_s": 1e308}, {"gemm_flops_per_s": 1e-3}])

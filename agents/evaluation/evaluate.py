@@ -18,18 +18,28 @@ from agents.environments import Window, check_ours, make_env, split_seeds, windo
 from agents.evaluation.function import Act, FunctionPlayer, function_of, given, of_vectors
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
-from agents.evaluation.players import SWEEP_FILE, check_fit, environment_of, groups_of, load_learned, play, runs_of
+from agents.evaluation.players import (
+    SWEEP_FILE,
+    check_fit,
+    environment_of,
+    groups_of,
+    load_learned,
+    play,
+    runs_of,
+    start_of,
+)
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.search.kept import searched_policy
 from agents.settings import group, number, plain, whole
 from agents.settings import seeds as checked_seeds
+from ooco_gym.again import command_line
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
-from ooco_gym.resources import load_yaml, names
+from ooco_gym.resources import RENAMED, load_yaml, names
 from ooco_gym.zoo import folder_of
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
@@ -107,7 +117,8 @@ def main(cfg: Any) -> dict[str, Any]:
                "window_s": env.get("window_s"), "notes": notes,
                **_scored(env, entrants, played, bounds, len(games), notes),
                "wall_s": time.monotonic() - started}
-    _write(out, summary, played)
+    usual = {key for key in load_yaml("", "evaluate") if key != "defaults"}
+    _write(out, summary, played, [command_line("evaluate", plain(cfg))] if usual <= set(config) else [])
     kept.remove()
     show(summary)
     return summary
@@ -124,11 +135,17 @@ def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[str]:
     """Says so where windows are of seeds that policies learn from: each of these policies, and the environment's own
-    training split, from which tuned ones are."""
+    training split, from which tuned ones are; and where a learned policy is still what its learning began with."""
     found = {one.label: [split for folder in _folders(one) for split in _trained_on(environment_of(folder))]
              for one in entrants}
     notes = [f"policy '{label}' was trained on windows of {_listed(met)}: they are not held out for it"
              for label, trained in found.items() if (met := sorted(set(seeds) & set(trained)))]
+    for one in entrants:
+        begun = [start for folder in one.runs.values() if (start := start_of(folder))]
+        if begun:
+            runs = f"{len(begun)} of {len(one.runs)} runs" if len(one.runs) > 1 else "it"
+            notes.append(f"policy '{one.label}': {runs} stayed what learning began with, {begun[0]}, as nothing better "
+                         "was found in validation")
     seen = sorted(set(seeds) & set(_trained_on(env)))
     return notes + ([f"{_listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
                      "and tuned policies have met; seeds=null takes the held-out test split"] if seen else [])
@@ -299,14 +316,15 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
     return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
 
 
-def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
+def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]],
+           commands: Sequence[str]) -> None:
     """Writes evaluation.md, .json (with every window) and .html, and episodes.csv."""
     with atomic_write(out / "evaluation.md") as temporary:
         temporary.write_text(markdown(summary), encoding="utf-8")
     records = {shift or "none": suite for shift, suite in played.items()}
     write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
     _write_episodes(out / "episodes.csv", played)
-    write_figures(out / "evaluation.html", summary)
+    write_figures(out / "evaluation.html", summary, commands)
 
 
 def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
@@ -387,6 +405,7 @@ def _config_of(env: Any) -> dict[str, Any]:
     arguments.pop("render_mode", None)
     if str(env).endswith((".yaml", ".yml")):
         return load_yaml("env", env)
+    env = RENAMED.get(("env", env), env)
     for known in names("env"):
         config = load_yaml("env", known)
         if env in (known, config["id"]):

@@ -6,7 +6,8 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
 - `partner`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
-- where a length predictor speaks (`Eviction-v1`, `Migration-v1`), the rules of `ooco_lengths` that go by what it says;
+- where a length predictor speaks (`EvictionPredicted-v0`, `MigrationPredicted-v0`), the rules of `ooco_lengths` that go
+  by what it says;
 - `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission, Serving);
 - `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644), `most to generate`
   (as believed), `least loss` (cheapest block), `last to the host` (Reclaiming);

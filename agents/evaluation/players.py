@@ -352,10 +352,21 @@ def digest_of(folder: str | Path) -> str:
 def environment_of(folder: str | Path) -> dict[str, Any]:
     """The `env` configuration that a policy was trained under: by the manifest of an export, by the configuration of a
     run; empty where its folder does not say, as that of a rule of `explain`."""
-    manifest, config = Path(folder) / MANIFEST_FILE, Path(folder) / CONFIG_FILE
-    found: Any = {}
+    return plain(_training_of(folder)[0].get("env") or {})
+
+
+def start_of(folder: str | Path) -> str | None:
+    """What a policy still is where its learning found nothing better, in words; None where it is something learned."""
+    config, timesteps = _training_of(folder)
+    imitated = ((config.get("agent") or {}).get("imitate") or {}).get("rule")
+    return None if timesteps != 0 else f"a copy of {imitated}" if imitated else "an untrained network"
+
+
+def _training_of(folder: str | Path) -> tuple[dict[str, Any], int | None]:
+    """The configuration of a policy's training, and the decisions after which it was kept; None: that is not known."""
+    manifest, *files = (Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, "summary.json"))
     if manifest.is_file():
-        found = (read_mapping(manifest).get("training") or {}).get("config") or {}
-    elif config.is_file():
-        found = read_mapping(config)
-    return plain(found.get("env") or {})
+        training = read_mapping(manifest).get("training") or {}
+        return training.get("config") or {}, training.get("timesteps")
+    config, summary = (read_mapping(path) if path.is_file() else {} for path in files)
+    return config, (summary.get("best") or {}).get("timesteps")

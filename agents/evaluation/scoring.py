@@ -36,6 +36,7 @@ METRICS: dict[str, tuple[str | None, bool]] = {
     "wasted_tokens_per_s": ("wasted_tokens_per_s", False),
 }
 HEADLINE = "offline_reference_gpu_s_per_s"
+SAME = 1e-9  # of the service: what differs by less shares a rank
 _SERVICE = (HEADLINE, "offline_output_tokens_per_s")
 Records = Sequence[Mapping[str, Any]]
 
@@ -152,14 +153,15 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
     limits = {policy: upper_violation_limit(records, highest[policy]) for policy, records in played.items()}
     feasible = {policy: limit is not None and limit <= VIOLATION_LIMIT for policy, limit in limits.items()}
     service = {policy: float(values(records, HEADLINE).mean()) for policy, records in played.items()}
-    ranked = sorted((policy for policy in played if feasible[policy]), key=lambda policy: -service[policy])
+    ranked = [policy for policy in played if feasible[policy]]
     reference = best_heuristic({policy: records for policy, records in played.items() if not learned[policy]},
                                limits=limits)
     scores, unit = _normalised(played, reference, bounds)
     policies = [
         {"policy": policy, "learned": learned[policy], "runs": len(scores[policy]),
          "violation_upper_limit": limits[policy], "feasible": feasible[policy],
-         "rank": ranked.index(policy) + 1 if policy in ranked else None,
+         "rank": 1 + sum(service[other] - service[policy] > SAME * service[other] for other in ranked)
+         if policy in ranked else None,
          **_aggregates(scores[policy], scores.get(reference or ""), bounds is not None)}
         for policy in played
     ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from agents.evaluation import scoring
-from ooco_gym.report import NONE, Section, Table, colours, error_bars, layout, percent, with_interval, write_page
-from ooco_gym.report.pages import LIMIT_COLOUR, LIMIT_LINE
+from ooco_gym.render import write_report
+from ooco_gym.render.reading import evaluated
+from ooco_gym.report import NONE, Table, percent, with_interval
+from ooco_gym.report.svg import Axis, Panel, Series
 
 TITLES = {
     "episode_reward": "reward",
@@ -39,7 +41,7 @@ def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
     """One row a policy: rank, name, and each metric as `mean [low, high]`; ranked policies first."""
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
     order = sorted(suite["policies"], key=lambda entry: (entry["rank"] is None, entry["rank"] or 0))
-    return Table(title, ["rank", "policy", *TITLES.values()], [
+    return Table(title, [f"rank by {TITLES[scoring.HEADLINE]}", "policy", *TITLES.values()], [
         [entry["rank"], entry["policy"], *(cell(cells[entry["policy"], metric], metric) for metric in scoring.METRICS)]
         for entry in order], align="l")
 
@@ -134,59 +136,20 @@ def show(summary: Mapping[str, Any]) -> None:
             print(*budget(suite))
 
 
-def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
-    """Writes the figures of each suite as a page, with the sentences that say what they show."""
-    write_page(path, f"Evaluation on {_environment(summary)}", [
-        Section(_shift_title(suite) if summary.get("suites") else "", budget(suite),
-                figures=[pareto_figure(suite), profile_figure(suite)], note=note(suite))
-        for suite in summary.get("suites") or [summary]])
+def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any], commands: Sequence[str] = ()) -> None:
+    """Writes the page of an evaluation: figures, differences and profiles of each suite; `commands` make it again."""
+    suites = summary.get("suites") or [summary]
+    write_report(path, [replace(one, panels=[profile(suite)]) for one, suite in zip(evaluated(summary, {}), suites,
+                                                                                  strict=True)],
+                 commands, title=f"Evaluation on {_environment(summary)}")
 
 
-def pareto_figure(suite: Mapping[str, Any]) -> Any:
-    """Offline service against violations, each with its interval; hollow where a policy is not feasible."""
-    import plotly.graph_objects as go
-
-    figure, colour = go.Figure(), colours([entry["policy"] for entry in suite["policies"]])
-    cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
-
-    def bars(row: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any] | None:
-        return error_bars(row["mean"], row["ci_low"], row["ci_high"], factor=factor, thickness=1.5, width=5)
-
-    for entry in suite["policies"]:
-        name = entry["policy"]
-        rate, service = cells[name, "violation_rate"], cells[name, scoring.HEADLINE]
-        if rate["mean"] is None:
-            continue
-        figure.add_scatter(
-            x=[100 * rate["mean"]], y=[service["mean"]], mode="markers", name=name, error_x=bars(rate, 100.0),
-            error_y=bars(service),
-            marker={"size": 12 if entry["learned"] else 9, "color": colour[name],
-                    "symbol": ("diamond" if entry["learned"] else "circle") + ("" if entry["feasible"] else "-open")},
-            hovertemplate=f"{html.escape(name)}<br>%{{x:.3g}} % violate<br>%{{y:.4g}} ref. GPU-s/s<extra></extra>")
-    limit = 100 * suite["violation_limit"]
-    figure.add_vline(x=limit, line=LIMIT_LINE)  # type: ignore[arg-type]
-    figure.add_annotation(x=limit, y=1.0, yref="paper", yanchor="bottom", showarrow=False,
-                          text=f"limit {percent(suite['violation_limit'], 0)}", font={"color": LIMIT_COLOUR})
-    figure.update_xaxes(title_text="online requests that violate (%)", rangemode="tozero")
-    figure.update_yaxes(title_text="offline service (reference GPU-s/s)")
-    return layout(figure, 520, top=110)
-
-
-def profile_figure(suite: Mapping[str, Any]) -> Any:
-    """Performance profile: share of runs and windows with more than a normalised service, with 95 % bands."""
-    import plotly.graph_objects as go
-
-    figure, profile = go.Figure(), suite["profile"]
-    colour, taus = colours(list(profile["shares"])), profile["thresholds"]
-    for name, share in profile["shares"].items():
-        figure.add_scatter(x=[*taus, *taus[::-1]], y=[*share["high"], *share["low"][::-1]], fill="toself",
-                           fillcolor=colour[name], opacity=0.13, line={"width": 0}, hoverinfo="skip",
-                           showlegend=False, legendgroup=name)
-        figure.add_scatter(x=taus, y=share["value"], mode="lines", name=name, legendgroup=name,
-                           line={"color": colour[name], "width": 2})
-    figure.update_xaxes(title_text=f"offline service as a share of {_unit(suite)}")
-    figure.update_yaxes(title_text="share of runs and windows with more", range=[0, 1.02])
-    return layout(figure, 460, top=110)
+def profile(suite: Mapping[str, Any]) -> Panel:
+    """Performance profile: share of runs and windows with more than a normalised service."""
+    found = suite["profile"]
+    return Panel("share of runs and windows with more", Axis(f"offline service as a share of {_unit(suite)}"),
+                 Axis(limits=(0.0, 1.02)), [Series("", found["thresholds"], found["shares"][entry["policy"]]["value"],
+                                                   colour=index) for index, entry in enumerate(suite["policies"])])
 
 
 # --- Under a distribution shift -------------------------------------------------------------------------------------

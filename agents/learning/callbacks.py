@@ -317,37 +317,29 @@ class Validation(_Regular):
         play: plays the current policy through all validation windows and returns their records.
         limit: the violation rate that still counts as feasible.
         first: whether to validate before learning too, because the policy already knows something.
-        allowed: whether the time allows another one now, beside the first and the last; None: it always does.
-
-    Attributes:
-        window_s: length of the windows; None: the environment's own.
     """
 
-    KEPT = ("_next", "history", "best", "last_wall_s", "window_s")
+    KEPT = ("_next", "history", "best")
 
     def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
-                 first: bool = False, allowed: Callable[[], bool] | None = None) -> None:
+                 first: bool = False) -> None:
         super().__init__(every_steps)
-        self._play, self._path, self._limit, self._first, self._allowed = play, path, limit, first, allowed
-        self.window_s: float | None = None
+        self._play, self._path, self._limit, self._first = play, path, limit, first
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
-        self.last_wall_s = 0.0
 
     def _on_training_start(self) -> None:
         if self._first and not self.history:
             self.validate()
 
     def _on_rollout_start(self) -> None:
-        if self._is_due() and (self._allowed is None or self._allowed()):
+        if self._is_due():
             self.validate()
             self._count_anew()  # not before: one that is interrupted is still due
 
     def validate(self) -> None:
         """Plays the validation windows now; the policy is saved if it is the best."""
-        started = time.monotonic()
         records = self._play()
-        self.last_wall_s = time.monotonic() - started
         rates = [record["summary"].get("violation_rate", 0.0) for record in records]
         entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
                  "violation_rate": float(np.mean(rates)), "windows": len(records)}

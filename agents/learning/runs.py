@@ -192,7 +192,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 STATE_FILE = Path("checkpoints") / "latest.state"
-_SCHEMA = "ooco-gym/resume/3"
+_SCHEMA = "ooco-gym/resume/4"
 # What may differ from how a run was begun: the first three say where, the others are taken anew.
 _FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
 _LONGER = "agent.generations"  # of a search over whole episodes

@@ -131,6 +131,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     if validation.get("windows"):
         check_numbers(validation, "validation", {"windows": 1, "every_steps": 1})
         number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
+        positive_or_null(validation, "window_s", "the environment's own", "validation.window_s")
     if config.get("checkpoint_every_steps"):
         whole(config, "checkpoint_every_steps", 0)
     positive_or_null(config, "checkpoint_every_s", "none by the clock")
@@ -150,10 +151,9 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
           f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
     print("of learning and validation:", ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
                                                    for part, time in summary["time"].items()))
-    if summary["validation_window_s"]:
-        print(f"validated on windows of {summary['validation_window_s']:.0f} s, which fit max_wall_s")
-    best = summary["best"]
+    best, window_s = summary["best"], summary["validation_window_s"]
     if best:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "
-              f"violation rate {best['violation_rate']:.2%} over {best['windows']} windows")
+              f"violation rate {best['violation_rate']:.2%} over {best['windows']} windows"
+              + (f" of {window_s:g} s" if window_s else ""))
     print(f"policy: {out / POLICY_FILE}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agents.environments import history_of, split_seeds, training_env, windows
+from agents.environments import history_of, split_seeds, training_env, windows, with_length
 from agents.evaluation.players import BatchPlayer, close_all, play
 from agents.learning import callbacks as cb
 from agents.learning import runs
@@ -26,12 +26,7 @@ from agents.search.hindsight import learn_in_hindsight
 from agents.search.imitation import learn_best, learn_rule, play_and_scale
 from agents.search.linear import learn_searched
 from agents.settings import plain
-from ooco_gym.envs import is_ours
 from ooco_gym.files import atomic_write, write_json
-
-# Of a run with a limit: seconds of the shortest validation windows, what one validation may take as a share of the
-# limit, and what all of them may take beside the learning so far.
-SHORTEST_VALIDATION_S, ONE_VALIDATION, VALIDATION_SHARE = 60.0, 0.05, 0.25
 
 
 class Trainer:
@@ -89,17 +84,16 @@ class Trainer:
         self.validation: cb.Validation | None = None
         self.tracking = Tracking(config.get("logger"))
         self.validation_envs: list[Any] = []
-        self._validated_s: float | None = None
         callbacks: list[Any] = [self.stopwatch, self.between, *([cb.TimedTransitions()] if on_policy else []),
                                 self.figures, self.tracking, *extra_callbacks(self.agent, self)]
         if imitated(self.agent) is not None:
             callbacks.append(cb.CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
+            self.validation_config = with_length(config["env"], settings.get("window_s"))
             self.validation_windows = windows(split_seeds(config["env"], "validation"), int(settings["windows"]))
             self.validation = cb.Validation(
                 self._play_validation, self.out / runs.POLICY_FILE, int(settings["every_steps"]),
-                float(settings["violation_limit"]), first=imitated(self.agent) is not None,
-                allowed=None if limit_s is None else self._may_validate)
+                float(settings["violation_limit"]), first=imitated(self.agent) is not None)
             callbacks.append(self.validation)
         if every:
             callbacks.append(cb.Checkpoints(self.out / "checkpoints", int(every)))
@@ -111,41 +105,12 @@ class Trainer:
         """Seconds of learning so far: what `max_wall_s` limits."""
         return self.clocks.so_far_s("learning") - self.clocks.so_far_s("validation")
 
-    def _may_validate(self) -> bool:
-        """Whether all validations together, another one and the last one included, stay a share of the learning."""
-        assert self.validation is not None
-        taken_s = self.clocks.so_far_s("validation") + 2.0 * self.validation.last_wall_s
-        return taken_s <= VALIDATION_SHARE * self._learned_s()
-
     def _play_validation(self) -> list[dict[str, Any]]:
-        assert self.validation is not None
         with self.clocks("validation"):
-            if self.config.get("max_wall_s") is not None and self.validation.window_s is None:
-                self.validation.window_s = self._fitting_window_s()
             player = self.tracking.watched(self._player(), self.validation_windows)
-            return self.tracking.validated(self._played(player, self.validation.window_s))
-
-    def _played(self, player: Any, window_s: float | None) -> list[dict[str, Any]]:
-        """The records of the validation windows, at another length where one is given."""
-        config = {**self.config["env"], **({} if window_s is None else {"window_s": window_s})}
-        if self._validated_s != window_s:
-            close_all(self.validation_envs)
-            self._validated_s = window_s
-        return play(config, player, self.validation_windows, envs=self.validation_envs,
-                    told=lambda done, of: self.progress.text(f"validating {done}/{of}"))
-
-    def _fitting_window_s(self) -> float | None:
-        """Length of validation windows at which one validation takes a small share of `max_wall_s`, by how long short
-        ones take; None: the environment's own length fits, or cannot be chosen."""
-        own = self.config["env"].get("window_s")
-        if not is_ours(self.config["env"].get("id")) or own is None or float(own) <= SHORTEST_VALIDATION_S:
-            return None
-        started = time.monotonic()
-        self._played(self._player(), SHORTEST_VALIDATION_S)
-        close_all(self.validation_envs)
-        share = ONE_VALIDATION * float(self.config["max_wall_s"]) / (time.monotonic() - started)
-        fitting_s = SHORTEST_VALIDATION_S * max(1, int(share))
-        return None if fitting_s >= float(own) else fitting_s
+            return self.tracking.validated(play(
+                self.validation_config, player, self.validation_windows, envs=self.validation_envs,
+                told=lambda done, of: self.progress.text(f"validating {done}/{of}")))
 
     def _player(self) -> Any:
         actor = Actor(self.model.policy)
@@ -229,7 +194,7 @@ class Trainer:
             "updates": int(self.model._n_updates), **self._times(),
             "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
             "validation": self.validation.history if self.validation is not None else [],
-            "validation_window_s": self.validation.window_s if self.validation is not None else None,
+            "validation_window_s": None if self.validation is None else self.validation_config.get("window_s"),
             "logger": logger_settings(self.config.get("logger"))["name"],
             "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
         }

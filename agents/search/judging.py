@@ -2,7 +2,9 @@
 
 Windows of several conditions count alike because each is held against the reference's service in that very window. A
 candidate is feasible where the upper 95 % limit of its violation rate keeps the limit, as in `ooco-gym tune`, and where
-the rate in each condition keeps it too, or that of the reference where it is higher.
+the rate in each condition keeps it too, or that of the reference where it is higher. Where fewer violations are what is
+looked for (`violations`, such as of a router at a load that breaks promises anyway), no limit counts, and lost service
+has a price.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import numpy as np
 from agents.evaluation.scoring import feasible_first, mean_interval, upper_violation_limit
 from ooco_gym.errors import unknown
 
-SCORES = ("log_ratio", "ratio", "service")
+SCORES = ("log_ratio", "ratio", "service", "violations")
 FLOOR = 0.05  # share of a condition's mean reference service that is added to both sides: a window may have none
 LEAST = 1e-3  # reference GPU-s/s: the same where the reference has none in a whole condition
+FEW = 1e-3  # added to both violation rates, whose logarithms are compared
+LOST, LOST_PRICE = 0.01, 10.0  # logarithm of service that may be lost for fewer violations; what more of it costs
 BEHIND = 10.0  # by how much what is not feasible is behind all that is; no score is as far below 0
 UNPLAYED = 1e4  # the same for what was dropped before it had played as many windows
 
@@ -62,7 +66,8 @@ class Judge:
         conditions: int64[windows], the condition of each window, from 0 on.
         limit: of the violation rate.
         kind: of score, one of `SCORES`.
-        price: what a candidate's score loses for all of its violations beyond the limit; None: feasible first.
+        price: what a candidate's score loses for all of its violations beyond the limit; None: feasible first. Of
+            `violations`: what it loses for the logarithm of service beyond `LOST`; None: `LOST_PRICE`.
     """
 
     def __init__(self, reference: np.ndarray, conditions: np.ndarray, limit: float, kind: str = SCORES[0],
@@ -73,6 +78,7 @@ class Judge:
         means = np.array([reference["service"][conditions == one].mean() for one in range(conditions.max() + 1)])
         self._added = np.maximum(FLOOR * means, LEAST)[conditions]
         self._reference = reference["service"] + self._added
+        self._rates = _rates(reference)
         self._limits = np.maximum(limit, [_rate(reference[conditions == one])
                                           for one in range(conditions.max() + 1)])
 
@@ -82,6 +88,10 @@ class Judge:
         if self.kind == "service":
             return outcome["service"]
         ratio = (outcome["service"] + self._added[places]) / self._reference[places]
+        if self.kind == "violations":
+            price = LOST_PRICE if self.price is None else self.price
+            fewer = np.log((self._rates[places] + FEW) / (_rates(outcome) + FEW))
+            return fewer - price * np.maximum(0.0, -np.log(ratio) - LOST)
         return np.log(ratio) if self.kind == "log_ratio" else ratio - 1.0
 
     def quick(self, outcome: np.ndarray, places: np.ndarray, windows: int) -> np.ndarray:
@@ -119,6 +129,8 @@ class Judge:
 
     def _excess(self, outcome: np.ndarray, places: np.ndarray, upper: float) -> float:
         """By how much the upper limit, or the rate of some condition, is beyond what may be."""
+        if self.kind == "violations":
+            return 0.0
         conditions = self.conditions[places]
         return max(upper - self.limit, *(_rate(outcome[conditions == one]) - float(self._limits[one])
                                          for one in np.unique(conditions)))

@@ -19,7 +19,8 @@ from agents.evaluation.tables import under_shift
 from agents.learning.algorithms import recipe_of
 from agents.learning.runs import SUMMARY_FILE, read_config
 from agents.settings import plain
-from ooco_gym.documents import read_json, read_mapping
+from ooco_gym.again import command_line
+from ooco_gym.documents import read_json, read_mapping, read_yaml
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table, as_text, with_interval
@@ -49,8 +50,9 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     into = Path(config["into"]) if config.get("into") else Path(ooco_gym.zoo.__file__).parent
     there = [env for env in entries if config.get("envs") is not None or any((zoo / env).glob(SEEDS))]
     measured = {env: _of_table(table, env) for env in there}  # all of them, before the first is exported
-    shipped = {str(entries[env]["name"]): shipped_one(env, entries[env], zoo / env, one, into / entries[env]["name"])
-               for env, one in measured.items()}
+    made = read_yaml(zoo / "config.yaml") if (zoo / "config.yaml").is_file() else config
+    shipped = {str(entries[env]["name"]): shipped_one(env, entries[env], zoo / env, one, into / entries[env]["name"],
+                                                      made) for env, one in measured.items()}
     if not shipped:
         raise UserError(f"zoo={zoo} has none of the environments {', '.join(entries)}; expected the 'out' of "
                         "'ooco-gym zoo'")
@@ -103,9 +105,9 @@ def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, An
     return Path(found[best]["folder"]), shown[best], shown
 
 
-def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mapping[str, Any], folder: Path
-                ) -> dict[str, Any]:
-    """Exports one policy with its card; the folder is replaced when all of it is there.
+def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mapping[str, Any], folder: Path,
+                made: Mapping[str, Any]) -> dict[str, Any]:
+    """Exports one policy with its card; the folder is replaced when all of it is there. `made` configured the zoo.
 
     Returns what the summary says of it.
     """
@@ -122,7 +124,7 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
         card = card_of(entry, env, read_config(run), measured, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
             "validation_of_all": all_runs}, scores_of(new, read_config(run), measured),
-            shifts_of(new, read_config(run), measured), exported)
+            shifts_of(new, read_config(run), measured), exported, made)
         write_json(new / CARD_FILE, card)
         with atomic_write(new / CARD_TEXT) as text:
             text.write_text(markdown(card), encoding="utf-8")
@@ -180,7 +182,7 @@ def shifts_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
 
 def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measured: Mapping[str, Any],
             choice: Mapping[str, Any], own: Mapping[str, Any], shifts: Sequence[Mapping[str, Any]],
-            exported: Mapping[str, Any]) -> dict[str, Any]:
+            exported: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
     """The card: everything that one should know before using a policy."""
     rows = {row["policy"]: row for row in measured["rows"]}
     kinds = {row["kind"]: row for row in measured["rows"]}
@@ -212,7 +214,8 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
         "plays_as": _alike(own, measured["rows"]), "shifts": list(shifts),
         "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"] or one["behind"]],
         "tried": list(entry.get("tried") or []),
-        "reproduce": [f"ooco-gym zoo envs=[{env}] seeds=[{','.join(map(str, seeds))}] out=ZOO",
+        "reproduce": [command_line("zoo", {**made, **dict.fromkeys(("zoo", "table", "into")), "ship": False,
+                                           "envs": [env], "seeds": seeds}, "ZOO"),
                       "ooco-gym evaluate +preset=learned_table zoo=ZOO out=TABLE",
                       f"ooco-gym zoo ship=true envs=[{env}] zoo=ZOO table=TABLE/learned_table.json"],
     }

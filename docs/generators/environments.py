@@ -75,7 +75,7 @@ def joined(*parts: str | None) -> str:
 
 
 def short_name(name: str) -> str:
-    """Name of an environment's page and configuration: `gating` of `ooco_gym/Gating-v0`, `eviction_v1` of a v1."""
+    """Name of an environment's page and configuration: `gating` of `ooco_gym/Gating-v0`, `gating_v1` of a v1."""
     return name.split("/")[1].lower().removesuffix("-v0").replace("-", "_")
 
 

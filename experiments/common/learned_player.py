@@ -23,7 +23,6 @@ from ooco_gym.metrics.summary import summarise
 from ooco_gym.runtime import ClusterStack
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import Run
-from ooco_gym.workload import workload_peak_start_s
 
 
 def learned_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
@@ -69,12 +68,10 @@ class _Whole(EpisodeConfig):
 
 def _episodes(scenario: Scenario, team: Team) -> Episodes:
     decisions = [one for one in ColocationEnv.decisions if one.name in team.seats]
-    start_s = scenario.start_s
-    if start_s is None:
-        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
+    start_s, duration_s = scenario.window()
     sizes = {one.shapes["candidates"][0] for one in team.seats.values()}
-    config = episode_config("colocation", scenario=scenario.with_(start_s=start_s), partner=team.partner,
-                            window_s=scenario.duration_s, candidates=max(sizes), **team.clocks)
+    config = episode_config("colocation", scenario=scenario.with_(start_s=start_s, duration_s=duration_s),
+                            partner=team.partner, window_s=duration_s, candidates=max(sizes), **team.clocks)
     whole = _Whole(**{field.name: getattr(config, field.name) for field in fields(EpisodeConfig)})
     episodes = Episodes(whole, decisions, 1)
     shapes = {"cluster": episodes.buffers.cluster[0].shape, "candidates": episodes.buffers.candidates[0].shape,

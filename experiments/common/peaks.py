@@ -22,7 +22,7 @@ from experiments.common.simulation import NO_SAMPLES_S
 from experiments.common.sustain import settling
 from ooco_gym.conditions import Predictor
 from ooco_gym.errors import UserError
-from ooco_gym.files import cache_folder
+from ooco_gym.files import cache_path
 from ooco_gym.peak import (
     FILE_NAME,
     PROTOCOL,
@@ -83,7 +83,7 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     Raises:
         UserError: the idle floor alone uses up more than a third of the violation budget, or no load is small enough.
     """
-    if scenario.online_rate is not None:
+    if scenario.online_rate is not None or (scenario.from_file and not find):
         scenario = scenario.with_(rate_scale=scenario.online_scale())
     scenario = scenario.peak_factor_scenario()
     slo = scenario.load_slo()
@@ -103,7 +103,9 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
 
 def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:
     """Stores a factor for another time; a folder that cannot be written costs that time, nothing else."""
-    path = cache_folder() / FILE_NAME
+    path = cache_path(FILE_NAME)
+    if path is None:
+        return
     try:
         store_entry(entry, path, key)
     except (OSError, UserError) as error:
@@ -115,7 +117,7 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
     """What a factor is computed with beside its key: `protocol` where all is as the protocol says, else a digest."""
 
     def values(one: Scenario) -> dict[str, Any]:
-        return {"duration_s": float(one.duration_s), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
+        return {"duration_s": float(one.window()[1]), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
                 "timing": label("timing", one.timing), "jitter": one.jitter, "decision_s": one.decision_s,
                 "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s,
                 **({} if one.classes is None else {"classes": [asdict(each) for each in one.load_classes()]})}
@@ -151,7 +153,7 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
         raise UserError(f"no load of {where} is light enough: even {first:g} requests a second "
                         f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
     return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
-            "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.duration_s}
+            "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.window()[1]}
 
 
 def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
@@ -161,14 +163,11 @@ def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
     """
     from ooco_gym.metrics.summary import summarise
     from ooco_gym.simulation import simulate
-    from ooco_gym.workload import load_workload, workload_peak_start_s, write_trace
+    from ooco_gym.workload import load_workload, write_trace
 
-    slo, start_s = scenario.load_slo(), scenario.start_s
-    if start_s is None:
-        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
-    scale = sample / (workload_mean_rate(scenario.workload) * scenario.duration_s)
-    trace = load_workload(scenario.workload, start_s=start_s, duration_s=scenario.duration_s, seed=seed,
-                          rate_scale=scale)
+    slo, (start_s, duration_s) = scenario.load_slo(), scenario.window()
+    scale = sample / (workload_mean_rate(scenario.workload) * duration_s)
+    trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=scale)
     gap_s = 2.0 * (slo.ttft_s + slo.tpot_s * trace.output_tokens) + 1.0
     apart = replace(trace, arrival_s=np.cumsum(gap_s) - gap_s[0], name="alone")
     with tempfile.TemporaryDirectory() as folder:

@@ -23,7 +23,7 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.jobs import is_worker
 from ooco_gym.policy import Policy, get_policy, spelling_of
 from ooco_gym.policy.policy import HOOKS
-from ooco_gym.protocol import SEEDS
+from ooco_gym.protocol import SEEDS, baseline_among
 from ooco_gym.resources import conf_root
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def names_of(options: Mapping[str, Any], plural: str = "policies", singular: str
 
 
 def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
-    """The policy that the others are compared with: `baseline`, or the first.
+    """The policy that the others are compared with: `baseline`, else vLLM's where it plays, or the first.
 
     Raises:
         UserError: it is not among those compared.
     """
-    baseline = options["baseline"] or policies[0]
+    baseline = options["baseline"] or baseline_among(policies)
     if baseline not in policies:
         raise UserError(f"baseline={baseline} is none of the policies compared{nearest(str(baseline), policies)}; add "
                         f"it to policies=[…], or name one of them by baseline=…: {', '.join(policies)}")

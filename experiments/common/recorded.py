@@ -14,6 +14,7 @@ import numpy as np
 from experiments.common.prompts import Hashes, of_table, read_prompts
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
+from ooco_gym.files import read_parquet
 
 REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 SETTINGS = ("num_gpu_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
@@ -71,14 +72,12 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def requests_of(path: Path, prompts: Path | None) -> tuple[dict[str, np.ndarray], Hashes | None]:
     """The requests of a run by column, sorted by arrival, and which of them begin alike (see `read_run`)."""
-    import pyarrow.parquet as pq
-
     from ooco_gym.workload.trace import take_hashes
 
     if not path.is_file():
         raise UserError(f"'{path}' does not exist: a recorded run has its requests there ({', '.join(REQUESTS)})")
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        table = read_parquet(path)
         table.column_names  # noqa: B018 (read here: damaged ones are no text)
     except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
         raise UserError(f"'{path}' cannot be read as Parquet: {' '.join(str(error).split())}") from error

@@ -13,7 +13,7 @@ from experiments.common.policies import is_learned, policy_identity
 from experiments.common.store import GROUPS, PLAYED_GROUPS, Store, code_digest, key_of
 from ooco_gym.jobs import cores, pool
 from ooco_gym.peak import file_stamps
-from ooco_gym.report.terminal import progress
+from ooco_gym.report.terminal import progress, remark
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -65,7 +65,11 @@ class Jobs:
         return sum(self._cpu_s.values())
 
     def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
-        """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the store."""
+        """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the store.
+
+        Raises:
+            BrokenProcessPool: a worker process was killed before, and so ended all.
+        """
         run = self._run or run_of(policy)
         key = simulation_key(run, scenario, policy)
         answer: Future[dict[str, Any]] = Future()
@@ -80,13 +84,13 @@ class Jobs:
             if known is not None:
                 self._cpu_s[key] = known.get("cpu_s", 0.0)
                 self.finished += 1
-                answer.set_result(known)
+                answer.set_result(_told(known))
                 return answer
-            self.simulated += 1
-            self._open[key] = answer
             if self._pool is None:
                 self._pool = pool(self.workers, preload=("ooco_gym", "experiments.common.simulation"))
             computed = self._pool.submit(run, scenario, policy)
+            self.simulated += 1
+            self._open[key] = answer  # not before: a pool that broke refuses, and nothing would answer
         computed.add_done_callback(lambda done: self._keep(key, done, answer))
         return answer
 
@@ -133,7 +137,14 @@ class Jobs:
         if error is not None:
             answer.set_exception(error)
         else:
-            answer.set_result(computed.result())
+            answer.set_result(_told(computed.result()))
+
+
+def _told(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer, what was remarked where it was made said here."""
+    for what, sentence in (answer.get("remarks") or {}).items():
+        remark(sentence, what)
+    return {key: value for key, value in answer.items() if key != "remarks"}
 
 
 def run_of(policy: str) -> Run:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, read_parquet
 
 _PATIENCE_S = 1e5
 """Promise for a whole request, so lax that the simulator drops nothing."""
@@ -32,18 +32,16 @@ def served(arrival_s: np.ndarray, first_s: np.ndarray, last_s: np.ndarray, token
     return Served(first_s - arrival_s, tpot_s, last_s - arrival_s)
 
 
-def read_requests(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a `requests.parquet`.
+def read_measured(path: Path, what: str = "requests") -> dict[str, np.ndarray]:
+    """The columns of a `requests.parquet`, or of another file of what was measured.
 
     Raises:
         UserError: it is not there, or cannot be read.
     """
-    import pyarrow.parquet as pq
-
     if not path.is_file():
-        raise UserError(f"'{path}' does not exist: expected the requests of `ooco-gym calibrate measure`")
+        raise UserError(f"'{path}' does not exist: expected the {what} of `ooco-gym calibrate measure`")
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        table = read_parquet(path)
         return {name: table[name].to_numpy() for name in table.column_names}
     except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
         raise UserError(f"'{path}' cannot be read: {' '.join(str(error).split())[:200]}; measure again") from error

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ooco_gym.metrics.summary import summarise
+from ooco_gym.report.terminal import remarks
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
 
@@ -13,7 +14,8 @@ NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over t
 
 
 def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Simulates one scenario; returns its summary with the CPU time it took, `cpu_s`."""
+    """Simulates one scenario; returns its summary with the CPU time it took, `cpu_s`, and what was remarked."""
     begun = time.process_time()
-    summary = summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
-    return {**summary, "cpu_s": time.process_time() - begun}
+    with remarks() as said:
+        summary = summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
+    return {**summary, "cpu_s": time.process_time() - begun, **({"remarks": said} if said else {})}

@@ -19,7 +19,7 @@ from typing import Any
 from ooco_gym import resources
 from ooco_gym.documents import read_json, read_yaml
 from ooco_gym.errors import UserError
-from ooco_gym.files import as_json, cache_folder, write_json
+from ooco_gym.files import as_json, cache_path, write_json
 from ooco_gym.peak import FILE_NAME
 
 PACKAGES = ("ooco_gym", "baselines", "agents", "experiments")
@@ -35,11 +35,11 @@ class Store:
     """A folder of small JSON files, each with a digest of its answer. Switched off, it remembers nothing.
 
     Attributes:
-        folder: where the files are, or None where it is off.
+        folder: where the files are, or None where it is off, or would be in a cache folder that is not used.
     """
 
     def __init__(self, folder: Path | None = None, on: bool = True):
-        self.folder = (folder or cache_folder() / "runs") if on else None
+        self.folder = (folder or cache_path("runs")) if on else None
         self._writable = True
 
     def get(self, key: str) -> dict[str, Any] | None:

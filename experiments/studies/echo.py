@@ -21,7 +21,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.studies.echo_page import terminal, write_results
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import cache_folder
+from ooco_gym.files import cache_path
 from ooco_gym.perf import cost_table
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
@@ -188,7 +188,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = Scenario(cluster=options["cluster"], workload=options["online"], duration_s=options["duration_s"],
                         rate_scale=1.0)
     seeds = seeds_of(options["seeds"], "echo.seeds")
-    cache = Store(cache_folder() / "echo", on=bool(options["cache"]))
+    cache = Store(cache_path("echo"), on=bool(options["cache"]))
     results: dict[str, Any] = {}
     with Jobs(options["workers"], cache, run=simulate_served) as jobs, jobs.progress("experiment echo"):
         bench = Bench(jobs, scenario, seeds, options["pools"])

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from experiments.common.output import bars, mean_column, merged, rounded, write_texts
-from experiments.common.svg import Axis, Panel, Series, draw
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import Column, Table, as_text, console, layout, minus, percent, with_interval, write_figure
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.report.svg import Axis, Panel, Series, draw
 from ooco_gym.report.tables import TO, Form
 
 Row = Mapping[str, Any]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.common.served import Served, compare, read_requests, served, simulate_requests
+from experiments.common.served import Served, compare, read_measured, served, simulate_requests
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import load_model
@@ -93,16 +93,11 @@ def read_iterations(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: there is none, or it lacks a column.
     """
-    import pyarrow.parquet as pq
-
-    if not path.is_file():
-        raise UserError(f"'{path}' does not exist: expected the iterations of `ooco-gym calibrate measure`")
-    table = pq.read_table(path)
+    table = read_measured(path, "iterations")
     for name in NEEDED:
-        if name not in table.column_names:
+        if name not in table:
             raise UserError(f"'{path}' has no column '{name}'; expected the iterations of `ooco-gym calibrate measure`")
-    columns = [name for name in (*NEEDED, "repeat", "label") if name in table.column_names]
-    return {name: table[name].to_numpy(zero_copy_only=False) for name in columns}
+    return {name: table[name] for name in (*NEEDED, "repeat", "label") if name in table}
 
 
 def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
@@ -413,7 +408,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
     drawn: dict[str, Drawn] = {}
     for name in engine["serving"]:
         folder = measured / "serve" / name
-        requests, steps = read_requests(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
+        requests, steps = read_measured(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
         real = served(requests["arrival_s"], requests["first_token_s"], requests["last_token_s"],
                       requests["output_tokens"])
         simulated, iterations = simulate_requests(requests, cluster, engine, timing, out / "chip")

@@ -35,11 +35,14 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
 from experiments.studies.field_page import field_table, write_results
-from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.again import command_line
+from ooco_gym.commands.played import SEARCHED, say_played
+from ooco_gym.commands.simulate import of_cell, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
+from ooco_gym.render import reading, write_report
 from ooco_gym.report import show_notes
 
 if TYPE_CHECKING:
@@ -105,6 +108,9 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("page", "glance", "figures", "claims"):
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
+    window_s = min(float(cell.scenario.window()[1]) for cell in cells)
+    for cell in cells:
+        say_played(cell.scenario, SEARCHED)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
 
@@ -125,14 +131,15 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         entries = [entry for one in asked for entry in one.result()]
     rows = rows_of(entries, baseline, limits.violations, options["lead"])
     summary = {"schema": SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds),
-               "window_s": float(options["duration_s"]),
-               "tpot_from": definitions[0], "notes": notes_of(float(options["duration_s"]), seeds),
+               "window_s": window_s, "tpot_from": definitions[0], "notes": notes_of(window_s, seeds),
                "cells": [_described(cell) for cell in cells], "simulations": jobs.different,
                "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
                "cpu_s": jobs.cpu_s,
                "tuning": _tuning(options), "results": rows}
     field_table(summary)
     show_notes(summary["notes"])
+    write_report(Path(options["out"]) / "compare.html", reading.sustained(summary, options),
+                 [command_line("compare", options)])
     write_results(summary, Path(options["out"]), options["page"], options["glance"],
                   options["figures"])
     if options["claims"]:
@@ -159,8 +166,8 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         check_names(f"cells[{index}]", given)
         own = given.get("search") or {}
         check_keys(f"cells[{index}].search", own, Plan.__dataclass_fields__)
-        scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo", "duration_s")
-                                 if key in given})
+        fields = ("workload", "cluster", "slo", "duration_s")
+        scenario = of_cell(base, {key: given[key] for key in fields if key in given}, options)
         scenario = scenario.with_(rate_scale=scenario.online_scale())
         for policy in policies:
             placed(scenario, policy)
@@ -185,7 +192,7 @@ def _without(where: str, given: Sequence[str], policies: Sequence[str], options:
     for policy in given:
         if policy not in policies:
             raise unknown(f"{where}.without", policy, policies)
-        if policy in (options["lead"], options["baseline"] or policies[0]):
+        if policy in (options["lead"], baseline_of(options, policies)):
             raise UserError(f"{where}.without: '{policy}' is what the others are compared with, and cannot be left out")
     return tuple(given)
 
@@ -350,7 +357,7 @@ def _described(cell: Cell) -> dict[str, Any]:
     return {"name": cell.name, "workload": short_name(scenario.workload),
             "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
-            "rate_scale": scenario.rate_scale, "window_s": float(scenario.duration_s), "params": dict(cell.params),
+            "rate_scale": scenario.rate_scale, "window_s": float(scenario.window()[1]), "params": dict(cell.params),
             "online_rate_per_s": scenario.online_scale() * workload_mean_rate(scenario.workload)}
 
 

@@ -1,4 +1,4 @@
-"""The page of `compare sustain=true`: tables in the terminal and as Markdown, a static plot, and a page to explore."""
+"""What `compare sustain=true` shows beside its page: tables in the terminal and as Markdown, and a static plot."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.output import mean_column, merged, rounded, write_texts
-from experiments.common.svg import Axis, Scale, line, text
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.report import NONE, Column, Table, console, layout, percent, with_interval, write_figure
+from ooco_gym.report import NONE, Column, Table, console, percent, with_interval
+from ooco_gym.report.svg import Axis, Scale, line, text
 from ooco_gym.report.tables import RANGE, TO
 
 Row = Mapping[str, Any]
@@ -141,8 +141,6 @@ def ratio(row: Row) -> str:
 
 
 KINDS = {"pools": "#0072B2", "mixed": "#D55E00"}  # instances of two roles, or of one
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#117733", "#882255", "#999933")
-GREY = "#888"
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM, _STEP, _KEY = 560, 210, 18, 34, 40, 17, 40
 
 
@@ -210,58 +208,13 @@ def _tokens(row: Mapping[str, Any], rate: float) -> float:
     return row["offline_tokens_per_s"]["mean"] * rate / mean if mean > 0 else 0.0
 
 
-def field_figure(summary: Mapping[str, Any]) -> Any:
-    """The same as a Plotly figure, with the violation rates at every offline rate that was tried beside it."""
-    from plotly.subplots import make_subplots
-
-    names = [cell["name"] for cell in summary["cells"]]
-    most = max(len([row for row in summary["results"] if row["cell"] == name]) for name in names)
-    height = 120 + len(names) * max(320, 24 * most)
-    titles = [title for name in names for title in (f"{name}: sustained", f"{name}: online requests that violate (%)")]
-    figure = make_subplots(rows=len(names), cols=2, subplot_titles=titles, horizontal_spacing=0.06,
-                           vertical_spacing=90 / height)
-    policies = list(dict.fromkeys(row["policy"] for row in summary["results"]))
-    for index, name in enumerate(names, start=1):
-        rows = [row for row in summary["results"] if row["cell"] == name]
-        _add_marks(figure, rows[::-1], index)
-        for row in rows:
-            _add_curve(figure, row, PALETTE[policies.index(row["policy"]) % len(PALETTE)], index)
-        figure.add_hline(y=3.0, line_dash="dot", line_color=GREY, row=index, col=2)  # type: ignore[arg-type]
-        figure.update_yaxes(range=[0, 12], row=index, col=2)
-        figure.update_xaxes(title_text="offline tokens per second", rangemode="tozero", row=index, col=1)
-        figure.update_xaxes(title_text="offline requests per second", row=index, col=2)
-    return layout(figure, height, legend=False)
-
-
-def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], index: int) -> None:
-    at = [row["offline_tokens_per_s"]["mean"] if row["max_offline_rate"]["mean"] > 0 else 0.0 for row in rows]
-    low, high = ([_tokens(row, row["max_offline_rate"][edge] or 0.0) for row in rows]
-                 for edge in ("ci_low", "ci_high"))
-    figure.add_scatter(
-        cliponaxis=False, x=at, y=[name_of(row) for row in rows], mode="markers", row=index, col=1,
-        marker={"size": 10, "color": [KINDS[row["kind"]] for row in rows],
-                "symbol": ["circle" if row["feasible"] else "circle-open" for row in rows]},
-        error_x={"type": "data", "symmetric": False, "color": GREY,
-                 "array": [max(0.0, top - x) for top, x in zip(high, at, strict=True)],
-                 "arrayminus": [max(0.0, x - bottom) for bottom, x in zip(low, at, strict=True)]},
-        hovertext=[f"{row['max_offline_rate']['mean']:.2f} requests/s, limited by {row['limited_by']}" for row in rows])
-
-
-def _add_curve(figure: Any, row: Mapping[str, Any], colour: str, index: int) -> None:
-    curve = row["curve"]
-    violations = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in curve]
-    figure.add_scatter(x=[point["offline_rate"] for point in curve], y=violations, mode="lines+markers",
-                       name=name_of(row), hovertemplate=f"{name_of(row)}<br>%{{x:.2f}}/s: %{{y:.2f}} %<extra></extra>",
-                       line={"color": colour, "dash": "solid" if row["kind"] == "pools" else "dash"}, row=index, col=2)
-
-
 TITLE = "Sustainable offline load"
 BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
 
 
 def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None,
                   figures: str | None = None) -> list[Path]:
-    """Writes `compare.html` into the run folder, and the Markdown page with its plot and figures.
+    """Writes the Markdown page with its plot and figures.
 
     Args:
         summary: of the command.
@@ -276,15 +229,13 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glanc
     """
     path = Path(page) if page else out / "compare.md"
     beside = path.with_suffix("")
-    write_figure(out / "compare.html", field_figure(summary), f"{TITLE}, seeds {summary['seeds']}",
-                 "Blue, solid: relaxed and strict instances; orange, dashed: mixed ones.")
     data = Path(figures) if figures else beside / "results.json"
     write_json(data, rounded(summary, "curve"))
     texts = {beside / "sustained.svg": field_svg(summary),
              path: merged(path, TITLE, body(summary, beside.name), BEGIN)}
     if glance:
         texts[Path(glance)] = merged(Path(glance), TITLE, at_a_glance(summary), BEGIN)
-    return [out / "compare.html", data, *write_texts(texts)]
+    return [data, *write_texts(texts)]
 
 
 def at_a_glance(summary: Mapping[str, Any]) -> str:

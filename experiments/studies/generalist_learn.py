@@ -368,7 +368,7 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any], climb: Cli
     climbed: dict[str, Any] = {}
     if climb is not None:
         climbed, spent_s = climb(scenarios, found, settings)
-        conditions.windows += round(spent_s / float(scenarios[0].duration_s))
+        conditions.windows += round(spent_s / float(scenarios[0].duration_s or 1.0))
     budget, had = conditions.windows, single.rows[-1]["windows"]
     with progress("the one setting, with as many windows", None):
         while had < budget:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from ooco_gym.perf.specs import model_named
 from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Table, console, layout, write_figure
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.report.terminal import remarks
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 
 if TYPE_CHECKING:
@@ -298,20 +298,18 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     model, (chip, datasheet) = model_of(run, cfg.model), _chip(cfg)
     chip = chip or calibrated(run, device_of(run, cfg.device), cfg.base, datasheet, out / "calibration", model)
     _check_tables(chip, timings)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with remarks() as remarked:
         found, simulated = replay(run, chip, model, timings)
     write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
     said = [*_older_release(run.engine), *_unknown_prompts(run),
-            *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
-            *dict.fromkeys(str(item.message) for item in caught)]
+            *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else [])]
     for sentence in said:
         console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "sharing_ratio": sharing_ratio(trace_of(run)),
-            "results": found, "notes": said,
+            "results": found, "notes": [*said, *remarked.values()],
             "page": str(out / "replay.html")}
 
 

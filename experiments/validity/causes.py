@@ -21,6 +21,7 @@ from experiments.validity.section import Context, Figures, Missing, Section, per
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import OPERATORS, predict_unseen
 from ooco_gym.calibrate.rows import Rows, clean, complete
+from ooco_gym.documents import read_yaml
 from ooco_gym.files import atomic_write
 from ooco_gym.perf.specs import load_chip
 
@@ -150,7 +151,7 @@ def _without(chip: str, kernels: Sequence[str]) -> str:
     if not kernels:
         return chip
     path = Path(chip)
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = read_yaml(path)
     values["extended"] = {**values.get("extended", {}), **dict.fromkeys(kernels)}
     other = path.with_name(f"{path.stem}-{'-'.join(kernels)}.yaml")
     with atomic_write(other) as temporary:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from experiments.common.recorded import Recorded
-from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.causes import PROMPTS, prompted, recorded
 from experiments.validity.section import (
     ENGINES,
@@ -31,6 +30,7 @@ from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import describe_iteration
 from ooco_gym.perf.specs import load_chip, load_model
 from ooco_gym.report import joined, number
+from ooco_gym.report.svg import Axis, Panel, Series
 from ooco_gym.sim.state import HASH_TOKENS
 
 CHAIN_KEYS = ("ttft", "tpot")

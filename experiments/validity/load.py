@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.common.svg import Axis, Panel, Series
 from experiments.validity import refits
 from experiments.validity.section import Context, Figures, Missing, Section, percent, read_csv, signed, table
 from ooco_gym.report import joined, minus, number
+from ooco_gym.report.svg import Axis, Panel, Series
 from ooco_gym.workload.describe import counts_in_windows, ks_lengths, likeness, play, rank_correlation
 from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.generate import WorkloadSpec, load_spec

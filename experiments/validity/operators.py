@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.section import (
     CASES,
     Context,
@@ -29,6 +28,7 @@ from ooco_gym.calibrate.operators import OPERATORS, fit
 from ooco_gym.calibrate.rows import CACHED_BYTES, Rows, clean, fastest_kernels
 from ooco_gym.perf.specs import load_chip
 from ooco_gym.report import joined
+from ooco_gym.report.svg import Axis, Panel, Series
 
 FORMS = ("ooco", "extended")
 NAMES = {"gemm": "linear layers (GEMM)", "attn_prefill": "prefill attention", "attn_decode": "decode attention",

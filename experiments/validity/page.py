@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.common import svg
 from experiments.common.output import rounded, write_texts
 from experiments.validity import causes, composed, engines, load, operators, papers, transfer
 from experiments.validity.section import PARTS, Section, details, table
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
-from ooco_gym.report import joined
+from ooco_gym.report import joined, svg
 
 _PARTS = (operators.SECTIONS | transfer.SECTIONS | load.SECTIONS | engines.SECTIONS | causes.SECTIONS
           | composed.SECTIONS | papers.SECTIONS)

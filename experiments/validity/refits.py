@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.section import Context, Figures, Section, table
 from ooco_gym.report import joined
+from ooco_gym.report.svg import Axis, Panel, Series
 from ooco_gym.workload.arrivals import WEEK_S
 from ooco_gym.workload.describe import likeness
 from ooco_gym.workload.fitting import fit

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.common.svg import Panel
 from ooco_gym import report
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.errors import UserError
 from ooco_gym.jobs import in_processes
+from ooco_gym.report.svg import Panel
 
 Figures = Mapping[str, Any]
 

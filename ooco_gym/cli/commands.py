@@ -6,19 +6,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata, util
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
 from ooco_gym import __file__ as _package_file
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.resources import RENAMED, conf_root, load_yaml
 
 GROUP = "ooco_gym.commands"  # of entry points
 OURS = ("agents", "baselines", "conf", "experiments")
 # The group of files that set many keys of a command at once, `+preset=NAME`; then its earlier name.
 PRESETS = ("preset", "experiment")
 PRESET = PRESETS[0]
+OPEN = "open"  # the folder of choices that stand for what is not said: defaults, and a trace file's keys
 POLICY = "policy"  # the group whose choices may be Python files
 LEARNED = "learned:"  # before the folders of learned policies, which take their seats beside a partner
 EXAMPLE = "#$ "  # how the lines of a command's configuration begin that show it in use
@@ -140,6 +142,8 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     known = names(roots, group)
     if value in known:
         return None
+    if (conf_root() / OPEN / group / f"{value}.yaml").is_file():
+        return load_yaml(f"{OPEN}/{group}", value)
     if group == POLICY and value.partition(":")[0].endswith((".py", ".yaml", ".yml")):
         from ooco_gym.policy.registry import as_mapping  # takes a second, and few have a policy of their own
 
@@ -151,9 +155,9 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
 
         if value.partition(":")[0] in list_policies():
             return as_mapping(value)  # of another installed package, which needs no YAML here
-    if value.endswith((".yaml", ".yml")):
+    if value.endswith((".yaml", ".yml")) or (group, value) in RENAMED:
         return load_yaml(group, value)
-    if _exists(value) or _is_code(value):
+    if exists(value) or _is_code(value):
         return {PLAIN: value}
     parts = [_WEIGHT.sub("", part).strip() for part in value.split("+")]
     of_classes = group == "workload" and "@" in value
@@ -163,7 +167,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
         parts = [split_class(part)[0] for part in parts]
     if len(parts) > 1 or "*" in value or of_classes:
         for part in parts:
-            if not _exists(part) and not (group == "workload" and _is_dataset(roots, part)):
+            if not exists(part) and not (group == "workload" and _is_dataset(roots, part)):
                 _check(group, part, known)
         return {PLAIN: value}
     if group == "workload" and _is_dataset(roots, value):
@@ -189,11 +193,4 @@ def _check(group: str, name: str, known: list[str]) -> None:
 def _is_code(value: str) -> bool:
     """Tells whether a value names something in a Python file that exists: `FILE.py:NAME`, parameters after it."""
     file = value.partition(":")[0]
-    return file.endswith(".py") and _exists(file)
-
-
-def _exists(text: str) -> bool:
-    try:
-        return text != "" and Path(text).exists()
-    except OSError:     # for example a name too long for the file system
-        return False
+    return file.endswith(".py") and exists(file)

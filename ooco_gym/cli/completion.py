@@ -13,7 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.cli.commands import PRESET, Command, commands, find, names, presets
+from ooco_gym.cli.commands import OPEN, PRESET, Command, commands, find, names, presets
+from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
 
 SHELLS = ("bash", "zsh", "fish")
@@ -99,11 +100,9 @@ def _keys(command: Command, before: list[str], prefix: str) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # nosec
-    except yaml.YAMLError:
+        found = read_yaml(path)
+    except UserError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -116,8 +115,8 @@ def _groups(own: Mapping[str, Any]) -> dict[str, str]:
 
 def _choice(command: Command, group: str, name: str) -> dict[str, Any]:
     """The keys of one choice of a group, with those of the files that it builds on."""
-    path = next((root / group / f"{name}.yaml" for root in command.roots if (root / group / f"{name}.yaml").is_file()),
-                Path(name))
+    paths = [root / folder / f"{name}.yaml" for root in command.roots for folder in (group, f"{OPEN}/{group}")]
+    path = next((path for path in paths if path.is_file()), Path(name))
     found = _read(path) if path.is_file() else {}
     parents = [str(entry).partition("@")[0] for entry in found.get("defaults") or () if not isinstance(entry, Mapping)]
     parents += [str(found["extends"])] if "extends" in found else []

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ooco_gym.cli import completion
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, examples, find, names, presets
 from ooco_gym.cli.streams import end_at_once_from_here, quiet_pipes, tidy_end
-from ooco_gym.errors import Terminated, UserError
+from ooco_gym.errors import Terminated, UserError, check_text
 from ooco_gym.files import FULL, full_disk
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
@@ -66,6 +66,8 @@ def _main(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
+    for word in words:
+        check_text(word)
     if not words or words[0] in ("-h", "--help", "help"):
         _print_commands()
         return 0

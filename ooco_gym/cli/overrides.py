@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from os.path import exists
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESET, PRESETS, Command, names, read_choice
+from ooco_gym.documents import bounded_yaml
 from ooco_gym.errors import VERSION, UserError, nearest, unknown
 
 Compose = Callable[[list[str]], DictConfig]
@@ -49,6 +50,9 @@ def read(words: Iterable[str], multirun: bool) -> Request:
         UserError: a word that is not key=value, or several values where no sweep was asked for.
     """
     parser, overrides, out, trust, words = OverridesParser.create(), [], None, None, list(words)
+    given = {word.partition("=")[0] for word in words}
+    if "workload.path" in given and "workload" not in given:
+        words.insert(0, "workload=trace")  # its keys are a trace file's, not those of the workload that is the default
     for word in words:
         if word.startswith("out="):
             out = word[4:].strip().strip("'\"")
@@ -111,14 +115,14 @@ def _parse(parser: OverridesParser, word: str) -> Override:
     key, equals, value = word.partition("=")
     if not equals and not word.startswith("~"):
         raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
-    if ("/" in value and Path(value).exists()) or ("=" in value and "{" not in value):
+    if ("/" in value and exists(value)) or ("=" in value and "{" not in value):
         word = f"{key}={_quote(value)}"
     try:
         return parser.parse_override(word)
-    except HydraException as error:
+    except (HydraException, RecursionError) as error:
         hint = " ".join(str(error).split())[:120]
-        raise UserError(f"'{word}' cannot be read ({hint}): expected key=value; text with special characters needs "
-                        f"quotes, such as {key}='\"a b\"'") from None
+        raise UserError(f"'{word[:200]}' cannot be read ({hint}): expected key=value; text with special characters "
+                        f"needs quotes, such as {key}='\"a b\"'") from None
 
 
 def _quote(value: str) -> str:
@@ -132,7 +136,7 @@ def _quote(value: str) -> str:
             items[-1] += f",{item}"         # one more parameter of the policy before it
         else:
             items.append(item)
-    if not listed and Path(value).exists():
+    if not listed and exists(value):
         items = [value]
     quoted = ",".join(item if item[:1] in "'\"" else "'" + item.replace("'", "\\'") + "'" for item in items)
     return f"[{quoted}]" if listed else quoted
@@ -282,7 +286,7 @@ def _kind_elsewhere(command: Command, key: str, groups: set[str]) -> Any:
     for root in command.roots:
         for path in sorted((root / group).glob("*.yaml")):
             try:
-                node = OmegaConf.load(path)
+                node = OmegaConf.create(bounded_yaml(path.read_text(encoding="utf-8")))
             except Exception:  # nosec B112 (whatever is wrong with it is said where it is chosen)
                 continue
             value = default_of(node, rest) if isinstance(node, DictConfig) else None

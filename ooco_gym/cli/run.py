@@ -19,11 +19,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ooco_gym.cli import sweeps
-from ooco_gym.cli.commands import Command
+from ooco_gym.cli.commands import PRESETS, Command, presets
 from ooco_gym.cli.overrides import Request, check, is_glob
 from ooco_gym.cli.source import OocoSearchPath, OocoSource
 from ooco_gym.cli.task import BUG, COUNTER, MISTAKE, OK, Outcome, Task, one_line, unwrap
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, check_text
 
 TRUST = "OOCO_GYM_TRUST"  # as agents.learning.trust reads it
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
@@ -80,6 +80,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     """
     with session(command), _trusting(request.trust):
         _check(command, request)
+        _say_presets(command, request)
         words = [*_folders(command, request, multirun), *request.words]
         folder = Path(words[0].partition("=")[2].strip("'"))
         before = _seen(folder)
@@ -127,6 +128,7 @@ def _check_writable(out: Path, given: str | None) -> None:
 
 def _check_name(out: Path, given: str | None) -> None:
     """Refuses what is no name of a folder."""
+    check_text(str(out))
     if any(ord(letter) < FIRST_PRINTABLE or ord(letter) == DELETE for letter in str(out)):
         raise UserError(f"out={given!r} has a control character in it; expected the name of a folder")
     longest = max(out.parts, key=lambda part: len(os.fsencode(part)))
@@ -145,6 +147,14 @@ def _exists(path: Path) -> bool:
 def _check(command: Command, request: Request) -> None:
     options = GlobalHydra.instance().config_loader().get_group_options
     check(command, request, lambda words: compose(command, words), options)
+
+
+def _say_presets(command: Command, request: Request) -> None:
+    """Says what the presets that are asked for do, and how long they take."""
+    said = presets(command.roots, command.name)
+    for override in request.overrides:
+        if override.key_or_group in PRESETS and str(override.value()) in said:
+            print(f"{override.value()}: {said[str(override.value())]}", file=sys.stderr, flush=True)
 
 
 def _folders(command: Command, request: Request, multirun: bool) -> list[str]:

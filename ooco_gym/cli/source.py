@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from os.path import isdir, isfile  # false of what is no name of a file, where Path raises
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -14,7 +15,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ooco_gym.cli.commands import POLICY, PRESETS, Command, names, read_choice
-from ooco_gym.documents import read_yaml
+from ooco_gym.documents import bounded_yaml, read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -40,7 +41,7 @@ class OocoSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.command is not None:
-            search_path.append("main", search_path_of(self.command))
+            search_path.prepend("main", search_path_of(self.command))
 
 
 class OocoSource(ConfigSource):
@@ -60,7 +61,7 @@ class OocoSource(ConfigSource):
         return all(root.is_dir() for root in self.roots)
 
     def is_group(self, config_path: str) -> bool:
-        return config_path not in self.plain and any((root / config_path).is_dir() for root in self.roots)
+        return config_path not in self.plain and any(isdir(root / config_path) for root in self.roots)
 
     def is_config(self, config_path: str) -> bool:
         if self._file(config_path) is not None:
@@ -96,7 +97,7 @@ class OocoSource(ConfigSource):
         name = config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
         if name.startswith("/"):
             return None
-        return next((root / name for root in self.roots if (root / name).is_file()), None)
+        return next((root / name for root in self.roots if isfile(root / name)), None)
 
     def _split(self, config_path: str) -> tuple[str, str]:
         """Splits `workload/ooc+azure_conv` into the group and what it is given; ("", …) where there is no group."""
@@ -115,7 +116,7 @@ def _config_in(path: Path) -> Any:
         UserError: it is no YAML.
     """
     try:
-        return OmegaConf.create(path.read_text(encoding="utf-8"))
+        return OmegaConf.create(bounded_yaml(path.read_text(encoding="utf-8")))
     except Exception as error:  # beside YAMLError, of values and depths that cannot be: a dozen kinds
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"'{path}' is not valid YAML: {reason}") from error

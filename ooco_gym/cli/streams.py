@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -61,6 +62,8 @@ class Outlet:
 def quiet_pipes() -> Iterator[None]:
     """Output and errors of this process may be read to their end, or not."""
     before = sys.stdout, sys.stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's are: what a terminal cannot show is no failure
     sys.stdout, sys.stderr = (stream and Outlet(stream) for stream in before)  # pyright: ignore
     try:
         yield

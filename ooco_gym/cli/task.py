@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interru
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_sealed
 from ooco_gym.report.terminal import remarks
 
+KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
+          "(workers=1) or a smaller load; the same command goes on from what it has kept of the finished work")
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 COUNTER = ".points"  # folder of a sweep, while it runs: a file for each point that has ended
 
@@ -67,7 +70,7 @@ class Task:
             with remarks() as said:
                 summary = load(self.function)(cfg)
                 if said and isinstance(summary, Mapping):
-                    summary = {**summary, "remarks": list(said)}
+                    summary = {**summary, "remarks": list(said.values())}
             files = write_results(self.command, cfg, summary, out)
             end_if_interrupted(summary)
             return Outcome(OK, out, files=files)
@@ -78,6 +81,8 @@ class Task:
     def _failed(self, error: Exception, out: str) -> Outcome:
         if isinstance(error, UserError):
             return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
+        if isinstance(error, BrokenProcessPool):
+            return Outcome(MISTAKE, out, KILLED, left=True)
         if isinstance(error, ModuleNotFoundError):
             package = (error.name or "").partition(".")[0]
             if package in EXTRAS:

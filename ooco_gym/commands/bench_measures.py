@@ -131,8 +131,8 @@ def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
     """64 instances, a million requests."""
     import resource  # not on every system
 
-    pair = Scenario(workload="ooc", duration_s=3600.0, warmup_s=0.0, drain_s=0.0)
-    per_s = len(requests_of(pair)[0]) / pair.duration_s * FLEET_PAIRS
+    pair = Scenario(workload="ooc", duration_s=HOUR_S, warmup_s=0.0, drain_s=0.0)
+    per_s = len(requests_of(pair)[0]) / HOUR_S * FLEET_PAIRS
     duration_s = min(1.03 * options["fleet_requests"] / per_s, DAY_S)  # a little more: the load is not constant
     scenario = Scenario(cluster="fleet_64", workload="ooc", duration_s=duration_s, warmup_s=0.0, drain_s=300.0,
                         rate_scale=FLEET_PAIRS * pair.online_scale(),

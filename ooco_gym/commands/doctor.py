@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_folder
+from ooco_gym.private import not_private
 from ooco_gym.report import NONE, Column, Table
 from ooco_gym.version import __version__
 from ooco_gym.workload.catalogue import DATA_VARIABLE, data_folder
@@ -129,7 +130,10 @@ def machine() -> Iterator[Finding]:
 def caches() -> Iterator[Finding]:
     """Where compiled code and kept simulations are, whether they can be written, and how large they are."""
     yield _folder("compiled code", _code_folder(), "*/ooco_gym-*/*.nbc")
-    yield _folder("kept simulations", cache_folder(), "*")
+    folder = cache_folder()
+    why = not_private(folder)
+    yield Finding("kept simulations", f"{_short(folder)} {why}", PROBLEM, "none are kept, nor used: set OOCO_GYM_CACHE "
+                  "to a folder of your own") if why else _folder("kept simulations", folder, "*")
 
 
 def _code_folder() -> Path:

@@ -1,4 +1,4 @@
-"""`ooco-gym report`: one page of what came out of runs of `simulate`."""
+"""`ooco-gym report`: one page of what came out of run folders, of `simulate` and of any other command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ooco_gym.errors import UserError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ooco_gym.render import RunRecord
-
 SCHEMA = "ooco-gym/report/1"
 FILE_NAME = "report.html"
 EXAMPLE = "runs=[A,B], folders that 'ooco-gym simulate … out=A' wrote"
@@ -22,36 +20,57 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns what the report holds (`docs/outputs.md`).
 
     Raises:
-        UserError: `runs` is empty or names a folder that is no run of `simulate`.
+        UserError: `runs` is empty or names a folder that is no run.
     """
     from omegaconf import OmegaConf
     from rich.console import Console
 
-    from ooco_gym.render import report
+    from ooco_gym.again import command_line
+    from ooco_gym.commands.simulate import notes_of
+    from ooco_gym.render import outcome_of, read_record, write_report
+    from ooco_gym.render.reading import outcomes_of, plain_table
+    from ooco_gym.render.record import read_folder
+    from ooco_gym.report import Section
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    records = records_of(options["runs"])
-    path = report(Path(options["out"]) / FILE_NAME, records, title=options["title"])
+    folders = folders_of(options["runs"])
+    found = [read_folder(folder) for folder in folders]
+    records = [read_record(folder) for folder, (command, *_) in zip(folders, found, strict=True)
+               if command == "simulate"]
+    outcomes = [outcome_of(records, notes_of(records))] if records else []
+    sections = []
+    for folder, (command, summary, config) in zip(folders, found, strict=True):
+        some = outcomes_of(summary, config)
+        outcomes += some
+        if not some and command != "simulate":
+            sections.append(Section(f"{command}: {folder}", tables=[plain_table(summary)]))
+    again = [f"again/{index}" for index in range(1, 1 + len(folders))]
+    commands = [*(command_line(command, config, out) for out, (command, _, config) in zip(again, found, strict=True)),
+                command_line("report", {**options, "runs": again}, "again/report")]
+    path = write_report(Path(options["out"]) / FILE_NAME, outcomes, commands, records, title=options["title"] or "",
+                        sections=sections)
+    for one in outcomes:
+        one.show()
     Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
+    labels = {record.folder: record.label for record in records}
     return {"schema": SCHEMA, "report": FILE_NAME, "bytes": path.stat().st_size,
-            "runs": [{"folder": one.folder, "policy": one.label, "seed": one.seed} for one in records]}
+            "runs": [{"folder": folder, "command": command, "policy": labels.get(folder), "seed": summary.get("seed")}
+                     for folder, (command, summary, _) in zip(folders, found, strict=True)]}
 
 
-def records_of(runs: Any) -> list[RunRecord]:
-    """Reads the runs that were named; of the folder of a sweep (`-m`), all jobs.
+def folders_of(runs: Any) -> list[str]:
+    """The folders that were named; of the folder of a sweep (`-m`), all jobs.
 
     Raises:
-        UserError: nothing is named, or a folder is no run.
+        UserError: nothing is named.
     """
-    from ooco_gym.render import read_record
-
     given = [runs] if isinstance(runs, str) else runs
     if not isinstance(given, Sequence) or not given or not all(isinstance(item, str) for item in given):
         raise UserError(f"runs={runs!r} names no run; expected {EXAMPLE}")
-    return [read_record(folder) for item in given for folder in _folders(item)]
+    return [folder for item in given for folder in _jobs(item)]
 
 
-def _folders(name: str) -> list[str]:
+def _jobs(name: str) -> list[str]:
     """The run itself, or the jobs of a sweep, in their numbers' order."""
     from ooco_gym.render.record import SUMMARY_FILE
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from warnings import catch_warnings, simplefilter
 
+from ooco_gym.commands.played import say_played
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
-from ooco_gym.render.words import MUCH_WASTE, THRASH
-from ooco_gym.report import Table, duration, percent, show_notes
-from ooco_gym.scenario import Scenario
+from ooco_gym.report import Table, console, duration, percent, show_notes
+from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import CLUSTER, TRACE_CLUSTER, Scenario
+from ooco_gym.workload import from_file, of_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMA = "ooco-gym/simulate/1"
+    from ooco_gym.render import RunRecord
+
+SCHEMA, PAGE_FILE = "ooco-gym/simulate/1", "simulate.html"
 LEARNED, LEARNED_PLAYER = "learned:", "experiments.common.learned_player:simulate_learned"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
+OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
+THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
+MUCH_WASTE = 0.2  # recomputed over served tokens
 STEADY_S = 3600.0  # a window long enough to tell whether the backlog grows
 
 
@@ -28,36 +34,44 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
+    from ooco_gym.again import command_line
     from ooco_gym.documents import file_digest
     from ooco_gym.metrics import summarise, write_requests
-    from ooco_gym.render import write_samples
+    from ooco_gym.policy import policy_of
+    from ooco_gym.render import outcome_of, record_of, write_report, write_samples
     from ooco_gym.render.classes import class_table
     from ooco_gym.render.record import REQUESTS_FILE, SAMPLES_FILE
     from ooco_gym.simulation import simulate
 
-    scenario = scenario_of(cfg).resolve()
-    policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
-    with Console(stderr=True).status("simulating"), catch_warnings():
-        simplefilter("ignore", UserWarning)  # printed below, as notes
-        learned = isinstance(policy, str) and policy.startswith(LEARNED)
-        run = _learned_player()(scenario.given, policy) if learned else simulate(
-            scenario, policy=policy)  # type: ignore[arg-type]
-    summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
+    policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
+    learned = isinstance(policy, str) and policy.startswith(LEARNED)
+    scenario = scenario_of(cfg, mixed=not learned and policy_of(policy).mixed).resolve()
+    said = say_played(scenario)
+    with Console(stderr=True).status("simulating"):
+        run = _learned_player()(scenario.given, policy) if learned else simulate(scenario, policy=policy)
+    summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
+               **({"played": said[0]} if said else {})}
     files = [Path(cfg.out) / REQUESTS_FILE, *([Path(cfg.out) / SAMPLES_FILE] if run.samples else [])]
     write_requests(run, files[0])
     for path in files[1:]:
         write_samples(run, path)
     summary["files_sha256"] = {path.name: file_digest(path) for path in files}
+    lines = warnings_of(summary)
+    _, another_load = scenario.scale
+    if another_load:
+        lines.append(f"{another_load}.")
+    lines += [line if line.endswith("?") else f"{line}." for line in run.notes if line not in said]
+    earlier = [f"{line}." for line in (*scenario.remarks, *run.range_warnings, *said[1:])]  # on the page too
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    records = [record_of(run, summary=summary, config=config)]
+    outcome = outcome_of(records, [*lines, *earlier])
     result_table(summary).show()
     classes = class_table({summary["policy"]: [summary]})
     if classes is not None:
         classes.turned().show()
-    lines = warnings_of(summary, float(scenario.protocol.violation_budget))
-    _, another_load = scenario.scale
-    if another_load:
-        lines.append(f"{another_load}.")
-    lines += [line if line.endswith("?") else f"{line}." for line in (*run.range_warnings, *run.notes)]
-    show_notes(lines)
+    console().print(outcome.answer(), highlight=False)
+    show_notes([line for line in outcome.notes if line not in earlier])
+    write_report(Path(cfg.out) / PAGE_FILE, [outcome], [command_line("simulate", config)], records)
     return summary
 
 
@@ -67,8 +81,12 @@ def _learned_player() -> Any:
     return getattr(import_module(module), name)
 
 
-def scenario_of(cfg: DictConfig) -> Scenario:
+def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
     """Builds the scenario that a command's configuration describes.
+
+    Args:
+        cfg: with the fields of a scenario among its keys.
+        mixed: whether a cluster that is left open is one of mixed instances.
 
     Raises:
         UserError: a value that a scenario cannot have.
@@ -77,9 +95,28 @@ def scenario_of(cfg: DictConfig) -> Scenario:
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     given = {key: value for key, value in options.items() if key in Scenario.__dataclass_fields__}
+    trace = from_file(of_trace(given["workload"]))
+    cluster = load_yaml("cluster", TRACE_CLUSTER if trace else CLUSTER)
+    usual = {"cluster": load_yaml("cluster", cluster["twin"]) if mixed else cluster,
+             "offline": load_yaml("offline", "ooc")}
+    for group in left_open(given):
+        said = {key: value for key, value in given[group].items() if value is not None and key != "name"}
+        given[group] = None if trace and group == "offline" and not said else {**usual[group], **said}
     if isinstance(given.get("slo"), Mapping):
         given["slo"] = _slo(given)
     return Scenario.from_config(given)
+
+
+def left_open(options: Mapping[str, Any]) -> dict[str, None]:
+    """The fields of a scenario that a command's configuration leaves to the workload and the policy."""
+    return {group: None for group in ("cluster", "offline")
+            if isinstance(options.get(group), Mapping) and options[group].get("name") == OPEN}
+
+
+def of_cell(base: Scenario, cell: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
+    """The scenario with a cell's fields in it; where that is a trace file, what was left open is as for one."""
+    trace = "workload" in cell and from_file(of_trace(cell["workload"]))
+    return base.with_(**{**(left_open(options) if trace else {}), **cell})
 
 
 def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -96,8 +133,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     online, offline = summary["online"], summary["offline"]
     rows = [
         ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
-        ("violations", percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
-        ("violations, worst 10 minutes", percent(online["worst_10min_violation_rate"])),
+        ("late online requests", percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
+        ("late, worst 10 minutes", percent(online["worst_10min_violation_rate"])),
         *((f"attainment, {name}", percent(online[f"{key}_attainment"])) for name, key in (
             ("TTFT", "ttft"), ("TPOT", "tpot"), ("deadline", "deadline"))),
         *((name, _spread(online, key)) for name, key in (
@@ -106,12 +143,12 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("offline prompt tokens", f"{offline['prompt_tokens_per_s']:,.0f} per second"),
         *_cache_rows(summary),
         ("offline output tokens", f"{offline['output_tokens_per_s']:,.0f} per second"),
-        ("offline reference GPU time", f"{offline['reference_gpu_s_per_s']:.3f} s per second"),
-        ("recomputed tokens", f"{offline['wasted_tokens_per_s']:,.0f} per second"),
+        ("offline work", f"{offline['reference_gpu_s_per_s']:.3f} reference GPU-s per second"),
+        ("computed again", f"{offline['wasted_tokens_per_s']:,.0f} tokens per second"),
         ("wasted GPU time", f"{offline['wasted_gpu_s_per_s']:.3f} s per second"),
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
-        ("offline queueing age, P99", duration(offline["age_p99_s"])),
+        ("offline queueing, P99", duration(offline["age_p99_s"])),
         *((f"instance {index} ({one['role']})", _instance(one)) for index, one in enumerate(summary["instances"][:8])),
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
@@ -139,7 +176,7 @@ def _cached(one: Mapping[str, Any]) -> str:
     return "nothing was looked up"
 
 
-def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
+def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of the summary should not overlook, one sentence each."""
     online, offline = summary["online"], summary["offline"]
     served = offline["prompt_tokens_per_s"] + offline["output_tokens_per_s"]
@@ -147,9 +184,6 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     if online["arrived"] == 0:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
-    if (online["violation_rate"] or 0.0) > budget:
-        lines.append(f"{percent(online['violation_rate'])} of the online requests violate, more than "
-                     f"{percent(budget)}: this load is not sustainable under this policy.")
     if offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
@@ -165,6 +199,15 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     if offline["arrived"] == 0 and offline["finished"] == 0:
         lines.append(_nothing_offline(summary["scenario"]["offline"], offline))
     return lines
+
+
+def notes_of(records: Sequence[RunRecord]) -> list[str]:
+    """The same of several runs: of the first of each policy, with its name."""
+    said: dict[str, list[str]] = {}
+    for label, one in reversed({record.label: record for record in reversed(records)}.items()):
+        for line in warnings_of(one.summary):
+            said.setdefault(line, []).append(f"{label}, seed {one.seed}")
+    return [f"{'; '.join(who)}: {line}" for line, who in said.items()]
 
 
 def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str:

@@ -34,6 +34,8 @@ from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
+from ooco_gym.private import not_private
+
 PACKAGE = Path(__file__).resolve().parents[1]
 # A function is built from its own level and those before it, as the imports go.
 LEVELS = ("sim", "policy", "envs")
@@ -50,17 +52,20 @@ class SourceCache(FunctionCache):
         path = Path(inspect.getfile(function))
         prefix = f"ooco_gym-{path.stem}-"
         folder = Path(self._cache_path) / f"{prefix}{source_digest(function)}"
-        self._cache_file = KeyedFiles(folder, prefix, self._impl.filename_base)
+        beside = folder.parent == path.parent / "__pycache__"  # whoever may write there may write the source
+        self._cache_file = KeyedFiles(folder, prefix, self._impl.filename_base, beside)
 
 
 class KeyedFiles:
     """One file for each key in `folder`; stands in for numba's index file, whose writers can cross."""
 
-    def __init__(self, folder: Path, prefix: str, stem: str):
-        self.folder, self.prefix, self.stem = folder, prefix, stem
+    def __init__(self, folder: Path, prefix: str, stem: str, beside: bool = True):
+        self.folder, self.prefix, self.stem, self._beside = folder, prefix, stem, beside
 
     def load(self, key: Any) -> Any:
         """Returns what was saved under `key`, or None."""
+        if not self._ours():
+            return None
         try:
             content = self._path(key).read_bytes()
             if content[:DIGEST_BYTES] != _digest_of(content[DIGEST_BYTES:]):
@@ -74,8 +79,10 @@ class KeyedFiles:
         """Saves `data` under `key`; a cache that cannot be written costs time, nothing else."""
         try:
             if not self.folder.exists():
-                self.folder.mkdir(parents=True, exist_ok=True)
+                self.folder.mkdir(0o777 if self._beside else 0o700, parents=True, exist_ok=True)
                 self._prune()
+            if not self._ours():
+                return
             path = self._path(key)
             temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
             try:
@@ -94,6 +101,13 @@ class KeyedFiles:
 
     def _path(self, key: Any) -> Path:
         return self.folder / f"{self.stem}-{hashlib.blake2b(str(key).encode(), digest_size=8).hexdigest()}.nbc"
+
+    def _ours(self) -> bool:
+        """Whether no other user may have written what is there; of a folder beside the source its owner may, too."""
+        why = "" if self._beside else not_private(self.folder)
+        if why:
+            note_not_kept(f"{self.folder} {why}")
+        return not why
 
     def _prune(self) -> None:
         """Removes the folders of digests gone by, all but the newest few."""
@@ -121,8 +135,8 @@ def note_not_kept(reason: str) -> None:
     """Warns once in a process that compiled code is lost at its end."""
     if not _NOTED:
         _NOTED.append(reason)
-        warnings.warn(f"compiled code cannot be kept ({reason}): every start compiles anew, for about a minute; set "
-                      "NUMBA_CACHE_DIR to a folder that can be written", UserWarning, stacklevel=2)
+        warnings.warn(f"compiled code cannot be kept ({reason}): every start compiles anew, for a minute or more; set "
+                      "NUMBA_CACHE_DIR to a folder of your own", UserWarning, stacklevel=2)
 
 
 def source_digest(function: Callable[..., Any]) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ooco_gym.errors import UserError
 
@@ -35,14 +35,23 @@ def _found() -> dict[str, str]:
 
 
 ENVIRONMENTS = _found()
+RENAMED = {f"ooco_gym/{name}-v1": f"ooco_gym/{name}Predicted-v0" for name in ("Eviction", "Migration")}
 
 
 def register_all() -> None:
-    """Registers every environment of this package, once; each also as a native vector environment."""
-    # Gymnasium calls any v0 out of date beside a v1. Here v1 is the same decision with length predictions observed.
-    warnings.filterwarnings("ignore", r".*environment ooco_gym/\w+-v0 is out of date", DeprecationWarning)
+    """Registers every environment of this package, once; each also as a native vector environment.
+
+    Under its earlier name one is found, and says what it is called now: a spec of that name would be a newer version.
+    """
     for env_id, entry_point in ENVIRONMENTS.items():
         add(env_id, entry_point)
+    for old, new in RENAMED.items():
+        refuse = partial(_refuse, old, new)
+        gym.registry.setdefault(old, EnvSpec(new, entry_point=refuse, vector_entry_point=refuse))
+
+
+def _refuse(old: str, new: str, **arguments: Any) -> Any:
+    raise UserError(f"environment '{old}' is called '{new}' now: it is another task than -v0, no newer version of it")
 
 
 def add(env_id: str, entry_point: str) -> None:

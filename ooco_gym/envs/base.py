@@ -63,7 +63,8 @@ class DecisionEnv(gym.Env):
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
-    `cost`, `cost_ttft`, `cost_tpot`, `reward/<term>`; at the end `summary`, the protocol's figures of the episode.
+    `cost`, `cost_ttft`, `cost_tpot`, `reward/<term>`; at the end `summary`, the protocol's figures of the episode. The
+    info of `reset` has `notes` where there are any: what of the cluster's chips was not measured, a sentence each.
 
     ## Arguments
     `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
@@ -72,7 +73,8 @@ class DecisionEnv(gym.Env):
     `shift` (one of the scenario's distribution shifts), `levels`, `shares`, `action`, `controls`, `vary`, `shifts` (as
     in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes), `flat` (an observation is one vector; the
     mask is in `info["action_mask"]` and `action_masks()` as ever).
-    An illegal action does what the partner would do.
+    An illegal action does what the partner would do: `info["illegal_action"]` is then True, and the episode's summary
+    has their number as `illegal_actions`.
 
     ## Rendering
     `human` is a live view in the terminal, `render_fps` times a second at most: what each instance runs, its KV memory
@@ -164,7 +166,9 @@ class DecisionEnv(gym.Env):
         self.window = (played, number if number is not None else int(self.np_random.integers(1_000)))
         self.episodes.start(0, *self.window)
         self._started = True
-        return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
+        notes = self.episodes.notes(0)
+        return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0,
+                                     **({"notes": notes} if notes else {})}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Answers the decision and runs on to the next one; see the class.
@@ -179,6 +183,8 @@ class DecisionEnv(gym.Env):
         info = self.episodes.info(0)
         reward = info.pop("reward")
         info["action_mask"] = self._mask.copy()
+        if self.episodes.illegal() is not None:
+            info["illegal_action"] = True
         if over:
             info["summary"] = self.summary()
         return self._observation(), reward, False, over, info
@@ -201,7 +207,7 @@ class DecisionEnv(gym.Env):
         if controls is None or len(levels) != len(self._actions):
             raise UserError(f"step({action!r}): expected an action of {self.action_space}")
         bounded = np.clip(np.array(levels, object), ILLEGAL, controls.levels.shape[1])
-        self._actions[:] = controls.legal(bounded.astype(np.int64))
+        self.episodes.set_levels(bounded.astype(np.int64)[None])
 
     def action_masks(self) -> np.ndarray:
         """Legality of each action, bool (A,), as sb3-contrib asks for it."""
@@ -323,7 +329,7 @@ def box_actions(action: Any, space: spaces.Space) -> np.ndarray:
     """
     try:
         values = np.asarray(action, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         values = np.empty(0)
     if values.shape != space.shape or isinstance(action, (bool, str)):
         raise UserError(f"step({action!r}): expected an action of {space}")

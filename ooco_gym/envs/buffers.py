@@ -26,7 +26,8 @@ ILLEGAL = -1
 BOX_ONE = 1 << 30  # of an action that is a vector of numbers from 0 to 1: they are kept as whole ones up to this
 
 # --- Columns of StepBuffers.turns -----------------------------------------------------------------------------------
-(KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, TURN) = range(8)
+# WAS_ILLEGAL, ILLEGALS: whether an action was illegal since it was last looked at, and how many of the episode's were
+(KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, WAS_ILLEGAL, ILLEGALS, TURN) = range(10)
 MORE = -9  # an answer: the decision goes on with another pick
 MOST_PICKS = 16  # of one decision
 NOTES = 8
@@ -35,7 +36,8 @@ MOST_PARTS = 3  # numbers of an action that may stay in force
 (HELD_UNTIL_PS, HELD_ACTION, HELD) = 0, 1, 1 + MOST_PARTS
 # --- Slots of StepBuffers.settings ----------------------------------------------------------------------------------
 # OFFERED: most requests that are offered, where another decision of the environment has more candidates
-(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, BOX, OFFERED, SETTINGS) = range(7)
+# ANY_ILLEGAL: whether WAS_ILLEGAL is set of any episode
+(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, BOX, OFFERED, ANY_ILLEGAL, SETTINGS) = range(8)
 
 
 class StepBuffers(NamedTuple):

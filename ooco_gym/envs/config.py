@@ -15,10 +15,12 @@ from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, 
 from ooco_gym.policy.policy import Policy
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
+from ooco_gym.workload import from_file, of_trace
 
 DRAIN_S = 120.0  # most that is played after a window, to see its online requests through
 MOST_CANDIDATES = 64
 PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
+LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
 _KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
@@ -61,8 +63,10 @@ class EpisodeConfig:
         """The scenario of window `number` of `seed`: both key time of day, arrivals, lengths, what varies."""
         key = np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, number & 0xFFFFFFFF])
         first, second = (int(word) for word in key.generate_state(2))
-        slots = int(DAY_S // self.window_s)
-        start_s = DAY_S + (first % max(1, slots)) * self.window_s  # a day later: the warm-up may begin before midnight
+        begin_s, span_s = DAY_S, DAY_S  # a day later: the warm-up may begin before midnight
+        if self.scenario.from_file:
+            begin_s, span_s = self.scenario.with_(start_s=None, duration_s=None).window()
+        start_s = begin_s + (first % max(1, int(span_s // self.window_s))) * self.window_s
         changes: dict[str, Any] = {}
         if self.vary:
             random = np.random.default_rng(key.spawn(1)[0])
@@ -102,6 +106,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
     base = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
     given_settings = {"levels": levels, "shares": shares, "action": action, "controls": controls, "vary": vary,
                       "shifts": shifts}
+    usual = dict(base)
     base.update({key: value for key, value in given_settings.items() if value is not None})
     check_keys("env", {**base, **others}, _KEYS)
 
@@ -118,7 +123,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
         _mapping("shares", base.get("shares"), "online and offline to lists of shares"), _is_box(base.get("action")),
         _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
-        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, shift)))
+        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, shift, chosen.from_file, usual)))
 
 
 def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
@@ -138,18 +143,21 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
     load = changes.pop("load", None)
     if load is not None and (not is_number(load) or load < 0):
         raise UserError(f"{where}: load={load!r} must be a number of at least 0, a share of the peak")
-    loads = ("rate_scale", "online_rate")
-    if load is not None and any(changes.get(name) is not None for name in loads):
+    if load is not None and any(changes.get(name) is not None for name in LOADS):
         raise UserError(f"{where}: load={load:g} and another online load are given; leave one out")
     for name in changes:
         if name in _SET_BY_WINDOWS:
             raise UserError(f"{where}: {name} is set by each window; leave it out")
-    if load is not None or ({"workload", "cluster", "slo"} & set(changes) and not set(loads) & set(changes)):
-        changes |= dict.fromkeys(loads)
+    if load is not None or ({"workload", "cluster", "slo"} & set(changes) and not set(LOADS) & set(changes)):
+        changes |= dict.fromkeys(LOADS)
+    if _is_trace(changes) and not any(str(name).startswith("offline") for name in changes):
+        changes["offline"] = None  # its own offline requests alone
     scenario = _changed(where, config.scenario, changes)
     if load is not None:
         scenario = scenario.with_(rate_scale=float(load) * scenario.online_scale())
     given = {str(name).partition(".")[0] for name in changes}
+    if _is_trace(changes):
+        given |= {name for name in config.vary if name.startswith("offline")}
     vary = {name: values for name, values in config.vary.items() if name not in changes and name not in given}
     return replace(config, scenario=scenario, vary=vary)
 
@@ -210,13 +218,18 @@ def _is_box(value: Any) -> bool:
     return value == "box"
 
 
-def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None) -> Any:
-    """What varies, less what a shift or a scenario beside it sets."""
+def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None, trace: bool,
+                  usual: Mapping[str, Any]) -> Any:
+    """What varies, less what a shift or a scenario beside it sets; what varies the usual load does not vary a trace's.
+    """
     listed = base.get("vary")
     if not isinstance(listed, Mapping):
         return listed
     shifted = _mapping("shifts", base.get("shifts"), "").get(shift) if shift is not None else {}
     given = {*(scenario if isinstance(scenario, Mapping) else ()), *(shifted or ())}
+    if trace and not _is_trace(usual.get("scenario") or {}):
+        given |= {name for name, values in (usual.get("vary") or {}).items()
+                  if name.partition(".")[0] in (*LOADS, "offline", "workload") and listed.get(name) == values}
     return {name: values for name, values in listed.items() if name not in given}
 
 
@@ -252,21 +265,29 @@ def _check_kinds(fields: Mapping[str, Any]) -> None:
         value = fields.get(name, "")
         if not isinstance(value, (str, os.PathLike, Mapping)):
             raise UserError(f"{name}={value!r} must be a name in conf/{name}, a path or a mapping")
-    if not isinstance(fields.get("offline", {}), Mapping):
+    if not isinstance(fields.get("offline") or {}, Mapping):
         raise UserError(f"offline={fields['offline']!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
 
 
+def _is_trace(fields: Mapping[str, Any]) -> bool:
+    """Whether fields of a scenario name a trace file as its workload."""
+    return fields.get("workload") is not None and from_file(of_trace(fields["workload"]))
+
+
 def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shift: str | None) -> Scenario:
-    fields = dict(base.get("scenario") or {})
+    usual = dict(base.get("scenario") or {})
+    fields, changes = dict(usual), {key: value for key, value in short.items() if value is not None}
     if isinstance(given, Mapping):
         check_keys("env scenario", given, Scenario.__dataclass_fields__)
         if given.get("online_rate") is not None:
             fields.pop("rate_scale", None)
         fields.update(given)
     _check_kinds(fields)
-    chosen = given if isinstance(given, Scenario) else Scenario.from_config(fields)
-    changes = {key: value for key, value in short.items() if value is not None}
     _check_kinds(changes)
+    if _is_trace({**fields, **changes}) and not _is_trace(usual):  # its own load, but for what is said
+        fields = {key: value for key, value in fields.items()
+                  if key not in (*LOADS, "offline") or value != usual.get(key)}
+    chosen = given if isinstance(given, Scenario) else Scenario.from_config(fields)
     shifts = _mapping("shifts", base.get("shifts"), "names to the scenario fields that each changes")
     if shift is not None:
         if not isinstance(shift, str) or shift not in shifts:

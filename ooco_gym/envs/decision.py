@@ -249,7 +249,7 @@ def add_spread(ordered, chosen, count, left, low, high):
     return count + offered
 
 
-# --- Words: what decisions and actions are called on pages, in pictures, in the game in the terminal -----------------
+# --- Words: what decisions and actions are called on pages and in pictures -----------------
 _FLAG = "1 where"  # how the meaning of a feature begins that is 1 or 0
 _MOST_SHARE = 2.0  # limit above which a share is a count over its limit: evictions, interruptions
 PARTNER = "do what the partner would do"
@@ -277,36 +277,6 @@ def in_unit(feature: Feature, value: float) -> tuple[float, str]:
     return (100.0 * figure, "%") if feature.limit <= _MOST_SHARE and not is_flag(feature) else (figure, "")
 
 
-def shown(feature: Feature, value: float) -> str:
-    """An observed value for people, times and rates with their unit; `>` and `<` where it was cut at its limit."""
-    (figure, unit), cut = in_unit(feature, value), ""
-    if feature.limit != 1.0 and value >= feature.high:
-        cut = "> "
-    elif feature.low < 0.0 and value <= feature.low:
-        cut = "< "
-    if is_flag(feature):
-        return "yes" if value else "no"
-    if unit == "%":
-        return f"{cut}{figure:.0f} %"
-    if feature.unit in ("share", "tokens", "requests"):
-        return f"{cut}{figure:,.0f}"
-    text = f"{figure:,.0f}" if abs(figure) >= 10 else f"{figure:.2f}"
-    return f"{cut}{text} {unit}"
-
-
-def figures_of(decision: str, candidate: np.ndarray) -> dict[str, str]:
-    """What a candidate's features say, by name.
-
-    Args:
-        decision: name of its kind.
-        candidate: float32[CANDIDATE_SIZE].
-    """
-    kind = kinds()[decision]
-    columns = {feature.name: (column, feature) for column, feature in enumerate(kind.columns)}
-    shown_here = [columns[name] for name in kind.figures]
-    return {feature.name.replace("_", " "): shown(feature, float(candidate[column])) for column, feature in shown_here}
-
-
 def meaning(decision: str, action: int, partner: str = "the partner") -> str:
     """What an action of a choice means.
 
@@ -320,14 +290,3 @@ def meaning(decision: str, action: int, partner: str = "the partner") -> str:
     if action == PARTNER_ACTION:
         return PARTNER.replace("the partner", partner)
     return f"candidate {action - FIXED}: {kinds()[decision].take}"
-
-
-def asked(observation: Mapping[str, Any], names: Sequence[str] = DECISIONS) -> str:
-    """Which kind of decision an observation is about; '' at the end of an episode.
-
-    Args:
-        observation: of any environment.
-        names: of its slots (`DecisionEnv.decision_names`), where it asks other kinds than `features.DECISIONS`.
-    """
-    hot = np.flatnonzero(observation["decision"])
-    return names[int(hot[0])] if len(hot) else ""

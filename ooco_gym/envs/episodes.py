@@ -240,6 +240,25 @@ class Episodes:
         return bool(self.buffers.turns[i, b.OPEN])
 
     # --- What it looks like from outside ---------------------------------------------------------------------------
+    def set_levels(self, levels: np.ndarray) -> None:
+        """Sets the actions, int64[N, P], where these are levels of parameters; the tuned one stands in for a level that
+        there is not, which is illegal."""
+        assert self.controls is not None
+        buffers, legal = self.buffers, self.controls.legal(levels)
+        wrong = (legal != levels).any(axis=-1) & (buffers.turns[:, b.OPEN] == 1)
+        buffers.actions[:] = legal
+        buffers.turns[wrong, b.WAS_ILLEGAL] = 1
+        buffers.turns[wrong, b.ILLEGALS] += 1
+        buffers.settings[b.ANY_ILLEGAL] += float(wrong.any())
+
+    def illegal(self) -> np.ndarray | None:
+        """Of which episodes the actions of the last step were illegal, bool[N], looked at once; None: of none."""
+        if not self.buffers.settings[b.ANY_ILLEGAL]:
+            return None
+        was = self.buffers.turns[:, b.WAS_ILLEGAL] == 1
+        self.buffers.turns[:, b.WAS_ILLEGAL], self.buffers.settings[b.ANY_ILLEGAL] = 0, 0.0
+        return was
+
     def info(self, i: int) -> dict[str, Any]:
         """The step's information on episode i, without the mask."""
         told = dict(zip(INFO_KEYS, self._told[i].tolist(), strict=True))
@@ -266,7 +285,14 @@ class Episodes:
             "migrations": float(totals.migrations),
             **{f"reward/{term}": float(account[r.TOTAL + index]) for index, term in enumerate(r.TERMS)},
             **{f"reward/{name}": float(account[total]) for name, (_, total) in self.own_terms.items()},
+            **({"illegal_actions": float(illegal)} if (illegal := self.buffers.turns[i, b.ILLEGALS]) else {}),
         }
+
+    def notes(self, i: int) -> tuple[str, ...]:
+        """What of its chips was not measured, and what the reader of its trace did or doubts: a sentence each."""
+        simulation = self.simulations[i]
+        assert simulation is not None
+        return simulation.scenario.remarks + simulation.notes
 
     def line(self, i: int) -> str | None:
         """One line of text on the instances of episode i; None before its start."""

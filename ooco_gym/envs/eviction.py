@@ -1,4 +1,4 @@
-"""`ooco_gym/Eviction-v0` and `-v1`: which resident request gives way where KV memory is short?"""
+"""`ooco_gym/Eviction-v0` and `EvictionPredicted-v0`: which resident request gives way where KV memory is short?"""
 
 from __future__ import annotations
 
@@ -121,24 +121,24 @@ class EvictionEnv(DecisionEnv):
     default_scenario: ClassVar[str] = "eviction"
 
 
-class EvictionV1Env(EvictionEnv):
+class EvictionPredictedEnv(EvictionEnv):
     """Eviction where a length predictor says how long outputs will be; all else is as in Eviction-v0.
 
     ## Description
-    The scenario has a length predictor (`lengths`, in `conf/env/eviction_v1.yaml` of log-normal error 0.3). What it
-    lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
+    The scenario has a length predictor (`lengths`, in `conf/env/evictionpredicted.yaml` of log-normal error 0.3). What
+    it lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
     and how far off that may be. Rules of the policy `ooco_lengths` are given the same, and nothing is given the truth,
     unless `lengths` is `true`. A request that outlives its prediction is believed to go on.
 
     ## Candidates
     The partner's choice, the one that is worth least for the memory that it still takes (`ooco_lengths:evict=density`),
-    the one whose predicted output is longest, then as in v0.
+    the one whose predicted output is longest, then as in Eviction-v0.
     """
 
-    id: ClassVar[str] = "ooco_gym/Eviction-v1"
+    id: ClassVar[str] = "ooco_gym/EvictionPredicted-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (BY_LENGTHS,)
-    default_scenario: ClassVar[str] = "eviction_v1"
+    default_scenario: ClassVar[str] = "evictionpredicted"
 
 
 register(EvictionEnv)
-register(EvictionV1Env)
+register(EvictionPredictedEnv)

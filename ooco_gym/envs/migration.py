@@ -1,4 +1,4 @@
-"""`ooco_gym/Migration-v0` and `-v1`: which offline requests does a strict instance pull from the relaxed ones?"""
+"""`ooco_gym/Migration-v0` and `MigrationPredicted-v0`: which offline requests does a strict instance pull?"""
 
 from __future__ import annotations
 
@@ -176,24 +176,24 @@ class MigrationEnv(DecisionEnv):
     default_scenario: ClassVar[str] = "migration"
 
 
-class MigrationV1Env(MigrationEnv):
+class MigrationPredictedEnv(MigrationEnv):
     """Migration where a length predictor says how long outputs will be; all else is as in Migration-v0.
 
     ## Description
-    The scenario has a length predictor (`lengths`, in `conf/env/migration_v1.yaml` of log-normal error 0.3). What it
-    lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
+    The scenario has a length predictor (`lengths`, in `conf/env/migrationpredicted.yaml` of log-normal error 0.3). What
+    it lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
     and how far off that may be. Rules of the policy `ooco_lengths` are given the same, and nothing is given the truth,
     unless `lengths` is `true`. A request that outlives its prediction is believed to go on.
 
     ## Candidates
     The one that the partner would pick next, the one that is believed to finish soonest, the one whose predicted output
-    is shortest, then as in v0.
+    is shortest, then as in Migration-v0.
     """
 
-    id: ClassVar[str] = "ooco_gym/Migration-v1"
+    id: ClassVar[str] = "ooco_gym/MigrationPredicted-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (BY_LENGTHS,)
-    default_scenario: ClassVar[str] = "migration_v1"
+    default_scenario: ClassVar[str] = "migrationpredicted"
 
 
 register(MigrationEnv)
-register(MigrationV1Env)
+register(MigrationPredictedEnv)

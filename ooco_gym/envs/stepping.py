@@ -218,6 +218,14 @@ def offer(state, buffers, i):
     return kernel_at(buffers.offers[buffers.turns[i, b.KIND]])(state, buffers, i) >= 2
 
 
+@inner
+def note_illegal(buffers, i):
+    """Counts an action that was not legal."""
+    buffers.turns[i, b.WAS_ILLEGAL] = 1
+    buffers.turns[i, b.ILLEGALS] += 1
+    buffers.settings[b.ANY_ILLEGAL] = 1.0
+
+
 @inlined
 def answer_of(state, buffers, i):
     """The answer for the simulator, or MORE; an action that is not legal does what the partner would do."""
@@ -226,6 +234,7 @@ def answer_of(state, buffers, i):
         size = buffers.mask.shape[1]
         if not 0 <= action < size or buffers.mask[i, action] == 0:
             buffers.actions[i, 0] = b.PARTNER_ACTION
+            note_illegal(buffers, i)
     if kind == s.COMPOSE:
         put_in_force(state, buffers, i)
     return own_answer(state, buffers, i)

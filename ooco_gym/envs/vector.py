@@ -175,6 +175,7 @@ class DecisionVectorEnv(VectorEnv):
         self._look()
         infos = {"action_mask": self.episodes.buffers.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
                  "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
+        infos |= self._notes(np.flatnonzero(chosen))
         return self._observations(), infos
 
     def _reset_mask(self, mask: Any) -> np.ndarray:
@@ -236,6 +237,7 @@ class DecisionVectorEnv(VectorEnv):
         observations, rewards = self._out.take(infos)
         for key, column in self._own.items():
             infos[key] = column.copy()
+        infos |= self._illegal()
         return observations, rewards, np.zeros(n, bool), np.zeros(n, bool), infos
 
     def _turned(self, ended: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -250,6 +252,7 @@ class DecisionVectorEnv(VectorEnv):
             truncated |= going & np.repeat(truncated.reshape(-1, self._group).any(1), self._group)
         rewards = np.where(going, buffers.account[:, r.TERM + _REWARD], 0.0)
         infos = self._infos(None if going.all() else going)
+        infos |= self._illegal()
         if ended:
             infos["summary"] = self._summaries(ended)
             infos["_summary"] = _mask_of(self.num_envs, ended)
@@ -262,8 +265,22 @@ class DecisionVectorEnv(VectorEnv):
             self._start(int(i), None)
         if len(resets):
             infos["action_mask"] = buffers.mask.copy()
+            infos |= self._notes(resets)
         self._look()
         return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, infos
+
+    def _illegal(self) -> dict[str, np.ndarray]:
+        """Of which episodes the action was illegal, as information; nothing where all were legal."""
+        was = self.episodes.illegal()
+        return {} if was is None else {"illegal_action": was, "_illegal_action": was.copy()}
+
+    def _notes(self, begun: np.ndarray) -> dict[str, np.ndarray]:
+        """The notes of episodes that have just begun, as information; nothing where there are none."""
+        notes, there = np.empty(self.num_envs, object), np.zeros(self.num_envs, bool)
+        for i in begun:
+            notes[i] = self.episodes.notes(int(i)) or None
+            there[i] = notes[i] is not None
+        return {"notes": notes, "_notes": there} if there.any() else {}
 
     def _take(self, actions: Any) -> None:
         if self.config.box:
@@ -274,7 +291,8 @@ class DecisionVectorEnv(VectorEnv):
             raise UserError(f"step(): actions of shape {values.shape} and type {values.dtype}; expected whole numbers "
                             f"of shape {self._actions.shape}")
         if self.episodes.controls is not None:
-            values = self.episodes.controls.legal(values)
+            self.episodes.set_levels(values.astype(np.int64))
+            return
         self._actions[:] = values
 
     def _infos(self, present: np.ndarray | None = None) -> dict[str, Any]:
@@ -297,10 +315,11 @@ class DecisionVectorEnv(VectorEnv):
         """The figures of the episodes that have come to the end of their window."""
         rows = [self.episodes.summary(i) for i in ended]
         summary: dict[str, np.ndarray] = {}
-        for key in rows[0]:
+        for key in {key: None for row in rows for key in row}:
+            having = [i for i, row in zip(ended, rows, strict=True) if key in row]
             summary[key] = np.zeros(self.num_envs)
-            summary[key][ended] = [row[key] for row in rows]
-            summary[f"_{key}"] = _mask_of(self.num_envs, ended)
+            summary[key][having] = [row[key] for row in rows if key in row]
+            summary[f"_{key}"] = _mask_of(self.num_envs, having)
         return summary
 
     def _final(self, infos: dict[str, Any], over: np.ndarray) -> dict[str, Any]:

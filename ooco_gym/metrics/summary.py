@@ -12,6 +12,7 @@ import numpy as np
 
 from ooco_gym.files import atomic_write
 from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, worst_window_rate
+from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
 from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, ROLE_NAMES
 
@@ -261,7 +262,7 @@ def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
     reached = np.cumsum(counts)
     index = int(np.searchsorted(reached, share * total))
     inside = (share * total - (reached[index] - counts[index])) / counts[index]
-    return float(ITL_FIRST_PS / PS_PER_S * math.exp((index - 1 + inside) * ITL_WIDTH))
+    return float(ITL_FIRST_PS / PS_PER_S * steady(math.exp((index - 1 + inside) * ITL_WIDTH)))
 
 
 def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,7 +17,6 @@ from ooco_gym.report.terminal import remark
 SHORTEST_LINES = 512
 """Mean context, in tokens, up to which lines are fitted in any case: requests with a common prefix share its memory."""
 _TIMING = ("name", "causal_factor", "lines_to")
-_said: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Deployment:
             in the KV memory at the batch size.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
 
-    What of the chip was not measured (`remarks`) is said once in a process, as a `UserWarning`.
+    What of the chip was not measured is in `remarks`; a command says it once.
 
     Raises:
         UserError: the weights do not fit, or the model cannot be split that way.
@@ -250,12 +248,3 @@ def validity_warnings(deployment: Deployment, *, max_batch: float | None = None,
             found.append(f"chip '{chip.name}': not measured for model '{deployment.model.name}' at "
                          f"tp={deployment.tp}, so timing={roofline} stands in: {', '.join(missing)}")
     return found
-
-
-def warn_once(sentences: Iterable[str]) -> None:
-    """Gives each sentence as a `UserWarning`, once in a process, whatever size the run reaches."""
-    for sentence in sentences:
-        what = sentence.partition("; this run reaches")[0]
-        if what not in _said:
-            _said.add(what)
-            warnings.warn(sentence, UserWarning, stacklevel=2)

@@ -282,7 +282,7 @@ def _convert(where: str, key: str, kind: str, value: Any) -> Any:
     if kind in ("float", "int"):
         try:
             number = float(value) if not isinstance(value, bool) else math.nan
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number) or (kind == "int" and number != int(number)):
             expected = "a whole number" if kind == "int" else "a number"

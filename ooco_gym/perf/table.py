@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import SHORTEST_LINES, Deployment
 from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
+from ooco_gym.rounding import steady
 
 KEPT = 128  # tables, of some 0.2 MB each
 PS_PER_S = 1_000_000_000_000
@@ -140,8 +141,8 @@ def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
     """The mean contexts that lines are fitted over, by batch size: no longer than memory holds, float64[n, m]."""
     longest = CONTEXTS[-1] if deployment.lines_to is not None else deployment.kv_tokens / batch
     longest = np.clip(np.broadcast_to(longest, batch.shape), SHORTEST_LINES, deployment.lines_to or CONTEXTS[-1])
-    share = np.log(CONTEXTS / CONTEXTS[0]) / np.log(CONTEXTS[-1] / CONTEXTS[0])
-    closer = CONTEXTS[0] * (longest[:, None] / CONTEXTS[0]) ** share
+    share = steady(np.log(CONTEXTS / CONTEXTS[0]) / np.log(CONTEXTS[-1] / CONTEXTS[0]))
+    closer = CONTEXTS[0] * steady((longest[:, None] / CONTEXTS[0]) ** share)
     return np.where(longest[:, None] == CONTEXTS[-1], CONTEXTS, closer)
 
 
@@ -189,9 +190,9 @@ def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float,
 
 
 def _grid(measured: MeasuredAttention) -> np.ndarray:
-    q, kv = np.meshgrid(2.0 ** (np.arange(GRID_ROWS) / 2), 2.0 ** (np.arange(GRID_COLUMNS) / 2), indexing="ij")
+    q, kv = np.meshgrid(*(steady(2.0 ** (np.arange(n) / 2)) for n in (GRID_ROWS, GRID_COLUMNS)), indexing="ij")
     seconds = measured.prefill_s(q.ravel(), np.maximum(q, kv).ravel()).reshape(q.shape)
-    return np.log2(np.maximum(seconds * PS_PER_S, 1.0))
+    return steady(np.log2(np.maximum(seconds * PS_PER_S, 1.0)))
 
 
 def attention_ps(table: CostTable, work: np.ndarray, rows: np.ndarray, context: np.ndarray,
@@ -199,13 +200,13 @@ def attention_ps(table: CostTable, work: np.ndarray, rows: np.ndarray, context: 
     """Attention of prefill iterations in ps, float64, from the sums of `Attention.features`."""
     if not table.attention_grid.size:
         return table.attention.seconds(work, rows, context, requests) * PS_PER_S
-    row = np.clip(2 * np.log2(np.maximum(rows / requests, 1.0)), 0, GRID_ROWS - 1.001)
-    column = np.clip(2 * np.log2(np.maximum(work / rows, 1.0)), 0, GRID_COLUMNS - 1.001)
+    row = np.clip(2 * steady(np.log2(np.maximum(rows / requests, 1.0))), 0, GRID_ROWS - 1.001)
+    column = np.clip(2 * steady(np.log2(np.maximum(work / rows, 1.0))), 0, GRID_COLUMNS - 1.001)
     i, j = row.astype(int), column.astype(int)
     u, v, grid = row - i, column - j, table.attention_grid
     lower = grid[i, j] + v * (grid[i, j + 1] - grid[i, j])
     upper = grid[i + 1, j] + v * (grid[i + 1, j + 1] - grid[i + 1, j])
-    return requests * 2.0 ** (lower + u * (upper - lower))
+    return requests * steady(2.0 ** (lower + u * (upper - lower)))
 
 
 def decode_latency_ps(table: CostTable, batch: int, context_tokens: int) -> int:
@@ -371,7 +372,7 @@ def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, dec
     inside = np.maximum(alone - launch, 0.0) + lines + per_chunk * decodes * chunk
     chain = critical * context / np.maximum(decodes, 1)
     largest, other = np.maximum(np.maximum(inside, chain), 1.0), np.minimum(inside, chain)
-    together = launch + largest * (1.0 + (other / largest) ** mixed.exponent) ** (1.0 / mixed.exponent)
+    together = launch + largest * steady((1.0 + steady((other / largest) ** mixed.exponent)) ** (1.0 / mixed.exponent))
     together += skew * np.minimum(decodes / mixed.skew_batch, 1.0) * beyond
     return np.rint(np.where(decodes > 0, together, alone)).astype(np.int64)
 

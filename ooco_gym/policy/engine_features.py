@@ -17,7 +17,7 @@ from ooco_gym.compile.instructions import LANES, bits_of, float_of, quotient, st
 from ooco_gym.policy.latency_budget import decodes, token_slack
 from ooco_gym.runtime.batching_features import BLOCKS_S, ENGINE, LOOK_OFFLINE, LOOK_ONLINE
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import length
+from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.step_actions import get_computed_tokens, missing
@@ -57,7 +57,7 @@ def log1p(x):
 def online_rate(state, rate, horizon_s):
     """A moving online arrival rate, faded to now, in requests a second."""
     elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
-    return rate * math.exp(-elapsed / horizon_s)
+    return rate * steady(math.exp(-elapsed / horizon_s))
 
 
 # --- The engine -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import decode_latency, length, prefill_one
+from ooco_gym.sim.costs import decode_latency, length, prefill_one, steady
 
 SHAPE = math.pi / math.sqrt(3.0)
 LOW, HIGH = 0.84, 0.16  # of a normal law, one standard deviation below and above the median
@@ -31,13 +31,13 @@ def believed_output(state, slot, survival):
     generated = float(request.generated_tokens)
     if state.predicted.shape[0] == 0:
         mean = state.observed.online_output_mean if request.online else state.observed.offline_output_mean
-        return max(generated + 1.0, generated - math.log(survival) * max(1.0, mean))
+        return max(generated + 1.0, generated - steady(math.log(survival)) * max(1.0, mean))
     median, spread = state.predicted[slot, 0], state.predicted[slot, 1]
     if spread <= 1e-6:
         return max(generated + 1.0, median)
     shape = SHAPE / spread
     odds = (1.0 + (generated / median) ** shape) / survival - 1.0
-    return max(generated + 1.0, median * odds ** (1.0 / shape))
+    return max(generated + 1.0, median * steady(odds ** (1.0 / shape)))
 
 
 def believed_outputs(said, generated, survival):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.errors import UserError, is_number, nearest
 from ooco_gym.policy.linear import ScoresCandidates, SetsParameters
 from ooco_gym.policy.weights import Layout, read_weights
 from ooco_gym.sim import state as s
@@ -64,7 +64,7 @@ class Param:
             return float(self.choices.index(value))
         if isinstance(value, bool):
             value = int(value)
-        known = isinstance(value, (int, float)) and self.low <= value <= self.high
+        known = (isinstance(value, float) or is_number(value)) and self.low <= value <= self.high
         if self.whole and not (known and value == int(value)):
             raise UserError(f"{where}: {self.name}={value!r} must be a whole number from {self.low} to {self.high}")
         if not known:

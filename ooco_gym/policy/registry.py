@@ -32,6 +32,7 @@ from typing import Any
 
 import yaml
 
+from ooco_gym.documents import parse_yaml
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy.linear import ORIGIN, origin_of
 from ooco_gym.policy.policy import Policy
@@ -256,7 +257,11 @@ def _parse_values(text: str, whole: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"policy '{whole}': '{part}' must read parameter=value")
-        values[key.strip()] = yaml.safe_load(value)
+        try:
+            values[key.strip()] = parse_yaml(value)
+        except Exception as error:  # of a dozen kinds
+            raise UserError(f"policy '{whole[:200]}': {key.strip()}={value[:80]} cannot be read; expected a number "
+                            "or a word") from error
     return values
 
 

@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write
-from ooco_gym.resources import Stamp, conf_root, stamp_of
+from ooco_gym.resources import conf_root
+from ooco_gym.runtime.arrays import bounded_archive
 
 SUFFIX = ".npz"
 _KEYS = ("weights", "rows", "columns")
@@ -62,13 +64,13 @@ def read_weights(value: str, layout: Layout) -> np.ndarray:
     if not path.is_file():
         raise UserError(f"weights file '{value}' does not exist; expected a {SUFFIX} as 'ooco-gym train agent=cma' "
                         "writes")
-    return _read(path, stamp_of(path), layout).copy()
+    return _read(path, version_of(path), layout).copy()
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, stamp: Stamp, layout: Layout) -> np.ndarray:  # of this stamp: a file that changes is read anew
+def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a file that changes is read anew
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(bounded_archive(path), allow_pickle=False) as file:
             lacking = [key for key in _KEYS if key not in file]
             if lacking:
                 raise UserError(f"weights file '{path}' has no array '{lacking[0]}'; expected {', '.join(_KEYS)}")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ooco_gym.cluster import Cluster
 from ooco_gym.documents import file_digest, read_mapping
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, read_parquet
 from ooco_gym.peak import short_name
-from ooco_gym.scenario import Scenario
+from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
+from ooco_gym.runtime.arrays import bounded_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from ooco_gym.simulation import Run
 
 SAMPLES_FILE, REQUESTS_FILE = "samples.npz", "requests.parquet"
+LARGEST_BYTES = 2**31  # of samples, unpacked
 SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
-SCHEMA = "ooco-gym/simulate/"
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s", "violated")
 
 
@@ -43,6 +46,7 @@ class RunRecord:
         day_start_s: time of day (of a trace file: time in the trace) at which the window starts.
         end_s: when the run ended.
         folder: where the run was read from, or an empty string.
+        config: the configuration of the command that made it; empty for a run from Python.
     """
 
     label: str
@@ -53,6 +57,7 @@ class RunRecord:
     day_start_s: float = 0.0
     end_s: float = 0.0
     folder: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def window_s(self) -> float:
@@ -73,22 +78,22 @@ class RunRecord:
         return self.summary["scenario"]
 
 
-def record_of(run: Run, label: str | None = None, detail: bool = True) -> RunRecord:
+def record_of(run: Run, label: str | None = None, summary: Mapping[str, Any] | None = None,
+              config: Mapping[str, Any] | None = None) -> RunRecord:
     """Makes the record of a finished run.
 
     Args:
         run: a finished run.
-        label: how it is called; None: the policy's name.
-        detail: keep requests and samples, not only the summary.
+        label: how it is called; None: as its configuration says, or the policy's name.
+        summary: of it, where that is known.
+        config: of the command that made it.
     """
     from ooco_gym.metrics import requests_table, summarise
 
-    summary = {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
-    record = RunRecord(label or run.policy, run.scenario.seed, summary, day_start_s=_day_start_s(run),
-                    end_s=run.simulated_s - run.window_s[0])
-    if not detail:
-        return record
-    return replace(record, requests=_columns(requests_table(run)), samples=_in_window(run.samples, run.window_s[0]))
+    known = summary or {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
+    return RunRecord(label or _policy_words(config or {}, known), run.scenario.seed, known,
+                     _columns(requests_table(run)), _in_window(run.samples, run.window_s[0]), _day_start_s(run),
+                     run.simulated_s - run.window_s[0], config=config or {})
 
 
 def write_samples(run: Run, path: str | os.PathLike[str]) -> None:
@@ -102,6 +107,29 @@ def write_samples(run: Run, path: str | os.PathLike[str]) -> None:
                             **run.samples)  # type: ignore[arg-type]
 
 
+def read_folder(folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """What a command left in a run folder: the command's name, its summary and its configuration.
+
+    Raises:
+        UserError: the folder holds no run, or one of these files cannot be read.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise UserError(f"run '{folder}' is no folder; expected one that a command such as 'ooco-gym simulate … "
+                        "out=DIR' wrote")
+    if not (path / SUMMARY_FILE).is_file():
+        sweep = [child.parent.name for child in path.glob(f"*/{SUMMARY_FILE}")]
+        hint = f"; it holds the runs {', '.join(sorted(sweep)[:4])}: name those" if sweep else ""
+        raise UserError(f"folder '{folder}' is no run: {SUMMARY_FILE} is missing{hint}")
+    summary, config = (read_mapping(path / name, f"run '{folder}': {name}", "; make it again")
+                       for name in (SUMMARY_FILE, CONFIG_FILE))
+    schema = re.fullmatch(r"ooco-gym/(\w+)/\d+", str(summary.get("schema")))
+    if schema is None:
+        raise UserError(f"run '{folder}': {SUMMARY_FILE} has schema '{summary.get('schema')}'; expected such as "
+                        "'ooco-gym/simulate/1'")
+    return schema[1], summary, config
+
+
 def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     """Reads the run that `ooco-gym simulate` left in a folder.
 
@@ -109,31 +137,35 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
         UserError: the folder holds no such run, or one of its files cannot be read.
     """
     path = Path(folder)
-    summary = _summary(path)
-    samples = _samples(path / SAMPLES_FILE)
+    command, summary, config = read_folder(path)
+    if command != "simulate":
+        raise UserError(f"folder '{folder}' is a run of '{command}', not of 'simulate'")
+    warmup_s = float(summary["scenario"]["protocol"]["warmup_s"])
+    samples: dict[str, Any] = {"window_s": (warmup_s,), "day_start_s": summary["scenario"]["start_s"] or np.nan}
+    if (path / SAMPLES_FILE).exists() or SAMPLES_FILE in (summary.get("files_sha256") or {}):  # a short run has none
+        samples = _samples(path / SAMPLES_FILE)
     window_s, day_start_s = samples.pop("window_s"), float(samples.pop("day_start_s"))
     _check_files(path, summary)
     try:
-        from pyarrow import parquet
-
-        requests = _columns(parquet.read_table(path / REQUESTS_FILE))
+        requests = _columns(read_parquet(path / REQUESTS_FILE))
     except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
-        raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read; simulate it again") from error
-    return RunRecord(_policy_words(path, summary), int(summary["seed"]), summary, requests,
-                  _in_window(samples, float(window_s[0])), day_start_s,
-                  float(summary["simulated_s"]) - float(window_s[0]), str(folder))
+        raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read "
+                        f"({' '.join(str(error).split())[:200]}); simulate it again") from error
+    return RunRecord(_policy_words(config, summary), int(summary["seed"]), summary, requests,
+                     _in_window(samples, float(window_s[0])), day_start_s,
+                     float(summary["simulated_s"]) - float(window_s[0]), str(folder), config)
 
 
-def grouped(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Records by label, in the order in which labels first come, seeds ascending.
+def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
+    """Records by label and cluster, in the order in which these first come, seeds ascending.
 
     Raises:
-        UserError: a label has a seed twice.
+        UserError: one has a seed twice.
     """
-    groups: dict[str, list[RunRecord]] = {}
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        groups.setdefault(record.label, []).append(record)
-    for label, members in groups.items():
+        groups.setdefault((record.label, short_name(record.scenario["cluster"])), []).append(record)
+    for (label, _), members in groups.items():
         members.sort(key=lambda record: record.seed)
         for one, two in pairwise(members):
             if one.seed == two.seed:
@@ -153,26 +185,28 @@ def with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def differing_conditions(records: Sequence[RunRecord]) -> list[str]:
-    """Names of the scenario's fields, other than the seed, in which the records differ."""
+    """Names of the scenario's fields, other than the seed, in which the records differ; a twin is no other cluster."""
     first = records[0].scenario
-    return sorted({key for record in records[1:] for key in {*first, *record.scenario}
-                   if key != "seed" and _text(record.scenario.get(key)) != _text(first.get(key))})
+    found = {key for record in records[1:] for key in {*first, *record.scenario}
+             if key != "seed" and _text(record.scenario.get(key)) != _text(first.get(key))}
+    clusters = [Cluster.load(record.scenario["cluster"]) for record in records] if "cluster" in found else []
+    if all(one.name == clusters[0].name or one.name == short_name(clusters[0].twin or "") for one in clusters):
+        found.discard("cluster")
+    return sorted(found)
 
 
-def one_seed(groups: Mapping[str, Sequence[RunRecord]]) -> list[RunRecord]:
-    """Of each label the record that is shown over time: of the first seed that has requests and samples, and, where
-    possible, the same seed for all."""
-    detailed = {label: [record for record in members if record.requests is not None and record.samples is not None]
-                for label, members in groups.items()}
-    shared = set.intersection(*({record.seed for record in members} for members in detailed.values()))
-    chosen = []
-    for members in detailed.values():
-        mine = [record for record in members if not shared or record.seed == min(shared)]
-        chosen += mine[:1]
-    return chosen
+def one_seed(groups: Mapping[Any, Sequence[RunRecord]]) -> list[RunRecord]:
+    """The records that are shown over time: of the first seed that all groups have, or of the first one of each; none
+    where some have no requests."""
+    shared = set.intersection(*({record.seed for record in members} for members in groups.values()))
+    chosen = [next((one for one in members if one.seed == min(shared, default=None)), members[0])
+              for members in groups.values()]
+    return chosen if all(one.requests is not None for one in chosen) else []
 
 
 def _day_start_s(run: Run) -> float:
+    if run.scenario.from_file:
+        return run.scenario.start_s
     begin_s = max(0.0, run.scenario.start_s - float(run.scenario.protocol.warmup_s))  # as in requests_of
     return begin_s + run.window_s[0]
 
@@ -192,22 +226,6 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     return columns | {"online": table.column("class").to_numpy(zero_copy_only=False) == "online"}
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise UserError(f"run '{folder}' is no folder; expected one that 'ooco-gym simulate … out=DIR' wrote")
-    path = folder / SUMMARY_FILE
-    if not path.is_file():
-        sweep = [child.parent.name for child in folder.glob(f"*/{SUMMARY_FILE}")]
-        hint = f"; it holds the runs {', '.join(sorted(sweep)[:4])}: name those" if sweep else ""
-        raise UserError(f"folder '{folder}' is no run: {SUMMARY_FILE} is missing{hint}")
-    summary = read_mapping(path, f"run '{folder}': {SUMMARY_FILE}", "; simulate it again")
-    schema = str(summary.get("schema"))
-    if not schema.startswith(SCHEMA):
-        raise UserError(f"folder '{folder}' is no run of 'simulate': its {SUMMARY_FILE} has schema '{schema}', "
-                        f"expected '{SCHEMA}1'")
-    return summary
-
-
 def _check_files(folder: Path, summary: Mapping[str, Any]) -> None:
     """Refuses a file that is not the one that its summary was written with; older summaries do not say."""
     for name, digest in (summary.get("files_sha256") or {}).items():
@@ -218,42 +236,34 @@ def _check_files(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def _samples(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(bounded_archive(path, LARGEST_BYTES), allow_pickle=False) as file:
             samples = {key: file[key] for key in file.files}
         for key in ("t_s", "window_s", "day_start_s"):
             if key not in samples:
                 raise KeyError(key)
     except Exception as error:  # numpy, zipfile and zlib raise many kinds for damaged bytes; all mean that they are
         raise UserError(
-            f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read; simulate it again") from error
+            f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read ({' '.join(str(error).split())[:200]}); "
+            "simulate it again") from error
     return samples
 
 
-def _policy_words(folder: Path, summary: Mapping[str, Any]) -> str:
-    """The policy as it was asked for: its name, and the parameters that are not its configuration's own."""
-    from ooco_gym.resources import load_yaml, names
-
-    try:
-        policy = read_mapping(folder / CONFIG_FILE)["policy"]
-    except (UserError, KeyError) as error:
-        raise UserError(f"run '{folder}': {CONFIG_FILE} is missing or names no policy; simulate it again") from error
+def _policy_words(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """The policy as it was asked for: its name, and the parameters that are not its file's own."""
+    policy = config.get("policy", summary["policy"])
     if not isinstance(policy, Mapping):
         return str(policy)
     name = str(policy.get("name", summary["policy"]))
-    usual = load_yaml("policy", name) if name in names("policy") else {}
-    changed = [f"{key}={value}" for key, value in policy.items() if key != "name" and usual.get(key) != value]
-    return f"{name}:{','.join(changed)}" if changed else name
+    try:
+        usual = as_mapping(str(policy.get("file", name)))
+    except UserError:  # a file that is gone
+        usual = {}
+    return spelled(name, {key: value for key, value in parameters_in(policy).items() if usual.get(key) != value})
 
 
 def _condition(record: RunRecord) -> str:
-    return _text({key: value for key, value in record.scenario.items() if key != "seed"})
+    return _text({key: value for key, value in record.scenario.items() if key not in ("seed", "cluster")})
 
 
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def scenario_name(scenario: Mapping[str, Any] | Scenario) -> str:
-    """`workload on cluster`, as titles have it."""
-    values = vars(scenario) if isinstance(scenario, Scenario) else scenario
-    return f"{short_name(values['workload'])} on {short_name(values['cluster'])}"

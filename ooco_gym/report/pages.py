@@ -7,39 +7,23 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ooco_gym.files import atomic_write
+from ooco_gym.report.svg import COLOURS, Panel, draw
 from ooco_gym.report.tables import Table, missing
 from ooco_gym.version import __version__
 
-# Okabe and Ito's colours for policies; Tol's muted ones for kinds of work, so that no colour has two meanings.
-POLICY_COLOURS = {"ooco": "#0072B2", "ooco_xllm": "#56B4E9", "base_pd": "#D55E00", "online_priority": "#009E73",
-                  "always": "#E69F00", "never": "#7F7F7F", "random": "#000000"}
-OTHER_COLOURS = ("#CC79A7", "#332288", "#117733", "#882255", "#999933", "#88CCEE")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")  # curves in order
-WORK_COLOURS = {"online prefill": "#882255", "offline prefill": "#DDCC77", "decode": "#44AA99", "idle": "#ECECEC",
-                "prefill of either class": "#CC6677"}
-KV_COLOUR, LIMIT_COLOUR, GRID_COLOUR = "#111111", "#B00020", "#E3E3E3"
-LIMIT_LINE = {"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}
+LIMIT_COLOUR, GRID_COLOUR = "#B00020", "#E3E3E3"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
 
 # --- Figures --------------------------------------------------------------------------------------------------------
-def colours(labels: Sequence[str]) -> dict[str, str]:
-    """A colour for each label: a policy's own, or, for learned ones and variants, the next free one."""
-    chosen: dict[str, str] = {}
-    for label in labels:
-        own = POLICY_COLOURS.get(label)
-        free = [colour for colour in OTHER_COLOURS if colour not in chosen.values()]
-        chosen[label] = own or (free or OTHER_COLOURS)[0]
-    return chosen
-
-
 def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top: int = 60, **more: Any) -> Any:
     """Gives a figure the common look and returns it.
 
@@ -90,8 +74,10 @@ class Section:
         tables: below the sentences.
         figures: Plotly figures, below the tables.
         note: how to read it.
-        commands: how to make it again, folded.
+        commands: how to make it again.
         warning: stands out at the top.
+        notes: what a reader should not overlook, below the tables.
+        charts: plots, in the place of figures where nothing has to be loaded, and `legend`, the names of their colours.
     """
 
     title: str
@@ -101,6 +87,9 @@ class Section:
     note: str = ""
     commands: Sequence[str] = ()
     warning: str = ""
+    notes: Sequence[str] = ()
+    charts: Sequence[Panel] = ()
+    legend: Sequence[str] = ()
 
 
 def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
@@ -118,7 +107,7 @@ def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n"
             f"{script}</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
-            f'<p class="lead">{html.escape(lead)}</p>\n<nav>{links}</nav>\n{body}\n'
+            f'<p class="lead">{_prose(lead)}</p>\n<nav>{links}</nav>\n{body}\n'
             f'<p class="note">Made by ooco-gym {__version__}.</p>\n</body>\n</html>\n')
 
 
@@ -129,17 +118,28 @@ def _section(index: int, part: Section) -> str:
     if part.warning:
         pieces.append(f'<p class="warn">{html.escape(part.warning)}</p>')
     if part.sentences:
-        seen = "".join(f"<li>{html.escape(line)}</li>" for line in part.sentences)
+        seen = "".join(f"<li>{_prose(line)}</li>" for line in part.sentences)
         pieces.append(f'<ul class="seen">{seen}</ul>')
     pieces += [table.html() for table in part.tables]
+    if part.notes:
+        pieces.append(f'<p class="warn">{"<br>".join(map(_prose, part.notes))}</p>')
+    if part.charts:
+        names = "".join(f'<span><i style="background:{COLOURS[index % len(COLOURS)]}"></i>{html.escape(name)}</span>'
+                        for index, name in enumerate(part.legend) if len(part.legend) > 1)
+        plots = "".join(draw([one]) for one in part.charts)
+        pieces.append(f'<p class="legend">{names}</p><div class="charts">{plots}</div>')
     pieces += [figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{index}-{number}",
                               config=PLOT_OPTIONS, default_width="100%") for number, figure in enumerate(part.figures)]
     if part.note:
         pieces.append(f'<p class="note">{html.escape(part.note)}</p>')
     if part.commands:
-        pieces.append("<details><summary>How to make this again</summary><pre>"
-                      + html.escape("\n".join(part.commands)) + "</pre></details>")
+        pieces.append(f"<pre>{html.escape(chr(10).join(part.commands))}</pre>")
     return "\n".join([*pieces, "</section>"])
+
+
+def _prose(text: str) -> str:
+    """A sentence, names in backquotes set as such."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:

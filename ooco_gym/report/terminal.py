@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-FIRST_LINE_S, LINE_EVERY_S = 10.0, 30.0  # of progress where there is no terminal
+FIRST_LINE_S, LINE_EVERY_S = 4.0, 30.0  # of progress where there is no terminal
 WIDTH = 160  # columns of a table where output goes to a file or a pipe
 Item = TypeVar("Item")
 
@@ -30,10 +30,11 @@ def console() -> Console:
 
 
 def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
-    """Prints what a reader should not overlook, one line each."""
+    """Prints what a reader should not overlook, one line each, as a note or as the warning that it says it is."""
     screen = screen or console()
     for note in notes:
-        screen.print(f"[yellow]note[/yellow] {note}", highlight=False)
+        kind = "warning" if note.startswith("warning: ") else "note"
+        screen.print(f"[yellow]{kind}[/yellow] {note.removeprefix('warning: ')}", highlight=False)
 
 
 # --- Progress --------------------------------------------------------------------------------------------------------
@@ -142,33 +143,44 @@ def plain_warnings() -> Any:
     return before
 
 
-_remarks: dict[str, None] = {}
-_remarked: set[str] = set()
+_remarks: dict[str, str] = {}
+_said: set[str] | None = None  # while a command runs
 
 
-def remark(sentence: str) -> None:
-    """Says something about the figures that a command rests on: a `UserWarning`, once in a process.
+def remark(sentence: str, what: str = "") -> None:
+    """Says something about the figures that a command rests on: a line on stderr, once while the command runs.
 
-    Worker processes keep quiet, since the process that asked knows the same chips.
+    Outside a command, as in Python or in a worker process, nothing is printed: who asks there finds it where it belongs
+    (`ResolvedScenario.remarks`, `Run.range_warnings`, `info["notes"]` of an environment's reset).
+
+    Args:
+        sentence: what is said.
+        what: under which it is said once; the sentence itself unless given.
     """
-    _remarks[sentence] = None
-    if sentence not in _remarked and multiprocessing.parent_process() is None:
-        _remarked.add(sentence)
-        warnings.warn(sentence, UserWarning, stacklevel=4)
+    _remarks.setdefault(what or sentence, sentence)
+    if _said is not None and (what or sentence) not in _said and multiprocessing.parent_process() is None:
+        _said.add(what or sentence)
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def remarks() -> Iterator[dict[str, None]]:
-    """What is remarked in this process within the block, in order, for a command's `summary.json`."""
-    _remarks.clear()
-    yield _remarks
+def remarks() -> Iterator[dict[str, str]]:
+    """What is remarked in this process within the block, in order: the values, for a command's `summary.json`."""
+    global _remarks
+    before, _remarks = _remarks, {}
+    try:
+        yield _remarks
+    finally:
+        before.update(_remarks)
+        _remarks = before
 
 
 @contextmanager
 def notes() -> Iterator[None]:
-    """`plain_warnings` for as long as a command runs."""
-    before = plain_warnings()
+    """`plain_warnings` and `remark`s for as long as a command runs."""
+    global _said
+    before, _said = plain_warnings(), set()
     try:
         yield
     finally:
-        warnings.formatwarning = before
+        warnings.formatwarning, _said = before, None

@@ -33,6 +33,19 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
             archive.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), held.getvalue())
 
 
+def bounded_archive(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> Path:
+    """The path of a zip archive, for whichever library unpacks it.
+
+    Raises:
+        ValueError: it unpacks to more than `largest_bytes`; or what `zipfile` raises for what is none.
+    """
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())  # no more is ever unpacked than an entry claims
+    if size > largest_bytes:
+        raise ValueError(f"it unpacks to {size:,} bytes, more than the {largest_bytes:,} that it may have")
+    return Path(path)
+
+
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of an archive by name.
 

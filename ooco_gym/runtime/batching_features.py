@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.rounding import steady
+
 LOOK_ONLINE, LOOK_OFFLINE = 8, 4  # waiting requests of each class that are looked at one by one
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.9)
 HORIZONS_S = (10, 60, 300, 1800)  # of the moving rates of online arrivals
@@ -171,7 +173,7 @@ class ArrivalRates:
     def arrived(self, now_s: float) -> None:
         """An online request has arrived."""
         for horizon in HORIZONS_S:
-            faded = self.rates[horizon] * math.exp(-(now_s - self.last_s) / horizon)
+            faded = self.rates[horizon] * steady(math.exp(-(now_s - self.last_s) / horizon))
             self.rates[horizon] = faded + 1.0 / horizon
         self.last_s = now_s
 
@@ -393,7 +395,7 @@ class Found:
     def _kept(self, engine: Mapping[str, Any]) -> None:
         values, since = self.values, self.now - engine["last_online_arrival"]
         for horizon in HORIZONS_S:
-            values[f"online_rate_{horizon}s"] = engine["online_rates"][horizon] * math.exp(-since / horizon)
+            values[f"online_rate_{horizon}s"] = engine["online_rates"][horizon] * steady(math.exp(-since / horizon))
         values["since_online_arrival"] = since
         for length in BLOCKS_S:
             arrived, missed = engine["online_in_block"][length]

@@ -356,7 +356,7 @@ class Policy:
             raise UserError(f"observation lacks '{key}'; it has: {', '.join(map(str, observation)) or 'nothing'}")
         try:
             value = np.ascontiguousarray(observation[key], dtype=np.float32)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"observation '{key}' is not an array of numbers of shape {shape}") from error
         if key == "candidates" and value.shape == (*shape[:-2], shape[-2] * shape[-1]):
             value = value.reshape(shape)

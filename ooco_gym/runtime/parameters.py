@@ -17,6 +17,7 @@ from ooco_gym.runtime.arrays import check_names, read_arrays, taken
 from ooco_gym.runtime.layers import MOST_WEIGHTS, Layers, read_layers
 from ooco_gym.runtime.manifest import ARRAYS_FILE, MODEL_FILE, REFERENCE_FILE
 from ooco_gym.runtime.onnx_form import open_graph, run_graph
+from ooco_gym.runtime.rules import check_bounds
 
 _MOST_EXPONENT = 80.0  # far beyond any bounds, and far from overflow
 
@@ -68,6 +69,15 @@ class ParameterPolicy:
         self.decisions: list[str] = list(manifest["decisions"])
         self.card: dict[str, Any] = {}
 
+    def check(self, where: str, rule: str) -> None:
+        """Refuses what the policy may set, where a rule's own bounds are narrower.
+
+        Raises:
+            UserError: a parameter's bounds, or a constant, are beyond the rule's.
+        """
+        for values in (self.low, self.high):
+            check_bounds(where, rule, {**self.constants, **dict(zip(self.names, values.tolist(), strict=True))})
+
     @classmethod
     def read(cls, folder: Path, manifest: Mapping[str, Any], form: str, threads: int = 1) -> ParameterPolicy:
         """The policy of a bundle whose manifest is checked, in one of its forms, after its reference vectors.
@@ -88,6 +98,7 @@ class ParameterPolicy:
         else:
             values = _network(folder / ARRAYS_FILE, manifest)
         policy = cls(values, manifest, form)
+        policy.check(f"bundle '{folder}'", str(policy.rule))
         with np.errstate(all="ignore"):  # damaged weights are named, not warned of
             policy._try(folder)
         return policy
@@ -113,7 +124,7 @@ class ParameterPolicy:
         given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
         try:
             features = np.asarray(given, dtype=np.float32)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"the observation is not an array of {len(self.features)} numbers, nor a mapping with one "
                             "as 'cluster'") from error
         if features.shape[-1:] != (len(self.features),) or features.ndim != 1 + batch:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ooco_gym.errors import is_number
+
 _KINDS: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool}
 _WORDS = {"object": "a mapping", "array": "a list", "string": "text", "number": "a number", "integer": "a whole number"}
 KNOWN = frozenset({  # what a schema may say; the words after $schema mean nothing to a check
@@ -69,8 +71,7 @@ def _mapping(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[
 def _is(value: Any, kind: str) -> bool:
     if kind in _KINDS:
         return isinstance(value, _KINDS[kind])
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return number and (kind == "number" or isinstance(value, int) or float(value).is_integer())
+    return is_number(value) and (kind == "number" or isinstance(value, int) or float(value).is_integer())
 
 
 def _named(place: str) -> str:

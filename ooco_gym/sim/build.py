@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_alone_ps
 from ooco_gym.perf.timing import MixedKernel
+from ooco_gym.rounding import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.costs import work_out_alone
@@ -102,7 +103,7 @@ def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTabl
     of_one = {name: round(getattr(table, name) * factor) for name in ("prefill_slope_ps", "prefill_floor_ps")}
     seconds = ("roofs_s", "launch_s", "linear_s", "critical_s")
     parts = {name: getattr(table.attention, name) * factor for name in seconds}
-    grid = table.attention_grid + np.log2(factor) if table.attention_grid.size else table.attention_grid
+    grid = table.attention_grid + steady(np.log2(factor)) if table.attention_grid.size else table.attention_grid
     return table._replace(**scaled, **of_one, attention=table.attention._replace(**parts), attention_grid=grid,
                           mixed=table.mixed and _scaled(table.mixed, factor),
                           decode_skew=(factor * table.decode_skew[0], table.decode_skew[1]))
@@ -220,7 +221,7 @@ def _fill_attention(state: s.State, row: int, table: CostTable, factor: float) -
     entry["exponent"], entry["causal"], entry["tile"] = attention.exponent, attention.causal, attention.tile
     entry["measured"] = int(table.attention_grid.size > 0)
     if entry["measured"]:
-        state.attention_grid[row] = table.attention_grid + np.log2(factor)
+        state.attention_grid[row] = table.attention_grid + steady(np.log2(factor))
     entry["decode_skew"], entry["decode_skew_batch"] = table.decode_skew[0] * ps, max(table.decode_skew[1], 2.0)
     mixed = table.mixed
     entry["together"] = int(mixed is not None)

@@ -99,17 +99,23 @@ def prompt_work(state, table, tokens, context):
     return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
 
 
+@inlined
+def steady(value):
+    """As `ooco_gym.rounding.steady`, compiled."""
+    return np.float64(np.float32(value))
+
+
 @inner
 def _measured_attention(state, table, work, rows, context, prompts):
     """Attention of prompts of mean size, from the grid of single ones, in ps."""
     grid = state.attention_grid[table]
-    row = min(max(2.0 * math.log2(max(rows / prompts, 1.0)), 0.0), grid.shape[0] - 1.001)
-    column = min(max(2.0 * math.log2(max(work / rows, 1.0)), 0.0), grid.shape[1] - 1.001)
+    row = min(max(2.0 * steady(math.log2(max(rows / prompts, 1.0))), 0.0), grid.shape[0] - 1.001)
+    column = min(max(2.0 * steady(math.log2(max(work / rows, 1.0))), 0.0), grid.shape[1] - 1.001)
     i, j = int(row), int(column)
     u, v = row - i, column - j
     lower = grid[i, j] + v * (grid[i, j + 1] - grid[i, j])
     upper = grid[i + 1, j] + v * (grid[i + 1, j + 1] - grid[i + 1, j])
-    return prompts * 2.0 ** (lower + u * (upper - lower))
+    return prompts * steady(2.0 ** (lower + u * (upper - lower)))
 
 
 @inlined
@@ -125,10 +131,10 @@ def prefill_attention(state, table, work, rows, context, prompts):
                  + one.roofs[1, 3] * prompts)
     largest = max(first, second, critical)
     if one.exponent < math.inf and largest > 0.0:
-        norm = (first / largest) ** one.exponent + (second / largest) ** one.exponent
+        norm = steady((first / largest) ** one.exponent) + steady((second / largest) ** one.exponent)
         if critical > 0.0:
-            norm += (critical / largest) ** one.exponent
-        largest *= norm ** (1.0 / one.exponent)
+            norm += steady((critical / largest) ** one.exponent)
+        largest *= steady(norm ** (1.0 / one.exponent))
     return (one.launch + one.linear[0] * work + one.linear[1] * rows + one.linear[2] * context
             + one.linear[3] * prompts + largest)
 
@@ -157,7 +163,8 @@ def attention_together(state, table, alone, chunk, reach, decodes, context, long
     inside = max(alone - one.shared_launch, 0.0) + work + one.per_chunk * decodes * chunk
     chain = one.chain * mean
     largest = max(inside, chain, 1.0)
-    inside = largest * (1.0 + (min(inside, chain) / largest) ** one.chain_exponent) ** (1.0 / one.chain_exponent)
+    together = 1.0 + steady((min(inside, chain) / largest) ** one.chain_exponent)
+    inside = largest * steady(together ** (1.0 / one.chain_exponent))
     beyond = max(longest - max(mean, reach), 0.0)
     skew = one.chunk_skew * min(decodes / one.chunk_skew_batch, 1.0) * beyond
     return np.int64(round(one.shared_launch + inside + skew))
@@ -257,7 +264,7 @@ def random_below(state, stream, instance, step, draw, n):
 def random_normal(state, stream, instance, step):
     """A keyed standard normal number (Box-Muller)."""
     radius = math.sqrt(-2.0 * math.log(random_unit(state, stream, instance, step, 0)))
-    return radius * math.cos(2.0 * math.pi * random_unit(state, stream, instance, step, 1))
+    return steady(radius * math.cos(2.0 * math.pi * random_unit(state, stream, instance, step, 1)))
 
 
 @inner

@@ -13,7 +13,7 @@ from ooco_gym.compile import function_at, inlined, inner, jit
 from ooco_gym.compile.instructions import prefetch
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import note_demand
-from ooco_gym.sim.costs import blocks_for
+from ooco_gym.sim.costs import blocks_for, steady
 from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
@@ -68,7 +68,7 @@ def _observe_arrival(state):
 
 @inlined
 def _fade(rate, elapsed, horizon_s):
-    return rate * math.exp(-elapsed / horizon_s) + 1.0 / horizon_s
+    return rate * steady(math.exp(-elapsed / horizon_s)) + 1.0 / horizon_s
 
 
 @inlined

@@ -7,7 +7,9 @@ from ooco_gym.workload.classes import RequestClass, parse_classes
 from ooco_gym.workload.generate import WorkloadSpec, generate, generate_lengths, list_workloads, load_spec
 from ooco_gym.workload.load import (
     Workload,
+    from_file,
     load_workload,
+    of_trace,
     parse_workload,
     resolve_workload,
     split_workload,
@@ -33,9 +35,9 @@ from ooco_gym.workload.writing import write_trace
 
 __all__ = [
     "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload",
-    "WorkloadSpec", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec", "load_workload",
-    "merge", "mix", "offline_load", "offline_trace", "open_trace", "parse_classes", "parse_offline", "parse_workload",
-    "read_trace", "resolve_workload", "scale", "sharing_ratio", "split", "split_workload", "thin", "time_blocks",
-    "trace_files", "window", "with_dataset", "workload_mean_rate", "workload_peak_start_s", "workload_window_rate",
-    "write_trace",
+    "WorkloadSpec", "from_file", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec",
+    "load_workload", "merge", "mix", "of_trace", "offline_load", "offline_trace", "open_trace", "parse_classes",
+    "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio", "split",
+    "split_workload", "thin", "time_blocks", "trace_files", "window", "with_dataset", "workload_mean_rate",
+    "workload_peak_start_s", "workload_window_rate", "write_trace",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ooco_gym.rounding import steady
 from ooco_gym.workload.keyed import keyed_generator, keyed_uniform
 
 BLOCK_S = 600.0
@@ -74,7 +75,7 @@ def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
     values = np.asarray(tide, dtype=np.float64)
     hours = np.mod(np.asarray(time_s, dtype=np.float64) / 3600.0 - 0.5, 24.0)
     before = np.minimum(hours.astype(np.int64), 23)
-    weight = 0.5 - 0.5 * np.cos(np.pi * (hours - before))
+    weight = 0.5 - 0.5 * steady(np.cos(np.pi * (hours - before)))
     return values[before] + (values[(before + 1) % 24] - values[before]) * weight
 
 
@@ -105,7 +106,7 @@ def intensity(arrivals: Arrivals, seed: int, stream: str, first_block: int, bloc
     rate = np.empty_like(log)
     for row in range(blocks):  # block by block, so that the same block is always computed on the same shape
         start_s = math.fmod((first_block + row) * BLOCK_S, DAY_S)
-        rate[row] = np.exp(log[row]) * tide_at(tuple(tide), start_s + middles)
+        rate[row] = steady(np.exp(log[row])) * tide_at(tuple(tide), start_s + middles)
         if arrivals.drift:
             rate[row] *= drift_at(arrivals.drift, (first_block + row) * BLOCK_S + middles, seed, stream)
     if arrivals.bursts is not None:
@@ -133,7 +134,7 @@ def drift_at(sigma: float, time_s: np.ndarray, seed: int, stream: str) -> np.nda
     here, following = (
         (keyed_generator(seed, f"{stream}/drift", number).standard_normal((len(waves), 1)) * waves).sum(axis=0)
         for number in (week, week + 1))
-    return np.exp(sigma * (np.cos(turn) * here + np.sin(turn) * following) - sigma**2 / 2)
+    return steady(np.exp(sigma * (np.cos(turn) * here + np.sin(turn) * following) - sigma**2 / 2))
 
 
 def drift_waves(time_s: np.ndarray) -> np.ndarray:
@@ -179,7 +180,7 @@ def let_in(arrivals: Arrivals, arrival_s: np.ndarray, numbers: np.ndarray, seed:
     begin_s = np.floor(arrival_s / arrivals.batch_s) * arrivals.batch_s
     if not arrivals.batch_jitter_s:
         return begin_s
-    late = np.log1p(-keyed_uniform(numbers, seed, f"{stream}/jitter")) ** 2 / 2
+    late = steady(np.log1p(-keyed_uniform(numbers, seed, f"{stream}/jitter"))) ** 2 / 2
     return begin_s + np.minimum(arrivals.batch_jitter_s * late, _LATEST * arrivals.batch_s)
 
 
@@ -226,7 +227,7 @@ def _cells(longest_s: float) -> int:
 
 def _ou_path(process: OrnsteinUhlenbeck, cells: int, seed: int, stream: str, first: int, blocks: int) -> np.ndarray:
     """Returns the process at the start of each cell, float64[blocks, cells]."""
-    decay = math.exp(-BLOCK_S / cells / process.tau_s)
+    decay = steady(math.exp(-BLOCK_S / cells / process.tau_s))
     noise = process.sigma * math.sqrt(1 - decay**2)
     history = max(1, math.ceil(37.0 * process.tau_s / BLOCK_S))  # e^-37 is below float64's resolution
     steps = np.empty((cells, history + blocks))
@@ -250,7 +251,7 @@ def _burst_path(bursts: Bursts, cells: int, seed: int, stream: str, first: int, 
     of time that it is on; so the state now is that of the last renewal, however far back.
     """
     share = bursts.on_s / (bursts.on_s + bursts.off_s)
-    renewal = -math.expm1(-(1 / bursts.on_s + 1 / bursts.off_s) * BLOCK_S / cells)
+    renewal = -steady(math.expm1(-(1 / bursts.on_s + 1 / bursts.off_s) * BLOCK_S / cells))
 
     def renewals(block: int) -> tuple[np.ndarray, np.ndarray]:
         uniform = keyed_generator(seed, stream, block).random((2, cells))

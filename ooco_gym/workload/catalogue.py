@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.files import user_folder
+from ooco_gym.files import made_private, user_folder
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import plain
 from ooco_gym.workload.pieces import missing
@@ -73,8 +73,14 @@ def load_dataset(name: str) -> Dataset:
 
 
 def data_folder() -> Path:
-    """Returns where traces are kept: `$OOCO_GYM_DATA/traces`, or `~/.cache/ooco-gym/traces` where that is not set."""
+    """Returns where traces are kept: `$OOCO_GYM_DATA/traces`, or `~/.cache/ooco-gym/traces` where that is not set.
+
+    Raises:
+        UserError: the latter may hold another's.
+    """
     root = os.environ.get(DATA_VARIABLE)
+    if not root and (why := made_private(user_folder())):
+        raise UserError(f"folder '{user_folder()}' {why}: its traces are not used; set {DATA_VARIABLE} to another one")
     return (Path(root).expanduser() if root else user_folder()).absolute() / "traces"
 
 

@@ -20,6 +20,9 @@ from ooco_gym.workload.checks import plain
 from ooco_gym.workload.trace import DEFAULT_CLASSES, Trace, check_class_count, class_ids
 
 LONGEST_S = 1e6  # of a promise, seconds
+OFFLINE_WORDS = ("offline", "batch", "background", "bulk", "best_effort", "best-effort", "besteffort", "async", "low")
+CLASS_WORDS = (*OFFLINE_WORDS, "online", "interactive", "realtime", "real_time", "real-time", "chat", "sync", "high")
+"""By which a column that is not read is seen to hold classes of requests; in any letter case."""
 NAMED = "a letter, then letters, digits, '_', '.' or '-', at most 40 in all"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _AT = re.compile(r"(.*[^@])@([A-Za-z][A-Za-z0-9_-]{0,39})", re.DOTALL)
@@ -112,13 +115,15 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
         UserError: a request's class is not among `classes`.
     """
     names, ids = tuple(one.name for one in classes), class_ids(trace)
-    for index, name in enumerate(ids[1]):
-        if name not in names and (ids[0] == index).any():
-            at_s = float(trace.arrival_s[np.argmax(ids[0] == index)])
-            extra = f"; add classes={{{name}: {{ttft_s: …, tpot_s: …}}}}, or {{online: false}} where it is offline"
-            raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
-                            f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}"
-                            f"{extra}")
+    unknown = [index for index, name in enumerate(ids[1]) if name not in names and (ids[0] == index).any()]
+    if unknown:
+        name, at_s = ids[1][unknown[0]], float(trace.arrival_s[np.argmax(ids[0] == unknown[0])])
+        others = ", ".join(f"{one}: {{{'online: false' * (one.casefold() in OFFLINE_WORDS)}}}"
+                           for one in (ids[1][index] for index in unknown))
+        raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
+                        f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}; add "
+                        f"'classes={{{others}}}', where {{}} means online under the SLO, {{ttft_s: 1, tpot_s: 0.05}} a "
+                        "promise of its own and {online: false} offline")
     place = np.array([names.index(name) if name in names else 0 for name in ids[1]], np.int8)[ids[0]]
     columns: dict[str, Any] = {}
     for own, key in (("ttft_slo_s", "ttft_s"), ("tpot_slo_s", "tpot_s"), ("deadline_s", "deadline_s")):

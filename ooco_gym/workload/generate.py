@@ -26,11 +26,11 @@ from ooco_gym.workload.sharing import (
 )
 from ooco_gym.workload.trace import Trace
 
-_NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_USE = ("path", "format", "scale", "rate_scale", "mix", "defaults")
+NOTES = ("name", "description", "source", "licence", "measured", "assumed")
+_USE = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "mix", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "batch_jitter_s", "lengths",
          "length_correlation", "sharing", "peak_start_s")
-SPEC_KEYS = _NOTES + _USE + _KEYS
+SPEC_KEYS = NOTES + _USE + _KEYS
 MAX_REQUESTS = 100_000_000
 
 

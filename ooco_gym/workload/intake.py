@@ -14,13 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.workload.classes import CLASS_WORDS
 from ooco_gym.workload.formats import UNITS, Clock, Draft, TraceFormat
 from ooco_gym.workload.pieces import Table, reason_of
-from ooco_gym.workload.trace import NO_SESSION, SECONDS, Hashes, join_classes, take_hashes
+from ooco_gym.workload.trace import MOST_CLASSES, NO_SESSION, SECONDS, Hashes, join_classes, take_hashes
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 1e-4      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
+LOOKED_AT = 10_000      # values of a column that is not read
 LATE_S = 1e6            # eleven days: a trace that begins so late counts from somewhere else
 
 
@@ -40,7 +42,8 @@ class Intake:
         self.clock = Clock()
         self.first, self.last, self._before = np.inf, -np.inf, -np.inf
         self._whole = True
-        self._left_out: dict[str, None] = {}
+        self._left_out: dict[str, set[str]] = {}  # columns, each with its values where these are few texts
+        self._classed = False
         self._dropped = self._long = 0
         self._first_dropped = self._first_long = ""
 
@@ -54,9 +57,12 @@ class Intake:
             if self.rows == 0:
                 self._check_columns(table)
             known = self.form.required + self.form.optional
-            self._left_out |= dict.fromkeys(name for name in table.columns if name not in known)
+            for name in table.columns:
+                if name not in known:
+                    self._left_out[name] = _values(table, name) | self._left_out.get(name, set())
             if table.rows:
                 draft = self._without_failed(table, self._read(table))
+                self._classed |= draft.online is not None
                 if len(draft.ticks):
                     self._count(draft)
                     yield draft
@@ -81,6 +87,7 @@ class Intake:
             kind = "times" if self.clock.unit == "date" else "times since 1970: they"
             notes.append(f"{kind} count from the first request")
         notes += self._doubts()
+        notes += self._unread_classes()
         if self._left_out:
             notes.append(f"columns left out: {few(self._left_out)}")
         if self._dropped:
@@ -89,6 +96,15 @@ class Intake:
         if self._late:
             notes.append(f"sorted by time: {self._late} of {self.kept} requests were earlier than the one before")
         return tuple(notes)
+
+    def _unread_classes(self) -> list[str]:
+        """Columns that look like classes of requests, where none is read as such."""
+        found = [] if self._classed else [(name, sorted(values)) for name, values in self._left_out.items()
+                                          if len(values) <= MOST_CLASSES and any(
+                                              one.casefold() in CLASS_WORDS for one in values)]
+        return [f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: all "
+                f"requests count as online; columns.class={name} reads it (of a file that is played, "
+                f"workload.columns.class={name})" for name, values in found]
 
     def _read(self, table: Table) -> Draft:
         try:
@@ -154,6 +170,15 @@ class Intake:
             doubts.append(f"read as {word} the mean gap is {gap_s:.4g} s: if the times are {UNITS[unit][0]}, import "
                           f"the file with time_unit={unit}")
         return doubts
+
+
+def _values(table: Table, field: str) -> set[str]:
+    """The different texts among the first values of a column, one more than classes can be at most."""
+    column = table.columns[field]
+    if isinstance(column, pa.ChunkedArray):
+        texts = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        column = column.slice(0, LOOKED_AT).unique().to_pylist() if texts else []
+    return set([*dict.fromkeys(one for one in column[:LOOKED_AT] if isinstance(one, str))][: MOST_CLASSES + 1])
 
 
 def take(draft: Draft, rows: np.ndarray) -> Draft:

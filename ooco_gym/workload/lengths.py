@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ooco_gym.rounding import steady
 from ooco_gym.workload.checks import Section
 
 
@@ -51,7 +52,7 @@ class LognormalMixture:
         mu, sigma = np.asarray(self.mu), np.maximum(self.sigma, 1e-9)
         log = np.linspace((mu - 6 * sigma).min(), (mu + 6 * sigma).max(), 4097)
         share = np.asarray(self.weights) / np.sum(self.weights)
-        return ndtr((log[:, None] - mu) / sigma) @ share, log
+        return (ndtr((log[:, None] - mu) / sigma) * share).sum(axis=1), log
 
     def _counts(self, log: np.ndarray) -> np.ndarray:
         return np.clip(np.rint(np.exp(np.minimum(log, 30.0))), self.low, self.high).astype(np.int32)
@@ -112,7 +113,7 @@ class LengthModel:
         from scipy.special import ndtr
 
         # Spearman's rho of a Gaussian copula is 6/pi * asin(r/2), so r = 2 sin(pi rho / 6).
-        r = 2 * np.sin(np.pi * self.correlation / 6)
+        r = steady(2 * np.sin(np.pi * self.correlation / 6))
         return self.prompt.at(ndtr(draws[2])), self.output.at(ndtr(r * draws[2] + np.sqrt(1 - r * r) * draws[3]))
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.protocol import WINDOW_S
+from ooco_gym.resources import load_yaml
 from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.classes import of_class, split_class
-from ooco_gym.workload.generate import WorkloadSpec, generate, list_workloads, load_spec
+from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.parts import scale, with_own_numbers
 from ooco_gym.workload.pieces import ENDINGS, missing
@@ -23,6 +25,8 @@ from ooco_gym.workload.reading import TraceFile, open_trace
 from ooco_gym.workload.trace import Trace, merge
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
+TRACE_KEYS = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "class")
+"""What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
 _TIDE_STEP_S = 60.0
 
@@ -48,7 +52,7 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
     if not text.strip():
         raise UserError(f"workload is empty; expected a path or one of: {', '.join(list_workloads())}")
     parts: list[MixPart] = []
-    for item in [text] if _is_file(text) else text.split("+"):
+    for item in _items(text):
         weight_text, star, source = item.rpartition("*")
         source, class_name = split_class(source.strip())
         if not source:
@@ -88,7 +92,7 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
         online, dataset = split_workload(str(workload["mix"]))
         return (workload, None) if dataset is None else ({**workload, "mix": online}, dataset)
     text = os.fspath(workload)
-    items = [text] if _is_file(text) else text.split("+")
+    items = _items(text)
     found = [item for item in items if is_offline_dataset(split_class(item.rpartition("*")[2].strip())[0])]
     if not found:
         return workload, None
@@ -105,6 +109,34 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
     name, class_name = split_class(dataset)
     kept = dataset_name(name) + (f"@{class_name}" if class_name else "")
     return "+".join(item for item in items if item is not found[0]), kept
+
+
+def from_file(workload: Source) -> bool:
+    """Whether a workload, as `load_workload` takes it, is a trace file or a mix with one."""
+    if isinstance(workload, Mapping):
+        return bool(workload.get("path") or (workload.get("mix") and from_file(str(workload["mix"]))))
+    return any(_is_trace_file(split_class(item.rpartition("*")[2].strip())[0]) for item in _items(os.fspath(workload)))
+
+
+def of_trace(workload: Source) -> Source:
+    """Returns what a mapping or a YAML file says of the trace file that it names under `path`; any other as it is.
+
+    What a generator of ours has, whose `path` was set, is left out: a file has arrivals and lengths of its own.
+
+    Raises:
+        UserError: a key beside `path` that a trace file has not.
+    """
+    values: Source = workload
+    if not isinstance(values, Mapping):
+        text = os.fspath(values)
+        values = load_yaml("workload", text) if text.endswith(_YAML) and _is_file(text) else {}
+    if values.get("path") is None:
+        return workload
+    for key, value in values.items():
+        if key not in TRACE_KEYS + NOTES and value is not None and values.get("name") not in list_workloads():
+            raise UserError(f"workload: path={values['path']} is a trace file, and '{key}' is no key of one; expected "
+                            f"one of: {', '.join(TRACE_KEYS)}")
+    return {key: values[key] for key in TRACE_KEYS if values.get(key) is not None}
 
 
 @dataclass(frozen=True)
@@ -196,6 +228,19 @@ class Workload:
         """The rate in a window in requests per second, scales included."""
         return sum(part.weight * self.factor * part.window_rate(start_s, duration_s) for part in self.parts)
 
+    def window(self, start_s: float | None, duration_s: float | None) -> tuple[float, float]:
+        """Start and length in seconds of the window that is measured, what is open filled in.
+
+        Trace files are played from their first request to the last, in whole seconds; the busiest `duration_s` of them
+        where only that is said. A generator has the protocol's window around its peak.
+        """
+        files = trace_files(self)
+        if files and duration_s is None:
+            start_s = float(math.floor(min(file.first_s for file in files))) if start_s is None else start_s
+            duration_s = max(1.0, math.floor(max(file.last_s for file in files)) + 1.0 - start_s)
+        duration_s = WINDOW_S if duration_s is None else duration_s
+        return self.peak_start_s(duration_s) if start_s is None else start_s, duration_s
+
     def peak_start_s(self, duration_s: float) -> float:
         """Where the busiest `duration_s` begin (`workload_peak_start_s`)."""
         if len(self.parts) == 1:
@@ -213,6 +258,7 @@ def resolve_workload(spec: Source) -> Workload:
     Raises:
         UserError: an unknown name or key, or a malformed file.
     """
+    spec = of_trace(spec)
     if not isinstance(spec, Mapping):
         text = os.fspath(spec)
         return Workload(text, tuple(
@@ -231,7 +277,9 @@ def resolve_workload(spec: Source) -> Workload:
                        for key in ("scale", "rate_scale") if values.get(key) is not None)
     if values.get("path") is not None:
         path = str(values["path"])
-        return Workload(path, (WorkloadPart(path, open_trace(path, str(values.get("format") or "auto"))),), factor)
+        file = open_trace(path, str(values.get("format") or "auto"), columns=values.get("columns"),
+                          time_unit=str(values.get("time_unit") or "auto"))
+        return Workload(path, (WorkloadPart(path, file),), factor)
     if values.get("mix") is not None:
         mix = resolve_workload(str(values["mix"]))
         return Workload(mix.name, mix.parts, factor)
@@ -248,9 +296,9 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             - the name of an embedded workload (`ooc`), or a mix (`ooc+azure_conv`, `0.5*ooc+azure_code`), whose parts
               may be paths too;
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
-            - a mapping: with `path` (and `format`, `scale`) a trace file; with `mix` a mix; otherwise the parameters
-              of a generator, where a known `name` supplies what is not said. `rate_scale` or `scale` in it multiply;
-              `class` names the class of its requests.
+            - a mapping: with `path` (and `format`, `columns`, `time_unit`, as `read_trace` has them) a trace file; with
+              `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what is not said.
+              `rate_scale` or `scale` in it multiply; `class` names the class of its requests.
         start_s: start of the window, seconds: time of day for generators, time since the first request for files.
         duration_s: length of the window, seconds; infinity means all that a trace file has.
         seed: any whole number; for trace files it decides what scaling drops or adds.
@@ -284,7 +332,7 @@ def workload_window_rate(spec: Source, start_s: float, duration_s: float) -> flo
     return resolve_workload(spec).window_rate(start_s, duration_s)
 
 
-def workload_peak_start_s(spec: Source, duration_s: float = 4 * 3600.0) -> float:
+def workload_peak_start_s(spec: Source, duration_s: float = WINDOW_S) -> float:
     """Returns where the busiest `duration_s` around a workload's peak begin: time of day, or time in a trace file.
 
     Generators give their YAML's `peak_start_s` (made for 4 h) or find it on their tide; mixes the peak of the sum.
@@ -298,7 +346,8 @@ def _resolved(spec: Source | Workload) -> Workload:
 
 
 def _busiest_start_s(file: TraceFile, duration_s: float, step_s: float = 600.0) -> float:
-    starts = np.arange(0.0, max(0.0, file.last_s - duration_s) + step_s, step_s)
+    first_s = math.floor(file.first_s)
+    starts = first_s + np.arange(0.0, max(0.0, file.last_s - first_s - duration_s) + step_s, step_s)
     counts = np.diff(file.counts_before(np.stack([starts, starts + duration_s])).reshape(2, -1), axis=0)[0]
     return float(starts[np.argmax(counts)])
 
@@ -308,6 +357,11 @@ def _by_hour(file: TraceFile) -> np.ndarray:
     edges = np.arange(0.0, file.last_s + 3600.0 + 1.0, 3600.0)
     counts = np.diff(file.counts_before(edges))
     return np.bincount(np.arange(len(counts)) % 24, counts, minlength=24)
+
+
+def _items(text: str) -> list[str]:
+    """The parts of a mix; a file's name may have a plus in it."""
+    return [text] if _is_file(text) else text.split("+")
 
 
 def _check_source(source: str) -> None:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, check_keys, is_number, unknown, whole_number
+from ooco_gym.rounding import steady
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.trace import Trace
 
@@ -125,7 +126,7 @@ def lognormal(output: np.ndarray, error: float, z: np.ndarray) -> np.ndarray:
         error: standard deviation of the logarithm of said over true.
         z: float64[n], standard normal.
     """
-    return np.column_stack([output * np.exp(error * z), np.full(output.size, float(error))])
+    return np.column_stack([output * steady(np.exp(error * z)), np.full(output.size, float(error))])
 
 
 def _ranked(output: np.ndarray, tau: float, random: np.random.Generator) -> np.ndarray:
@@ -133,11 +134,11 @@ def _ranked(output: np.ndarray, tau: float, random: np.random.Generator) -> np.n
     scores = np.sort(random.standard_normal(output.size))
     true = np.empty_like(scores)
     true[np.lexsort((random.random(output.size), output))] = scores
-    correlation = math.sin(0.5 * math.pi * tau)
+    correlation = steady(math.sin(0.5 * math.pi * tau))
     rest = math.sqrt(max(0.0, 1.0 - correlation**2))
     said = correlation * true + rest * random.standard_normal(output.size)
-    median = np.interp(correlation * said, scores, np.sort(output))
-    return np.column_stack([median, np.full(output.size, rest * np.log(output).std())])
+    median = steady(np.interp(correlation * said, scores, np.sort(output)))
+    return np.column_stack([median, np.full(output.size, steady(rest * np.log(output).std()))])
 
 
 def _ranges(values: np.ndarray, most: int) -> np.ndarray:
@@ -152,5 +153,5 @@ def _typical(label: np.ndarray, output: np.ndarray) -> np.ndarray:
     said = np.empty((output.size, 2))
     for one in np.unique(label):
         of_it = output[label == one]
-        said[label == one] = np.median(of_it), np.log(of_it).std()
+        said[label == one] = np.median(of_it), steady(np.log(of_it).std())
     return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, unknown
-from ooco_gym.workload.formats import FORMATS, TraceFormat
+from ooco_gym.documents import version_of
+from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.workload.formats import FORMATS, OPTIONAL, REQUIRED, UNITS, TraceFormat, mapped_format
 from ooco_gym.workload.index import check_index
-from ooco_gym.workload.intake import Intake, join, similar, take
+from ooco_gym.workload.intake import Intake, few, join, similar, take
 from ooco_gym.workload.pieces import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
 from ooco_gym.workload.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow.parquet
 
+TIME_UNITS = ("auto", *UNITS, "date")
 _OWN = FORMATS["ooco_gym"]
 
 
@@ -29,8 +31,8 @@ def list_formats() -> list[str]:
     return sorted(FORMATS)
 
 
-def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0,
-               end_s: float = np.inf) -> Trace:
+def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
+               columns: Mapping[str, str | None] | None = None, time_unit: str = "auto") -> Trace:
     """Reads a trace from CSV, JSON lines or Parquet, gzip allowed on text; the kind of file is seen from its content.
 
     Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
@@ -43,6 +45,9 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
         end_s: seconds; requests at or after it are left out. Of a Parquet in our schema whose row groups follow each
             other in time (what `write_trace` and `ooco-gym data import` write), only those that reach into
             `[start_s, end_s)` are read.
+        columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; what is not named is
+            looked for under our own name.
+        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto` (dates are recognised, numbers are seconds).
 
     Returns:
         The trace; times as the file has them in seconds, from the first request where the file has dates.
@@ -50,11 +55,47 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     Raises:
         UserError: one sentence naming file, line, field, what was found and what was expected.
     """
-    check_format(format)
     if start_s > 0 or end_s < np.inf:
-        return TraceFile(Path(path), format).window(start_s, end_s)[0]
-    pieces = peek(read_pieces(Path(path)))
-    return trace_of(pieces[1], recognise(pieces[0]) if format == "auto" else FORMATS[format], Path(path))
+        return TraceFile(Path(path), format, columns, time_unit).window(start_s, end_s)[0]
+    form, pieces, named = recognised(Path(path), format, columns, time_unit)
+    if form is None:
+        raise UserError(f"trace file '{path}': which column holds the arrivals? Expected columns.arrival_s=NAME beside "
+                        f"{', '.join(f'columns.{key}={name}' for key, name in named.items())}")
+    return trace_of(pieces, form, Path(path))
+
+
+def recognised(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
+               time_unit: str = "auto", lengths: bool = False) -> tuple[TraceFormat | None, Iterator[Table],
+                                                                        dict[str, str]]:
+    """Looks at a file's first piece; arguments as `read_trace` has them.
+
+    Args:
+        lengths: whether a file of lengths alone is recognised without `columns` too.
+
+    Returns:
+        How to read it (None where it holds lengths without arrivals), all its pieces, and our names to its columns
+        where these are named.
+
+    Raises:
+        UserError: an unknown name, or a column that the file does not have.
+    """
+    given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
+    check_format(format)
+    if time_unit not in TIME_UNITS:
+        raise unknown("time_unit", time_unit, TIME_UNITS)
+    for key in given:
+        if key not in REQUIRED + OPTIONAL:
+            raise unknown("column", key, REQUIRED + OPTIONAL)
+    if given and format != "auto":
+        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
+                        "knows its columns")
+    first, pieces = peek(read_pieces(path))
+    if not given and format != "auto":
+        return FORMATS[format], pieces, {}
+    if not given and time_unit == "auto" and not (lengths and _is_lengths(first)):
+        return recognise(first), pieces, {}
+    named = {**{key: key for key in REQUIRED + OPTIONAL if key in first.columns}, **given}
+    return _named_format(first, named, time_unit), pieces, named
 
 
 def check_format(format: str) -> None:
@@ -89,6 +130,45 @@ def recognise(table: Table) -> TraceFormat:
     return max(FORMATS.values(), key=lambda item: (found.issuperset(item.required), _likeness(item, found)))
 
 
+def _is_lengths(table: Table) -> bool:
+    """Tells whether a table has lengths under our names, but no arrivals."""
+    if any(set(form.required) <= set(table.columns) for name, form in FORMATS.items() if name != "ooco_gym"):
+        return False
+    return bool({"prompt_tokens", "output_tokens"} & set(table.columns)) and no_arrivals(table, "arrival_s")
+
+
+def no_arrivals(table: Table, field: str) -> bool:
+    """Tells whether a table has no column of arrivals under this name, or one without any value."""
+    if field not in table.columns:
+        return True
+    if table.rows == 0 or table.holds_dates(field):
+        return False
+    try:
+        return bool(np.isnan(table.numbers(field, "a number", missing=np.nan)).all())
+    except UserError:       # the format's own reader says better what it expected
+        return False
+
+
+def _named_format(table: Table, columns: dict[str, str], time_unit: str) -> TraceFormat | None:
+    """Returns the format that the user's columns make, or None where they are lengths only."""
+    for field in columns.values():
+        if field not in table.columns:
+            raise UserError(f"trace file '{table.path}' has no column '{field}'{nearest(field, table.columns)}; found: "
+                            f"{few(table.columns)}")
+    if "arrival_s" in columns and not no_arrivals(table, columns["arrival_s"]):
+        for name in REQUIRED:
+            if name not in columns:
+                raise UserError(f"trace file '{table.path}': which column holds {name}? Expected columns.{name}=NAME, "
+                                f"one of: {few(table.columns)}")
+        if time_unit == "auto":
+            time_unit = "date" if table.holds_dates(columns["arrival_s"]) else "s"
+        return mapped_format(columns, time_unit)
+    if not {"prompt_tokens", "output_tokens"} & set(columns):
+        raise UserError(f"trace file '{table.path}': which columns hold what? Expected such as columns.arrival_s=NAME "
+                        f"columns.prompt_tokens=NAME columns.output_tokens=NAME; found: {few(table.columns)}")
+    return None
+
+
 def _likeness(item: TraceFormat, found: set[str]) -> float:
     matched = sum(1.0 if column in found else 0.5 * bool(similar(column, found)) for column in item.required)
     return matched / len(item.required)
@@ -107,13 +187,14 @@ class TraceFile:
         groups_read: row groups read so far.
     """
 
-    def __init__(self, path: Path, format: str = "auto") -> None:
+    def __init__(self, path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
+                 time_unit: str = "auto") -> None:
         check_format(format)
-        self.path, self.format, self.groups_read = path, format, 0
-        self._groups = _time_index(path) if format in ("auto", _OWN.name) else None
+        self.path, self.groups_read, self._how = path, 0, (format, columns or None, time_unit)
+        self._groups = _time_index(path) if self._how in (("auto", None, "auto"), (_OWN.name, None, "auto")) else None
         self._whole: Trace | None = None
         if self._groups is None:
-            self._whole = read_trace(path, format)
+            self._whole = read_trace(path, format, columns=columns, time_unit=time_unit)
             self.rows = len(self._whole)
             self.first_s, self.last_s = (float(self._whole.arrival_s[i]) for i in (0, -1))
         else:
@@ -123,7 +204,7 @@ class TraceFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opened again where it is unpickled, rather than sent with all its requests."""
-        return open_trace, (str(self.path), self.format)
+        return open_trace, (str(self.path), *self._how)
 
     @property
     def mean_rate(self) -> float:
@@ -180,24 +261,27 @@ class TraceFile:
         return trace_of([parquet_table(self.path, table, int(self._starts[first]))], _OWN, self.path)
 
 
-def open_trace(path: str | os.PathLike[str], format: str = "auto") -> TraceFile:
-    """Returns a trace file ready for windows; kept until the file changes.
+def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapping[str, str | None] | None = None,
+               time_unit: str = "auto") -> TraceFile:
+    """Returns a trace file ready for windows; kept until the file changes. Arguments as `read_trace` has them.
 
     Raises:
         UserError: it does not exist, or is malformed.
     """
     try:
-        stat = os.stat(path)
+        os.stat(path)
     except FileNotFoundError:
         raise missing(path) from None
     except (OSError, ValueError) as error:
         raise UserError(f"trace file '{path}' cannot be read: {getattr(error, 'strerror', error)}") from None
-    return _kept(str(path), format, stat.st_mtime_ns, stat.st_size)
+    given = tuple((str(key), str(value)) for key, value in (columns or {}).items() if value is not None)
+    return _kept(str(path), format, given, time_unit, version_of(path))
 
 
 @lru_cache(maxsize=4)
-def _kept(path: str, format: str, modified_ns: int, size: int) -> TraceFile:
-    return TraceFile(Path(path), format)
+def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_unit: str,
+          version: str | None) -> TraceFile:
+    return TraceFile(Path(path), format, dict(columns), time_unit)
 
 
 def _cut(trace: Trace, first_row: int, start_s: float, end_s: float, margin: int) -> tuple[Trace, int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numba import types
 
 from ooco_gym.compile import jit
 from ooco_gym.workload.sharing import BLOCK_TOKENS, block_tokens_of
@@ -38,7 +39,7 @@ def stack_distances(hashes: Hashes) -> np.ndarray:
     return found
 
 
-@jit
+@jit(types.void(*[types.int64[::1]] * 5))
 def _distances(offsets, numbers, tree, last, found):
     """Fills `found`; `numbers` are the blocks' from 0 on.
 

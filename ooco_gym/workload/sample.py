@@ -8,24 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
-from ooco_gym.workload.formats import (
-    FORMATS,
-    OPTIONAL,
-    REQUIRED,
-    UNITS,
-    TraceFormat,
-    mapped_format,
-    output_tokens,
-    prompt_tokens,
-)
-from ooco_gym.workload.intake import few
-from ooco_gym.workload.pieces import Table, read_pieces
-from ooco_gym.workload.reading import check_format, peek, recognise, trace_of
+from ooco_gym.workload.formats import TraceFormat, output_tokens, prompt_tokens
+from ooco_gym.workload.pieces import Table
+from ooco_gym.workload.reading import no_arrivals, recognised, trace_of
 from ooco_gym.workload.trace import Trace
-
-TIME_UNITS = ("auto", *UNITS, "date")
 
 
 @dataclass(frozen=True)
@@ -107,62 +95,10 @@ def open_source(path: Path, format: str = "auto", columns: Mapping[str, str | No
         UserError: an unknown name, or a column that the file does not have.
     """
     given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
-    if time_unit not in TIME_UNITS:
-        raise unknown("time_unit", time_unit, TIME_UNITS)
-    check_format(format)
-    for key in given:
-        if key not in REQUIRED + OPTIONAL:
-            raise unknown("column", key, REQUIRED + OPTIONAL)
     if dataset is not None and not given and path.name == dataset.file:
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
-    if given and format != "auto":
-        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
-                        "knows its columns")
-    first, pieces = peek(read_pieces(path))
-    if not given and format != "auto":
-        return Source(path, pieces, FORMATS[format], {})
-    if not given and time_unit == "auto" and not _is_lengths(first):
-        return Source(path, pieces, recognise(first), {})
-    named = {**{key: key for key in REQUIRED + OPTIONAL if key in first.columns}, **given}
-    return Source(path, pieces, _named_format(first, named, time_unit), named)
-
-
-def _is_lengths(table: Table) -> bool:
-    """Tells whether a table has lengths under our names, but no arrivals."""
-    if any(set(form.required) <= set(table.columns) for name, form in FORMATS.items() if name != "ooco_gym"):
-        return False
-    return bool({"prompt_tokens", "output_tokens"} & set(table.columns)) and _no_arrivals(table, "arrival_s")
-
-
-def _no_arrivals(table: Table, field: str) -> bool:
-    if field not in table.columns:
-        return True
-    if table.rows == 0 or table.holds_dates(field):
-        return False
-    try:
-        return bool(np.isnan(table.numbers(field, "a number", missing=np.nan)).all())
-    except UserError:       # the format's own reader says better what it expected
-        return False
-
-
-def _named_format(table: Table, columns: dict[str, str], time_unit: str) -> TraceFormat | None:
-    """Returns the format that the user's columns make, or None where they are lengths only."""
-    for field in columns.values():
-        if field not in table.columns:
-            raise UserError(f"trace file '{table.path}' has no column '{field}'{nearest(field, table.columns)}; found: "
-                            f"{few(table.columns)}")
-    if "arrival_s" in columns and not _no_arrivals(table, columns["arrival_s"]):
-        for name in REQUIRED:
-            if name not in columns:
-                raise UserError(f"trace file '{table.path}': which column holds {name}? Expected columns.{name}=NAME, "
-                                f"one of: {few(table.columns)}")
-        if time_unit == "auto":
-            time_unit = "date" if table.holds_dates(columns["arrival_s"]) else "s"
-        return mapped_format(columns, time_unit)
-    if not {"prompt_tokens", "output_tokens"} & set(columns):
-        raise UserError(f"trace file '{table.path}': which columns hold what? Expected such as columns.arrival_s=NAME "
-                        f"columns.prompt_tokens=NAME columns.output_tokens=NAME; found: {few(table.columns)}")
-    return None
+    form, pieces, named = recognised(path, format, given, time_unit, lengths=True)
+    return Source(path, pieces, form, named)
 
 
 def _lengths(source: Source) -> Sample:
@@ -195,6 +131,6 @@ def _lengths(source: Source) -> Sample:
 
 
 def _check_no_arrivals(table: Table, field: str | None) -> None:
-    if field is not None and table.rows and not _no_arrivals(table, field):
+    if field is not None and table.rows and not no_arrivals(table, field):
         values = table.numbers(field, "a number", missing=np.nan)
         table.demand(np.isnan(values), field, "nothing, as in the rows before: this is a set of lengths")

@@ -20,6 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.rounding import steady
 from ooco_gym.workload.arrivals import BLOCK_S, Arrivals, draw_requests, let_in
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
@@ -62,7 +63,7 @@ class Groups:
         uniform, normal = generator.random(self.count), generator.standard_normal(self.count)
         whole = lengths.prompt.tokens(uniform, normal)
         blocks = np.maximum(1, np.rint(self.ratio * whole / BLOCK_TOKENS)).astype(np.int64)
-        weights = np.cumsum((np.arange(self.count) + 1.0) ** -self.zipf)
+        weights = np.cumsum(steady((np.arange(self.count) + 1.0) ** -self.zipf))
         turn = keyed_uniform(numbers // self.in_a_row, seed, f"{stream}/group")
         group = np.searchsorted(weights / weights[-1], turn, side="right")
         own = blocks[group] * BLOCK_TOKENS * (1 - self.ratio) / self.ratio
@@ -199,7 +200,7 @@ class Chat:
         """Returns (time float64[m], session's number int64[m], turn from 0 int64[m]), sessions one after the other."""
         uniform = keyed_uniform(numbers, seed, f"{stream}/turns")
         turns = np.full(len(numbers), 1) if self.mean_turns == 1 else np.minimum(
-            MOST_TURNS, 1 + np.floor(np.log1p(-uniform) / np.log1p(-1 / self.mean_turns)).astype(np.int64))
+            MOST_TURNS, 1 + np.floor(steady(np.log1p(-uniform) / np.log1p(-1 / self.mean_turns))).astype(np.int64))
         first = np.concatenate([[0], np.cumsum(turns)])[:-1]
         session, turn = np.repeat(numbers, turns), np.arange(turns.sum()) - np.repeat(first, turns)
         gap_s = self._think(keyed_uniform(session * MOST_TURNS + turn, seed, f"{stream}/think"))
@@ -213,11 +214,11 @@ class Chat:
     def _think(self, uniform: np.ndarray) -> np.ndarray:
         """Returns the times between turns at quantiles float64[m], float64[m]."""
         if not self.think_sigma:
-            return -self.think_s * np.log1p(-uniform)
+            return -self.think_s * steady(np.log1p(-uniform))
         from scipy.special import ndtri
 
         sigma = self.think_sigma
-        return self.think_s * np.exp(sigma * ndtri(np.maximum(uniform, 1e-300)) - sigma**2 / 2)
+        return self.think_s * steady(np.exp(sigma * ndtri(np.maximum(uniform, 1e-300)) - sigma**2 / 2))
 
     def _lengths(self, lengths: LengthModel, session: np.ndarray, turn: np.ndarray, seed: int,
                  stream: str) -> tuple[np.ndarray, np.ndarray]:
@@ -261,7 +262,7 @@ def _turns(lengths: LengthModel, common_blocks: int, correlation: float, ratio: 
     """The ratios of one turn and of the most, and the mean number of turns that gives this one: the search for it takes
     most of the time that a workload does to read."""
     sharing = ChatRatio(lengths, common_blocks, correlation)
-    return sharing.at(1.0), sharing.at(MOST_MEAN_TURNS), sharing.turns_for(ratio)
+    return sharing.at(1.0), sharing.at(MOST_MEAN_TURNS), steady(sharing.turns_for(ratio))
 
 
 class ChatRatio:

@@ -76,6 +76,8 @@ def test_files_hold_the_windows_and_the_table(summary):
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
     text = (folder / "evaluation.md").read_text()
     assert "Not ranked: always, random" in text and "| 1 | ooco |" in text
+    assert "| rank by offline ref. GPU-s/s | policy | reward |" in text, "what ranks is named beside the reward"
+    assert ">ranked</th>" in (folder / "evaluation.html").read_text(encoding="utf-8")
     assert "bootstrap over 12 windows, widened to match Student's t" in text
 
 
@@ -139,7 +141,7 @@ def test_aggregates_and_plots_are_there(summary):
         assert len(share["value"]) == len(profile["thresholds"]) and share["value"][-1] == 0.0
         assert all(np.diff(share["value"]) <= 0.0)
     page = (folder / "evaluation.html").read_text(encoding="utf-8")
-    assert "<script src=" not in page and page.count("plotly-graph-div") >= 2
+    assert "<script src=" not in page and page.count("<svg") >= 2
     kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert {name: len(some) for name, some in kept["records"]["none"].items()} == dict.fromkeys(RULES, 12)
 
@@ -179,6 +181,27 @@ def test_windows_are_spread_evenly():
         windows([5, 6], 3)
     with pytest.raises(UserError, match="cannot spread 0 windows"):
         windows([5, 6], 0)
+
+
+def test_equal_figures_share_a_rank():
+    """`twin` serves what `first` does, to the last but a rounding; the next one comes after both."""
+    served = {"first": 2.0, "twin": 2.0 + 1e-12, "other": 1.0}
+    played = {name: records([0.0] * 6, offline_reference_gpu_s_per_s=[value] * 6, output_tokens_per_s=[1.0] * 6,
+                            wasted_tokens_per_s=[0.0] * 6) for name, value in served.items()}
+    result = scoring.score(played, "x", dict.fromkeys(played, False))
+    assert {one["policy"]: one["rank"] for one in result["policies"]} == {"first": 1, "twin": 1, "other": 3}
+
+
+def test_a_learned_policy_that_is_its_start_says_so(run_folder, tmp_path):
+    import shutil
+
+    begun = tmp_path / "begun"
+    shutil.copytree(run_folder, begun)
+    for timesteps, said in ((0, True), (64, False)):
+        (begun / "summary.json").write_text(json.dumps({"command": "train", "best": {"timesteps": timesteps}}))
+        result = evaluate.main(config(tmp_path / f"e{timesteps}", policies=[str(begun), "ooco"], episodes=2))
+        words = "policy 'begun': it stayed what learning began with, "
+        assert any(note.startswith(words) for note in result["notes"]) == said
 
 
 def records(rates, **more):

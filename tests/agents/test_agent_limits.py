@@ -38,30 +38,39 @@ def test_native_windows_are_those_of_single_environments():
     assert told == [(done, 6) for done in range(7)]
 
 
-def test_the_limit_counts_learning_alone_and_validation_stays_a_share_of_it(tmp_path, monkeypatch):
-    slow = trainer.Trainer._played
-
-    def played(self, player, window_s):
-        time.sleep(0.2)
-        return slow(self, player, window_s)
-
-    monkeypatch.setattr(trainer.Trainer, "_played", played)
+def test_the_limit_counts_learning_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "play", slowly)
     summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=1.0, checkpoint_every_steps=None,
                                       validation={"windows": 2, "every_steps": 75, "violation_limit": 0.03},
                                       agent={"imitate": SLOW}))
     assert summary["stopped_by"] == "max_wall_s"
     assert 0.5 <= summary["learning_wall_s"] <= 1.5
-    assert summary["learning_wall_s"] > summary["validation_wall_s"] - 1.0
-    assert len(summary["validation"]) <= 4  # the first, the last, and what a quarter of a second allows
+    assert summary["validation_wall_s"] >= 0.2 * len(summary["validation"])
 
 
-def test_validation_windows_fit_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "SHORTEST_VALIDATION_S", 5.0)
-    monkeypatch.setattr(trainer, "ONE_VALIDATION", 1e-9)
-    summary = train.main(real_config(tmp_path, max_wall_s=1.0))
-    assert summary["validation_window_s"] == 5.0
-    whole = train.main(real_config(tmp_path / "whole", total_timesteps=800))
-    assert whole["validation_window_s"] is None
+def slowly(*args, **named):
+    time.sleep(0.2)
+    return play(*args, **named)
+
+
+def test_what_is_validated_does_not_depend_on_the_clock(tmp_path, monkeypatch):
+    """Points of a sweep were judged on windows of 120 or 180 s, as time allowed: the learning rate seemed to matter."""
+    found = [train.main(real_config(tmp_path / "free"))]
+    monkeypatch.setattr(trainer, "play", slowly)
+    found.append(train.main(real_config(tmp_path / "hurried", max_wall_s=1000.0, checkpoint_every_s=0.01)))
+    assert len(found[0]["validation"]) == 2 and found[0]["validation"] == found[1]["validation"]
+    assert found[0]["best"] == found[1]["best"]
+    assert [one["validation_window_s"] for one in found] == [SHORT["window_s"]] * 2
+
+
+def test_validation_windows_are_as_long_as_asked(tmp_path, capsys):
+    config = real_config(tmp_path, total_timesteps=800)
+    config["validation"] = {**config["validation"], "window_s": 5.0}
+    summary = train.main(config)
+    assert summary["validation_window_s"] == 5.0 and "over 2 windows of 5 s" in capsys.readouterr().out
+    games = play({**SHORT, "window_s": 5.0}, BatchPlayer("run", load_run(tmp_path).decide_batch),
+                 windows(SHORT["splits"]["validation"], 2))
+    assert summary["best"]["reward"] == pytest.approx(np.mean([game["reward"] for game in games]))
 
 
 def test_a_run_that_is_killed_before_its_first_update_goes_on(tmp_path, monkeypatch):

@@ -269,6 +269,15 @@ def test_conditions_count_alike_whatever_their_service():
     assert here == pytest.approx(there, rel=0.2) and here > 0.05
 
 
+def test_fewer_violations_are_worth_more_unless_service_pays_for_them():
+    reference = outcome([1.0] * 4, violated=100)
+    judge = Judge(reference, np.zeros(4, np.int64), 0.03, "violations")
+    assert judge.judged(reference).score == 0.0 and judge.judged(reference).excess <= 0.0, "no limit counts"
+    fewer = judge.judged(outcome([0.995] * 4, violated=50)).score
+    assert fewer == pytest.approx(np.log(0.101 / 0.051))
+    assert judge.judged(outcome([0.9] * 4, violated=50)).score < 0.0 < fewer
+
+
 def test_what_breaks_the_budget_is_behind_all_that_keeps_it():
     conditions, reference = np.zeros(6, np.int64), outcome([1.0] * 6)
     judge = Judge(reference, conditions, 0.03)

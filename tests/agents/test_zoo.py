@@ -249,7 +249,8 @@ def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     upper = card["scores"]["this_policy"]["violation_rate"]["upper_limit"]
     doubtful = upper is None or upper > 0.03
     assert any("on its own held-out windows" in one for one in card["not_for"]) == doubtful, "two windows prove little"
-    assert all(one in text for one in card["not_for"]) and "ooco-gym zoo envs=[preemption] seeds=[1,2] out=ZOO" in text
+    assert all(one in text for one in card["not_for"]) and "ooco-gym zoo 'envs=[preemption]' 'seeds=[1,2]'" in text
+    assert " environments.preemption.train.total_timesteps=80 " in text, "what the zoo was told is in its command"
     assert str(made[0]) not in text + (folder / "card.json").read_text() + (folder / "manifest.json").read_text()
 
 

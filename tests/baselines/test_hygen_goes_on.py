@@ -42,4 +42,4 @@ def test_what_policies_fit_is_what_is_believed() -> None:
     assert np.array_equal(believed.strict.decode_lines, 3 * true.strict.decode_lines)
     policy = get_policy("hygen", {"latency_budget_s": 0.02})
     ratio = policy.prepare(policy, believed)["one_ps"] / policy.prepare(policy, true)["one_ps"]
-    assert abs(ratio - 3.0) < 1e-6
+    assert abs(ratio - 3.0) < 1e-4  # fitted parameters have six digits

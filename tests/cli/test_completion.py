@@ -26,7 +26,7 @@ def test_the_first_word_is_a_command() -> None:
 def test_keys_of_a_command_and_of_what_its_groups_are_given() -> None:
     assert completions(["train"], "max") == ["max_wall_s="]
     assert completions(["train"], "valid") == ["validation.every_steps=", "validation.violation_limit=",
-                                               "validation.windows="]
+                                               "validation.window_s=", "validation.windows="]
     assert {"env=", "agent=", "logger=", "seed="} <= set(completions(["train"], ""))
     assert "seed=" not in completions(["train", "seed=3"], ""), "given already"
     assert completions(["train"], "env.window") == ["env.window_s="]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ooco_gym.cli import main
-from ooco_gym.cli.commands import commands, examples, find
+from ooco_gym.cli.commands import commands, examples, find, presets
 from ooco_gym.resources import conf_root
 
 OURS = sorted(name for name in commands() if (conf_root() / f"{name}.yaml").is_file())
@@ -38,3 +39,10 @@ def test_commands_of_other_packages_may_have_none(toy: SimpleNamespace) -> None:
     path = toy.site / "toy_commands" / "conf" / "quiet.yaml"
     path.write_text(path.read_text() + "#$ ooco-gym quiet fruit=pear\n")
     assert "Examples:\n\n  ooco-gym quiet fruit=pear\n\nKeys" in toy.run("quiet", "--help")[1]
+
+
+def test_every_preset_says_how_long_it_takes_and_its_short_form() -> None:
+    said = {name: text for one in OURS for name, text in presets(find(one).roots, one).items()}
+    assert {*said} == {path.stem for path in (conf_root() / "preset").glob("[!g]*.yaml")}  # not those of an experiment
+    for name, text in said.items():
+        assert re.search(r"; \d+ minutes on two cores, \d+ with \S+$", text), f"{name}: {text}"

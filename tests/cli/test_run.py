@@ -107,6 +107,7 @@ def test_a_preset_sets_many_keys_and_the_command_line_has_the_last_word(toy: Sim
     mine = play(toy, "+preset=mine.yaml")
     assert (mine["seed"], mine["name"]) == (9, "me")
     assert "+preset=feast: many pears\n" in toy.run("play", "--help")[1]
+    assert toy.run("play", "+preset=feast")[2].startswith("feast: many pears\n"), "what it does is said first"
     assert "+preset" not in toy.run("speak", "--help")[1]
 
 

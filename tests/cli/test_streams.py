@@ -31,6 +31,20 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "ooco_gym.cli", *words]
 
 
+@pytest.mark.parametrize("words, code, said", [
+    (("simulate", "--help"), 0, b"\\u2026"), (("perf", "out=\u00e9"), 2, b"error: 'out=??' cannot be read in this "),
+    (("perf",), 2, b"set PYTHONUTF8=1"), (("p\u00e9rf",), 2, b"error: 'p??rf' cannot be read")])
+def test_a_locale_of_ascii_alone_is_no_traceback(tmp_path: Path, words: tuple[str, ...], code: int,
+                                                     said: bytes) -> None:
+    folder = tmp_path / ("caf\u00e9" if words == ("perf",) else "plain")
+    folder.mkdir()
+    done = subprocess.run(command(*words), capture_output=True, cwd=folder, check=False,
+                          env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+                               "PYTHONIOENCODING": "ascii:strict"})
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
+    assert b"Traceback" not in done.stderr and not list(folder.iterdir())
+
+
 @pytest.mark.parametrize("words", [("perf", "out=there"), ("--help",), ("experiment", "--help")])
 def test_a_closed_pipe_is_no_event(tmp_path: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()

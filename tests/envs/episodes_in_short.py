@@ -19,6 +19,7 @@ SHORT_OF = {"ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0}}  # sixte
 # What is played does not hang on what is worth learning (conf/env).
 POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 3.0},
             "rate_scale": 0.1}
+PREDICTED = {"predictor": "lognormal", "error": 0.3}
 MEMORY_BOUND = {"cluster": "pair_llama2_7b_40g", "workload": "azure_conv", "slo": "chat",
                 "offline": {"mode": "rate", "rate": 1.0}, "rate_scale": 0.03}
 FLEET = {"cluster": "fleet_16", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 20.0},
@@ -32,8 +33,8 @@ ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate"
 SCENARIOS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v0": MEMORY_BOUND, "ooco_gym/Colocation-v0": MEMORY_BOUND,
     "ooco_gym/Eviction-v0": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v0": FLEET,
-    "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": {"predictor": "lognormal", "error": 0.3}},
-    "ooco_gym/Migration-v1": {**MEMORY_BOUND, "lengths": {"predictor": "lognormal", "error": 0.3}},
+    "ooco_gym/EvictionPredicted-v0": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
+    "ooco_gym/MigrationPredicted-v0": {**MEMORY_BOUND, "lengths": PREDICTED},
     "ooco_gym/Batching-v0": ENGINE, "ooco_gym/Admission-v0": ENTERING, "ooco_gym/Serving-v0": ENGINES,
     "ooco_gym/Reclaiming-v0": SHORT_OF_BLOCKS}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
@@ -19,7 +18,7 @@ import ooco_gym
 from ooco_gym import UserError
 from ooco_gym.cli import main
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
-from ooco_gym.envs.decision import asked, figures_of, kinds
+from ooco_gym.envs.decision import kinds
 from ooco_gym.envs.features import CANDIDATES, DECISIONS
 from ooco_gym.resources import load_yaml
 
@@ -57,10 +56,7 @@ def test_its_decision_has_a_slot_words_and_features_of_its_own(name: str) -> Non
     env: Any = gym.make(imported(name), **SHORT).unwrapped
     observation, _ = env.reset(seed=1, options={"window": 0})
     assert observation["decision"].tolist() == [0.0] * len(DECISIONS) + [1.0]
-    assert asked(observation, env.decision_names) == "pull_limit"
     assert kinds()["pull_limit"].question.startswith("How many requests")
-    candidate = ooco_gym.candidate_table(observation["candidates"])[2]
-    assert figures_of("pull_limit", candidate) == {"limit": "8"}
     table = env.feature_tables()["candidates"]
     assert [row["name"] for row in table] == ["limit" if one.name == "level" else one.name for one in CANDIDATES]
     assert gym.make("ooco_gym/Gating-v0", **SHORT).observation_space["decision"].shape == (len(DECISIONS),)
@@ -108,16 +104,6 @@ def test_what_cannot_be_imported_is_said(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="there is another module 'json'"):
         imported(f"{folder / 'json.py'}:own/None-v0")
     assert set(ENVIRONMENTS) <= set(gym.registry)
-
-
-def test_a_person_plays_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                           capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("2\n\nq\n"))
-    assert main(["play", f"env={folder / 'pull_limit.yaml'}", "window_s=20", "warmup_s=20", f"out={tmp_path}"]) == 0
-    shown = capsys.readouterr().out
-    assert "How many requests may one pull take" in shown and "limit" in shown
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["env"] == ID and summary["decisions"]["yours"] == 2
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def play_one(name, random):
         assert all(np.isfinite(step.observation[key]).all() for key in ("cluster", "candidates", "decision"))
         assert env.observation_space.contains(step.observation)
         assert np.isfinite(step.reward)
-        assert all(np.isfinite(value).all() for key, value in step.info.items() if key != "summary")
+        assert all(np.isfinite(value).all() for key, value in step.info.items() if key not in ("summary", "notes"))
         assert step.info["action_mask"].any()
         assert step.action is None or env.action_space.contains(step.action)
     check_state(env.simulation.state)

@@ -18,7 +18,6 @@ import ooco_gym
 from ooco_gym.envs import rendering, watching
 from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
 from ooco_gym.envs.watching import LiveView, slack_s
-from ooco_gym.report import pages as style
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
 
@@ -127,14 +126,6 @@ def test_a_violation_budget_of_zero_is_drawn_at_the_bottom() -> None:
     assert recording.samples[-1].violations == 0
     picture = rendering.frame(recording, "Gating", 0, 0.0, 0.0)
     assert picture.shape == rendering.frame(recording, "Gating", 0, 0.03, 0.0).shape
-
-
-def test_pictures_have_the_reports_colours() -> None:
-    for name, colour in zip(WORK, rendering.COLOURS, strict=False):
-        assert style.WORK_COLOURS.get(name, colour) == colour
-    assert {"online prefill", "offline prefill", "decode"} <= set(WORK) & set(style.WORK_COLOURS)
-    assert rendering.COLOURS[-1] == style.WORK_COLOURS["idle"]
-    assert (rendering.KV_COLOUR, rendering.LIMIT_COLOUR) == (style.KV_COLOUR, style.LIMIT_COLOUR)
 
 
 def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

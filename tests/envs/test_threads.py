@@ -21,7 +21,7 @@ from episodes_in_short import alike, arguments
 from ooco_gym import UserError, jobs
 
 GATING, CONTROL = "ooco_gym/Gating-v0", "ooco_gym/Control-v0"  # which decides by the clock: its episodes end together
-KINDS = (GATING, CONTROL, "ooco_gym/Batching-v0", "ooco_gym/Migration-v1")
+KINDS = (GATING, CONTROL, "ooco_gym/Batching-v0", "ooco_gym/MigrationPredicted-v0")
 
 
 def vector(threads: int | None, count: int = 5, name: str = GATING, mode: str = "SameStep", **changes: Any) -> Any:

@@ -251,7 +251,37 @@ def test_illegal_actions_do_what_the_partner_does(name):
     for turn in range(12):
         right = good.partner_actions()
         wrong = np.full_like(right, (-1, 10**9, -(2**62))[turn % 3])
-        assert alike(good.step(right), bad.step(wrong))
+        wrong[1] = right[1] if turn % 2 else wrong[1]
+        (*told, legal), (*said, illegal) = good.step(right), bad.step(wrong)
+        was = illegal.pop("illegal_action")
+        assert alike(told, said) and was.tolist() == illegal.pop("_illegal_action").tolist() == [True, turn % 2 == 0]
+        counts = [illegal.get("summary", {}).pop(key, None) for key in ("illegal_actions", "_illegal_actions")]
+        assert alike(legal, illegal) and "illegal_action" not in legal
+        if told[3].any():
+            assert (counts[0] == [turn + 1, turn // 2 + 1])[told[3]].all()
+            break
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_illegal_actions_are_counted_as_in_gymnasiums_vector(mode):
+    """Of two episodes side by side one takes illegal actions: its infos and its summary say so, the other's do not."""
+    envs = native("ooco_gym/Gating-v0", 2, mode), SyncVectorEnv([maker("ooco_gym/Gating-v0")] * 2, autoreset_mode=mode)
+    seen: list[list[Any]] = [[], []]
+    for env, mine in zip(envs, seen, strict=True):
+        env.reset(seed=3)
+        for turn in range(3000):
+            *_, over, info = env.step(np.array([10**6 if turn % 3 == 0 else 1, 1]))
+            last = info.get("final_info", {}).get("summary") or info.get("summary") or {}
+            there = last.get("_illegal_actions", np.zeros(2, bool))
+            for one in (info, info.get("final_info", {})):
+                if one.get("_illegal_action", there).any() and "illegal_action" in one:
+                    mine.append((turn, one["illegal_action"].tolist(), one["_illegal_action"].tolist()))
+            if there.any():
+                mine.append((last["illegal_actions"].tolist(), there.tolist()))
+                break
+            if mode == AutoresetMode.DISABLED and over.any():
+                env.reset(options={"reset_mask": over})
+    assert seen[0] == seen[1] and seen[0][-1][1] == [True, False] and seen[0][-1][0][0] >= 1
 
 
 def test_a_vector_in_the_midst_of_its_episodes_pickles():

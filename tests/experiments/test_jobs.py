@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,55 @@ def test_questions_asked_twice_at_once_are_simulated_once(tmp_path):
     pending.set_result({"answer": 42})
     assert first.result() == second.result() == {"answer": 42}
     assert jobs.simulated == 1
+
+
+def test_a_question_to_a_pool_that_broke_is_refused_each_time(tmp_path):
+    class Broken:
+        def submit(self, *_):
+            raise BrokenProcessPool
+
+    jobs = Jobs(1, Store(tmp_path))
+    jobs._pool = Broken()  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(BrokenProcessPool):
+            jobs.submit(SMALL, "ooco").result(timeout=5)
+    assert jobs.simulated == 0
+
+
+KILLER = '''
+import os, signal
+from ooco_gym.policy import Param, Policy
+
+def prepare(policy, facts):
+    """Ends the process while there is a file of that name."""
+    if os.path.exists("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+policy = Policy("mine", (Param("gate_window", "waiting requests to look at", 1, 64, default=8),), prepare=prepare)
+'''
+
+
+@pytest.mark.parametrize("words", [
+    ["compare", "policies=[base_pd,mine.py]"],
+    ["capacity", "policies=[mine.py]", "baselines=[base_pd]", "search.first=1", "search.last=1", "tuning.policies={}",
+     "tpot_from=first_token"]], ids=lambda words: words[0])
+def test_a_worker_that_is_killed_is_one_sentence_and_a_rerun_goes_on(words, tmp_path, monkeypatch, capsys):
+    from ooco_gym.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+    Path("mine.py").write_text(KILLER)
+    Path("kill").touch()
+    line = [*words, "workload=azure_conv", "rate_scale=0.03", "duration_s=60", "seeds=[1]", "workers=1", "out=out"]
+    assert main(line) == 2
+    error = capsys.readouterr().err
+    assert "error: a worker process was killed before its work was done" in error and "Traceback" not in error
+    kept = {path: path.stat().st_mtime_ns for path in Path("cache/runs").rglob("*.json")}
+    Path("kill").unlink()
+    assert main(line) == 0
+    assert words[0] == "capacity" or kept, "what was finished before is kept"
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
 
 
 def test_a_failure_is_told_and_not_kept(tmp_path):

@@ -6,6 +6,7 @@ from experiments.common.crossing import Limits
 from experiments.common.peaks import PeakPlan
 from ooco_gym import protocol
 from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import Scenario
 
 
 def test_configurations_state_the_protocols_figures():
@@ -13,7 +14,7 @@ def test_configurations_state_the_protocols_figures():
               "kept_up_service": protocol.KEPT_UP_SERVICE}
     for command in ("capacity", "compare"):
         assert load_yaml("", command)["limits"] == limits
-        assert load_yaml("", command)["duration_s"] == protocol.WINDOW_S
+    assert Scenario().window()[1] == protocol.WINDOW_S
     assert Limits(**limits) == Limits()
     assert load_yaml("", "capacity")["peak"]["budget"] == PeakPlan().budget == protocol.VIOLATION_BUDGET
     stated = {command: load_yaml("", command) for command in ("compare", "headroom", "tune", "train")}

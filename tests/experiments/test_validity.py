@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.common import svg
 from experiments.common.output import rounded
 from experiments.validity import load, page, papers
 from experiments.validity.section import PARTS, signed, table
@@ -20,7 +19,7 @@ from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.specs import load_chip, load_model
-from ooco_gym.report import number
+from ooco_gym.report import number, svg
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -5,12 +5,13 @@ all of them (`make golden`), `python -m tests.golden record` writes those that a
 
 | group | what is digested |
 |---|---|
+| doors | arrivals, lengths, prefixes and cost tables: what enters the compiled core |
 | runs | `requests.parquet` column by column and `summary.json` key by key, of short runs of every policy |
 | trajectories | observations, masks, rewards and infos of each environment, single and vector |
 | pages | the files of `docs/envs` |
 | policies | the answers of each shipped policy to 1,000 observations |
 
 Digests are of plain values with public names: columns of tables, keys of JSON files, keys of observations and infos.
-Float64 values enter with 9 significant digits, because numpy's vectorised exp, log and cos, from which arrivals and
-lengths are drawn, differ in the last bits from one CPU to another. Float32 observations enter as they are.
+Floats enter as they are, to the last bit: what differs from one processor to another is rounded before anything is
+built on it (`ooco_gym.rounding`).
 """

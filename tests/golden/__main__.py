@@ -1,28 +1,34 @@
-"""`python -m tests.golden [check|record] [only=GROUP,…] [force] [why=…]`.
+"""`python -m tests.golden [check|record] [only=GROUP,…] [every=N] [cpus=all] [force] [why=…]`.
 
 `check` (the default) makes all digests anew and compares; its last line is `golden: N digests, D differ`, and the exit
-code is 0 where none differs. `record` writes what is missing; with `force`, which needs `why=…`, also what differs.
+code is 0 where none differs. `every=N` takes each N-th case alone; `cpus=all` compares under other processors too, as
+far as one machine can play them (`tests/golden/cpus.py`). `record` writes what is missing; with `force`, which needs
+`why=…`, also what differs.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
-from tests.golden import digests, pages, policies, runs, trajectories
+from tests.golden import cpus, digests, doors, pages, policies, runs, trajectories
 
-GROUPS: dict[str, Any] = {"runs": runs, "trajectories": trajectories, "policies": policies, "pages": pages}
+GROUPS: dict[str, Any] = {"doors": doors, "runs": runs, "trajectories": trajectories, "policies": policies,
+                          "pages": pages}
 SHOWN = 40  # differences of a group that are printed
 
 
-def check(groups: list[str]) -> int:
-    """Compares all digests of some groups; prints each that differs, and how many do."""
+def check(groups: list[str], every: int = 1) -> int:
+    """Compares digests of some groups, of every n-th case; prints each that differs, and how many do."""
     total = wrong = 0
     for group in groups:
         begun = time.perf_counter()
-        expected, got = digests.read(group)["digests"], GROUPS[group].group()
+        expected, got = digests.read(group)["digests"], GROUPS[group].group(every)
+        if every > 1:
+            expected = {case: parts for case, parts in expected.items() if case in got}
         lines = digests.differences(expected, got)
         for line in lines[:SHOWN]:
             print(f"{group}: {line}")
@@ -54,6 +60,22 @@ def record(groups: list[str], force: bool, why: str) -> int:
     return 0
 
 
+def check_cpus(words: list[str]) -> int:
+    """Compares under each setting of `cpus`; the last line sums up."""
+    total = wrong = 0
+    with tempfile.TemporaryDirectory() as cache:
+        for name, environment in cpus.settings().items():
+            done = cpus.check(environment, words, cache)
+            *lines, last = done.stdout.strip().splitlines() or [""]
+            if done.returncode not in (0, 1) or not last.startswith("golden: "):
+                print(done.stderr, file=sys.stderr)
+                return done.returncode or 1
+            print(*(f"  {line}" for line in lines), f"{name}: {last.removeprefix('golden: ')}", sep="\n", flush=True)
+            total, wrong = (before + int(word) for before, word in zip((total, wrong), last.split()[1::2], strict=True))
+    print(f"golden: {total} digests, {wrong} differ")
+    return 1 if wrong else 0
+
+
 def commit() -> str:
     """The commit that is checked out."""
     words = ["git", "rev-parse", "--short", "HEAD"]
@@ -65,13 +87,16 @@ def main(words: list[str]) -> int:
     only = [word.removeprefix("only=").split(",") for word in words if word.startswith("only=")]
     why = next((word.removeprefix("why=") for word in words if word.startswith("why=")), "")
     plain = [word for word in words if "=" not in word]
+    every = next((int(word.removeprefix("every=")) for word in words if word.startswith("every=")), 1)
+    if "cpus=all" in words and "record" not in plain:
+        return check_cpus([word for word in words if word != "cpus=all"])
     groups = [group for group in GROUPS if not only or any(group in names for names in only)]
     unknown = {*plain} - {"check", "record", "force"} or {name for names in only for name in names} - {*GROUPS}
     if unknown or ("force" in plain and not why):
         reason = f"unknown: {', '.join(sorted(unknown))}" if unknown else "force needs why='…'"
         print(f"{reason}\n{__doc__}groups: {', '.join(GROUPS)}", file=sys.stderr)
         return 2
-    return record(groups, "force" in plain, why) if "record" in plain else check(groups)
+    return record(groups, "force" in plain, why) if "record" in plain else check(groups, every)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ Digests = dict[str, dict[str, str]]  # by case (a run, an episode, a page), then
 def digest(value: Any) -> str:
     """The digest of a value: an array, text, bytes, or what JSON can hold.
 
-    Booleans enter as bytes, integers as int64, float32 values as they are, float64 values with 9 significant digits.
+    Booleans enter as bytes, integers as int64, floats as they are.
     """
     if isinstance(value, (bytes, str)):
         data = value.encode() if isinstance(value, str) else value
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         data = str(value.shape).encode() + array_bytes(value)
     else:
-        data = json.dumps(rounded(value), sort_keys=True, allow_nan=True).encode()
+        data = json.dumps(plain(value), sort_keys=True, allow_nan=True).encode()
     return hashlib.sha256(data).hexdigest()[:LENGTH]
 
 
@@ -37,23 +37,17 @@ def array_bytes(array: np.ndarray) -> bytes:
         return array.astype(np.uint8).tobytes()
     if array.dtype.kind in "iu":
         return array.astype("<i8").tobytes()
-    if array.dtype.itemsize == 4:
-        return array.astype("<f4").tobytes()
-    return ",".join([f"{value:.9g}" for value in array.ravel().tolist()]).encode()
+    return array.astype(f"<f{array.dtype.itemsize}").tobytes()
 
 
-def rounded(value: Any) -> Any:
-    """A value as JSON can hold it, with floats of 9 significant digits."""
-    if isinstance(value, np.ndarray):
-        return rounded(value.tolist())
-    if isinstance(value, np.generic):
-        return rounded(value.item())
-    if isinstance(value, float):
-        return f"{value:.9g}"
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): rounded(one) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(one) for one in value]
+        return [plain(one) for one in value]
     return value
 
 

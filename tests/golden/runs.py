@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from ooco_gym import Scenario, simulate
 from tests.golden.digests import Digests, digest
 
-ROUNDING = 1e-3  # ps: a fitted coefficient below it is rounding
-
 WALL = ("wall_s",)  # of a summary, what another machine changes
 LEFT = ("versions", "host", "files_sha256", "content_sha256")  # likewise, and digests of files and of times
 SHORT: dict[str, Any] = {"duration_s": 120.0, "warmup_s": 30.0, "drain_s": 30.0, "seed": 3}
@@ -188,15 +186,7 @@ def _simulated(policy: str, scenario: Scenario, bulk: bool) -> tuple[Mapping[str
             run = simulate_learned(scenario, policy)
         else:
             run = simulate(scenario, policy, bulk=bulk)
-    params = {name: _fitted_ps(value) if name.endswith("_ps") else value for name, value in run.params.items()}
-    return {**run.summary, "params": params}, columns_of(requests_table(run))
-
-
-def _fitted_ps(value: float) -> float:
-    """A fitted coefficient as every machine finds it: a least-squares fit's last digits, and a coefficient that is 0
-    but for rounding, depend on the processor that LAPACK runs on.
-    """
-    return float(f"{value:.6g}") if abs(value) > ROUNDING else 0.0
+    return {**run.summary, "params": run.params}, columns_of(requests_table(run))
 
 
 def _command(words: list[str]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -11,7 +11,9 @@ import pytest
 import ooco_gym
 from ooco_gym.envs import ENVIRONMENTS
 from tests.golden import __main__ as command
-from tests.golden import digests, policies, runs, trajectories
+from tests.golden import cpus, digests, policies, runs, trajectories
+
+PART = 20  # each so-manieth case is played under another processor
 
 
 @pytest.mark.parametrize("group", command.GROUPS)
@@ -36,10 +38,15 @@ def test_a_difference_names_the_case_the_part_and_both_digests() -> None:
     assert digests.differences({}, {"a run": {"x": "1"}}) == ["a run · x: expected nothing, got 1"]
 
 
-def test_nine_significant_digits_of_a_float_count() -> None:
-    assert digests.digest(np.array([1.0])) == digests.digest(np.array([1.0 + 1e-12]))
-    assert digests.digest(np.array([1.0])) != digests.digest(np.array([1.0 + 1e-7]))
-    assert digests.digest({"a": [0.1 + 0.2, None]}) == digests.digest({"a": [0.3, None]})
+def test_another_processor_has_the_same_figures() -> None:
+    environment = {key: value for key, value in cpus.settings()["all at once"].items() if not key.startswith("NUMBA")}
+    done = cpus.check(environment, ["only=doors,runs,trajectories", f"every={PART}"])  # make golden CPUS=all: the whole
+    assert done.stdout.splitlines()[-1].endswith(", 0 differ"), done.stdout + done.stderr
+
+
+def test_every_bit_of_a_float_counts() -> None:
+    assert digests.digest(np.array([1.0])) != digests.digest(np.array([np.nextafter(1.0, 2.0)]))
+    assert digests.digest({"a": [0.1 + 0.2, None]}) != digests.digest({"a": [0.3, None]})
     assert digests.digest(np.array([1, 2], np.int32)) == digests.digest(np.array([1, 2], np.int64))
     assert digests.digest(np.zeros((2, 3))) != digests.digest(np.zeros((3, 2)))
 
@@ -49,7 +56,7 @@ def test_record_writes_what_is_missing_and_refuses_what_differs(tmp_path: Any, m
         value: ClassVar[digests.Digests] = {"run": {"column": "1"}}
 
         @staticmethod
-        def group() -> digests.Digests:
+        def group(every: int = 1) -> digests.Digests:
             return Group.value
 
     monkeypatch.setattr(digests, "FOLDER", tmp_path)

@@ -14,7 +14,7 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v0" for name in (
     "Admission", "Batching", "Colocation", "Control", "Eviction", "Gating", "Migration", "Packing", "Preemption",
-    "Reclaiming", "Routing", "Serving")) + ("ooco_gym/Eviction-v1", "ooco_gym/Migration-v1")
+    "Reclaiming", "Routing", "Serving")) + ("ooco_gym/EvictionPredicted-v0", "ooco_gym/MigrationPredicted-v0")
 MODES = ("NextStep", "SameStep", "Disabled")
 STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
@@ -127,7 +127,7 @@ def _play(name: str, changes: Mapping[str, Any], chooser: str, most: int = STEPS
 def _add(sums: Sums, observation: Mapping[str, Any], info: Mapping[str, Any]) -> None:
     for key, value in observation.items():
         sums.add(f"observation {key}", value)
-    sums.add("info", info)
+    sums.add("info", {key: value for key, value in info.items() if key not in ("notes", "_notes")})  # words
 
 
 def random_legal(random: np.random.Generator, env: Any, observation: Mapping[str, np.ndarray]) -> Any:

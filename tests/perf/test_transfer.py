@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 from hypothesis import given
@@ -67,12 +68,13 @@ def test_what_cannot_be_transferred_is_named(change, message):
     assert message in str(error.value)
 
 
-def test_a_command_says_it_once_and_keeps_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("ooco_gym.report.terminal._remarked", set())
-    with pytest.warns(UserWarning, match="not measured") as told:
+def test_a_command_says_it_once_on_a_plain_line_and_keeps_it(tmp_path, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         assert main(["perf", "chip=mi300x", "model=llama_3_70b", "tp=4", "compare_chip=null", f"out={tmp_path}"]) == 0
-    said = [str(one.message) for one in told]
-    assert sum(one.startswith("chip 'mi300x': not measured: the efficiency of 'h200'") for one in said) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "mi300x" in line]
+    assert sum(one.startswith("note: chip 'mi300x': not measured: the efficiency of 'h200'") for one in said) == 1
     assert sum("144.0 GB/s over 4 chips" in one for one in said) == 1
+    assert all(one.startswith("note: ") for one in said), "no source line"
     kept = json.loads((tmp_path / "summary.json").read_text())["remarks"]
     assert len(kept) == 2 and all(one.startswith("chip 'mi300x'") for one in kept)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 from perf_chips import deploy
 
-from ooco_gym.perf.deployment import validity_warnings, warn_once
+from ooco_gym.perf.deployment import validity_warnings
+from ooco_gym.report.terminal import notes, remark, remarks
 
 RANGE = {"max_batch": 256, "max_tokens": 16_384, "max_context": 131_072, "tp": [1, 2]}
 
@@ -42,11 +41,9 @@ def test_measured_timing_says_what_stands_in():
     assert "so timing=ooco stands in" in found
 
 
-def test_each_sentence_is_given_once(monkeypatch):
-    monkeypatch.setattr("ooco_gym.perf.deployment._said", set())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_once(["first", "second"])
-        warn_once(["second", "third"])
-    assert [str(one.message) for one in caught] == ["first", "second", "third"]
-    assert {one.category for one in caught} == {UserWarning}
+def test_each_sentence_is_given_once_whatever_size_the_run_reaches(capsys):
+    with notes(), remarks() as said:
+        for size in ("9", "12"):
+            remark(f"fitted up to 5; this run reaches {size}", "fitted up to 5")
+    assert capsys.readouterr().err == "note: fitted up to 5; this run reaches 9\n"
+    assert list(said.values()) == ["fitted up to 5; this run reaches 9"]

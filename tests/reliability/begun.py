@@ -83,8 +83,8 @@ COMMANDS = {
     "explain": Command(("explain", "policy=gating-ppo-v1", "fit_windows=2", "episodes=2", "decisions=200", "repeats=1",
                         "window_s=20", "warmup_s=5"), "explain"),
     "perf": Command(("perf",), "perf"),
+    "compile": Command(("compile",), "compile", alike=False),
     "report": Command(("report", "runs=[{first}]"), "report", ("simulate", *LOAD)),
-    "play": Command(("play", "env=gating", "window_s=20", "warmup_s=5"), "play"),
     "dashboard": Command(("dashboard", "dryrun=true"), "dashboard"),
     "doctor": Command(("doctor",), "doctor", alike=False),
     "bench": Command(("bench", "only=[pure,day,warm_start]", "repeats=1"), "bench", alike=False),
@@ -96,8 +96,8 @@ COMMANDS = {
                         ("window_s", 20), ("env.window_s", 20), ("env.warmup_s", 5), ("validation.windows", 2))),
                     "environments.gating.train.agent.imitate=null", "environments.gating.tune.windows=2",
                     "environments.gating.tune.warmup_s=5"), "zoo", alike=False),
-    "experiment": Command(("experiment", "turning", "turning.windows=2", "turning.window_s=20", "turning.every_s=10",
-                           "turning.horizon_s=5"), "experiment turning"),
+    "experiment": Command(("experiment", "bros", "bros.rates=[2.5]", "bros.policies=[round_robin]", "bros.seeds=1",
+                           "bros.duration_s=30", "bros.warmup_s=5", "bros.drain_s=5"), "experiment bros"),
 }
 
 

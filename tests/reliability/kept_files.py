@@ -417,13 +417,13 @@ def make_measured(folder: Path) -> None:
 
 def read_measured(folder: Path) -> Any:
     from experiments.common import recorded
-    from experiments.common.served import read_requests
+    from experiments.common.served import read_measured
     from ooco_gym.calibrate.sources import Context, read
 
     found = [read(folder / part, Context(device="paper", model="formula")) for part in ("rows", "engine")]
     rows = [[plain(np.asarray(one["time_us"], float)) for one in part.rows] for part in found]
     engine = [[plain(one.seconds), plain(dict(one.sizes)), one.tp] for part in found for one in part.engine]
-    served = [plain(read_requests(path)) for path in sorted((folder / "engine" / "serve").glob("*/requests.parquet"))]
+    served = [plain(read_measured(path)) for path in sorted((folder / "engine" / "serve").glob("*/requests.parquet"))]
     folders = sorted((folder / "engine" / "serve").iterdir())
     runs = [[recorded.requests_of(path / "requests.parquet", None), recorded.curves_of(path / "timeseries.csv", 0.0)]
             for path in folders]

@@ -16,10 +16,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numba import types
 
+import baselines.admitter
+import baselines.hygen
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table, mixed_latency_ps
-from ooco_gym.runtime.rules import RULES, Engine, Iteration, Learned, Line, Request, admitter, make_rule
+from ooco_gym.runtime.rules import BOUNDS, RULES, Engine, Iteration, Learned, Line, Request, admitter, make_rule
 from ooco_gym.runtime.rules.admitter import Admitter
 from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
 from ooco_gym.runtime.rules.others import V1
@@ -152,6 +154,21 @@ def test_defaults_are_those_of_the_compiled_rule() -> None:
     path = Path(__file__).resolve().parents[2] / "conf/policy/deadline.yaml"
     conf = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert {name: conf[name] for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_bounds_are_those_of_the_compiled_rule(name: str) -> None:
+    defaults = RULES[name][1]
+    params = {one.name: one for one in (*baselines.admitter.ALL, *baselines.hygen.PARAMS)}
+    numbers = [one for one, value in defaults.items() if not isinstance(value, str)]
+    assert set(numbers) <= set(BOUNDS.get(name, ()))
+    for one in numbers:
+        low, high = BOUNDS[name][one]
+        assert low <= defaults[one] <= high
+        assert one == "latency_budget_s" or (low, high) == (params[one].low, params[one].high), one
+        for value in (low - 1.0, high + 1.0, float("nan")):
+            with pytest.raises(UserError, match=f"parameter '{one}' of '{name}' is .*; expected a number from"):
+                make_rule(name, {one: value})
 
 
 def test_they_need_neither_numba_nor_the_simulator_nor_vllm() -> None:

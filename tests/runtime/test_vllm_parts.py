@@ -54,11 +54,22 @@ def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     ({"classes": []}, "expected a mapping"), ({"violation_budget": 0}, "above 0"),
     ({"shadow": "maybe"}, "true or false"),
     ({"bundle": "/nowhere"}, "does not exist"), ({"metrics_port": 99_999}, "expected a port"),
+    ({"metrics_address": ""}, "expected the address of an interface"), ({"metrics_port": float("nan")}, "a port"),
 ])
 def test_a_wrong_setting_is_one_sentence(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         parse_settings(values)
     assert "\n" not in str(caught.value)
+
+
+def test_metrics_are_served_to_this_machine_alone_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    served: list[tuple[int, str]] = []
+    monkeypatch.setattr(prometheus, "start_http_server", lambda port, addr: served.append((port, addr)))
+    for given in ({}, {"OOCO_GYM_VLLM_METRICS_ADDRESS": "0.0.0.0"}):
+        monkeypatch.setattr("ooco_gym.runtime.vllm.watching._MADE", {"decisions": None, "port": None})
+        Decider(read_settings({"OOCO_GYM_VLLM_METRICS_PORT": "9400", **given})[0])
+    assert served == [(9400, "127.0.0.1"), (9400, "0.0.0.0")]
 
 
 def test_a_fitted_belief_is_what_was_fitted(tmp_path: Path) -> None:
@@ -74,6 +85,14 @@ def test_a_fitted_belief_is_what_was_fitted(tmp_path: Path) -> None:
         Fitted.load(tmp_path)
     with pytest.raises(UserError, match=r"does not exist.*engine_chain"):
         Fitted.load(tmp_path / "no" / "latency.json")
+
+
+def test_a_bundle_that_says_another_rule_is_held_to_the_bounds_of_the_one_in_use(tmp_path: Path) -> None:
+    wide = [{"name": "offline_share", "base": 0.5, "scale": "linear", "step": 0.2, "low": -1e30, "high": 1e30}]
+    folder = write_parameters_bundle(tmp_path / "b", parameters=wide, features=ENGINE, weights=np.zeros((1, 45)),
+                                     rule="mine")
+    with pytest.raises(UserError, match="parameter 'offline_share' of 'deadline' is -1e"):
+        Adjuster(Settings(bundle=str(folder)), make_rule("deadline"), Watch("deadline"))
 
 
 # --- The watch over a rule ------------------------------------------------------------------------------------------

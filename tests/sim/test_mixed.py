@@ -128,12 +128,20 @@ def test_recomputed_tokens_are_waste() -> None:
 
 
 def test_architectures_do_not_mix() -> None:
-    scenario = Scenario(duration_s=60.0, rate_scale=0.1)
-    with pytest.raises(UserError, match=r"'vllm_fcfs' schedules mixed instances, but cluster 'pair_7b'"):
-        Simulation(scenario, "vllm_fcfs")
-    with pytest.raises(UserError, match=r"'ooco' schedules relaxed and strict instances, but cluster 'mixed_7b'"):
-        Simulation(scenario.with_(cluster="mixed_7b"), "ooco")
     pool = [{"chip": "ascend_910c"}]
+    mine = {"name": "mine", "model": "qwen2_5_7b", "mixed": pool}
+    for policy, cluster, said in (
+            ("vllm_fcfs", "pair_7b", "mixed instances, but cluster 'pair_7b' has relaxed and strict instances; take "
+                                     "cluster=mixed_7b, the same chips"),
+            ("hygen", "pair_h100_8b", "take cluster=mixed_h100_8b, the same chips, or policy=hygen_pd, which carries "
+                                      "it to relaxed and strict instances"),
+            ("ooco", "mixed_7b", "relaxed and strict instances, but cluster 'mixed_7b' has mixed instances; take "
+                                 "cluster=pair_7b, the same chips"),
+            ("hygen_pd", mine, "take cluster=pair_7b, or policy=hygen, which carries it to mixed instances"),
+            ("sarathi", "fleet_16", "take cluster=mixed_7b")):
+        with pytest.raises(UserError) as refused:
+            Simulation(Scenario(duration_s=60.0, rate_scale=0.1, cluster=cluster), policy)
+        assert str(refused.value).startswith(f"policy '{policy}' schedules ") and str(refused.value).endswith(said)
     with pytest.raises(UserError, match="not both"):
         Cluster.load({"model": "qwen2_5_7b", "mixed": pool, "relaxed": pool})
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.csv
-import pyarrow.parquet
 
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.files import read_parquet
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 BESIDE = ({"arrival_s", "first_token_s", "last_token_s"}, {"t", "running", "waiting"})
@@ -105,7 +105,7 @@ class Frame:
             try:
                 parts = str(cell).strip("[]").replace(",", " ").split() if isinstance(cell, str) else cell or []
                 found.append([float(part) for part in parts])
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be a list of "
                                 f"numbers, got '{cell}'") from None
         return found
@@ -115,7 +115,7 @@ class Frame:
             return np.nan
         try:
             return float(cell)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be a number, "
                             f"got '{cell}'") from None
 
@@ -123,7 +123,7 @@ class Frame:
 def _read(path: Path) -> pyarrow.Table:
     try:
         if path.suffix == ".parquet":
-            table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+            table = read_parquet(path)
             table.validate(full=True)
         else:
             table = pyarrow.csv.read_csv(path)

@@ -24,8 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
+from ooco_gym.files import read_parquet
 from ooco_gym.perf.specs import ChipSpec, ModelSpec
+from ooco_gym.rounding import steady
 
 Roof = Callable[[np.ndarray], np.ndarray]
 Roof2 = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -92,7 +95,7 @@ class Surface:
         share = np.clip((where - grid[left]) / gap, 0.0, 1.0)
         index = np.arange(len(where))
         between = (1.0 - share) * values[left, index] + share * values[right, index]
-        return _extend(np.exp(between) if self.power else between, outer, self.outer,
+        return _extend(steady(np.exp(between)) if self.power else between, outer, self.outer,
                        lambda sizes: roof(sizes, inner))
 
 
@@ -217,22 +220,20 @@ def measurements(chip: ChipSpec) -> Measurements | None:
     if os.path.isdir(chip.tables):
         raise UserError(f"chip '{chip.name}': tables '{chip.tables}' is a folder; expected a Parquet file of measured "
                         f"operators: ooco-gym calibrate data={chip.tables} makes one of what is in it")
-    try:
-        changed = os.stat(chip.tables).st_mtime_ns
-    except OSError:
+    version = version_of(chip.tables)
+    if version is None:
         raise UserError(f"chip '{chip.name}': tables '{chip.tables}' does not exist; expected a Parquet file of "
-                        "measured operators (docs/timing.md), relative to the chip's YAML") from None
-    return _load(chip.name, chip.tables, changed)
+                        "measured operators (docs/timing.md), relative to the chip's YAML")
+    return _load(chip.name, chip.tables, version)
 
 
 @lru_cache(maxsize=8)
-def _load(name: str, path: str, changed: int) -> Measurements:
+def _load(name: str, path: str, version: str) -> Measurements:
     import pyarrow
-    import pyarrow.parquet
 
     where = f"chip '{name}': tables '{path}'"
     try:
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        table = read_parquet(path)
         table.validate(full=True)
         table.column_names  # noqa: B018 (read here: damaged ones are no text)
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
@@ -268,5 +269,5 @@ def _neighbours(sizes: list[float], size: float) -> list[tuple[float, float]]:
     if sizes[right] == size:
         return [(1.0, sizes[right])]
     low, high = sizes[right - 1], sizes[right]
-    share = float(np.log(size / low) / np.log(high / low))
+    share = float(steady(np.log(size / low) / np.log(high / low)))
     return [(1.0 - share, low), (share, high)]

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooco_gym.rounding import steady
+
 
 class Attention(NamedTuple):
     """Seconds of the attention of one iteration, all layers together, from sums over the batch's requests.
@@ -52,11 +54,11 @@ class Attention(NamedTuple):
     def seconds(self, work: np.ndarray, rows: np.ndarray, context: np.ndarray, requests: np.ndarray) -> np.ndarray:
         """Seconds from the four sums, element by element for arrays of batches."""
         sums = np.stack(np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (work, rows, context, requests))), -1)
-        terms = np.maximum(sums @ self.roofs_s.T, 0.0)
+        terms = np.maximum((sums[..., None, :] * self.roofs_s).sum(axis=-1), 0.0)
         if self.critical_s:
             mean = sums[..., 2] / np.maximum(sums[..., 3], 1.0)
             terms = np.concatenate([terms, (self.critical_s * mean)[..., None]], axis=-1)
-        return self.launch_s + sums @ self.linear_s + _norm(terms, self.exponent)
+        return self.launch_s + (sums * self.linear_s).sum(axis=-1) + _norm(terms, self.exponent)
 
 
 def _norm(terms: np.ndarray, exponent: float) -> np.ndarray:
@@ -64,4 +66,4 @@ def _norm(terms: np.ndarray, exponent: float) -> np.ndarray:
     if np.isinf(exponent):
         return largest
     scale = np.where(largest > 0, largest, 1.0)
-    return largest * ((terms / scale[..., None]) ** exponent).sum(axis=-1) ** (1.0 / exponent)
+    return largest * steady(steady((terms / scale[..., None]) ** exponent).sum(axis=-1) ** (1.0 / exponent))

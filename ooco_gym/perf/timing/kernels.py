@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.perf.timing.attention import Attention
+from ooco_gym.rounding import steady
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 """Rows and columns of output that one block of a GEMM computes: the menu from which the best one is taken."""
@@ -322,7 +323,7 @@ def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike,
                  dtype_bytes: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
     """Seconds at the compute roof and at the memory roof."""
     rows, inner, columns = _array(m), _array(k), _array(n)
-    tall = 1.0 + p.tall * np.log2(np.maximum(rows / TALL_ROWS, 1.0))
+    tall = 1.0 + p.tall * steady(np.log2(np.maximum(rows / TALL_ROWS, 1.0)))
     growth = quantisation(p, rows, columns) * (1.0 + p.depth / inner) * tall
     compute = 2.0 * rows * inner * columns / p.flops_per_s * growth
     memory = dtype_bytes * (rows * inner + inner * columns + rows * columns) / p.memory_bytes_per_s
@@ -341,7 +342,7 @@ def quantisation(p: GemmParameters, m: ArrayLike, n: ArrayLike) -> np.ndarray:
         tiles = np.ceil(rows / height) * np.ceil(columns / width)
         padded = tiles * height * width / (rows * columns)
         waves = np.ceil(tiles / p.units) * p.units / tiles
-        cost = padded**p.padding * waves**p.waste * (1.0 + p.edge / height + p.edge / width)
+        cost = steady(padded**p.padding) * steady(waves**p.waste) * (1.0 + p.edge / height + p.edge / width)
         best = np.minimum(best, cost)
     return best
 
@@ -390,7 +391,7 @@ def mixed_work_s(p: MixedAttentionParameters, heads: float, kv_heads: float, hea
     head_bytes = 2.0 * dtype_bytes * head_dim * requests * tokens
     again = 0.0
     if p.cache_bytes:
-        again = 1.0 / (1.0 + (p.cache_bytes / np.maximum(head_bytes, 1.0)) ** CACHE_EXPONENT)
+        again = 1.0 / (1.0 + steady((p.cache_bytes / np.maximum(head_bytes, 1.0)) ** CACHE_EXPONENT))
     memory = kv_heads * head_bytes * (1.0 + (heads / kv_heads - 1.0) * again) / p.memory_bytes_per_s
     return norm(WORK_EXPONENT, compute, memory)
 
@@ -462,7 +463,7 @@ def norm(exponent: float, *terms: ArrayLike) -> np.ndarray:
     if math.isinf(exponent):
         return largest
     scale = np.where(largest > 0, largest, 1.0)
-    return largest * ((values / scale) ** exponent).sum(axis=0) ** (1.0 / exponent)
+    return largest * steady(steady((values / scale) ** exponent).sum(axis=0) ** (1.0 / exponent))
 
 
 def _array(values: ArrayLike) -> np.ndarray:
@@ -472,7 +473,7 @@ def _array(values: ArrayLike) -> np.ndarray:
 def _number(where: str, value: Any) -> float:
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number) or number < 0:
         raise UserError(f"{where} must be a number of at least 0, got '{value}'")

@@ -21,6 +21,7 @@ from ooco_gym.perf.timing._base import (
 from ooco_gym.perf.timing._measurements import Beside, Curve, Layer, Measurements, Surface, measurements
 from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears, heads_of
+from ooco_gym.rounding import steady
 
 
 def unmeasured(shard: Shard) -> list[str]:
@@ -80,7 +81,7 @@ class Form(extended.Form):
             def roof(sizes: np.ndarray, d_in: int = d_in, d_out: int = d_out) -> np.ndarray:
                 return kernels.gemm_s(gemm, sizes, d_in, d_out, dtype_bytes)
             ratio += weight * np.log(curve.seconds(tokens, roof) / roof(tokens))
-        return cost._replace(seconds=cost.seconds * np.exp(ratio))
+        return cost._replace(seconds=cost.seconds * steady(np.exp(ratio)))
 
     def between(self, shard: Shard, operator: Elementwise, tokens: np.ndarray) -> OperatorCost:
         """An element-wise operator."""
@@ -197,7 +198,7 @@ def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tu
     empty = heads[0] * one.head_s_per_chunk_token * rows.batch * rows.q
     inside = np.maximum(rows.seconds - one.launch_s, 1e-9)
     chain = np.minimum(one.critical_s_per_token * rows.context / inside, 1.0)
-    beyond = inside * (1.0 - chain**one.exponent) ** (1.0 / one.exponent)
+    beyond = inside * steady((1.0 - steady(chain**one.exponent)) ** (1.0 / one.exponent))
     work = beyond - np.maximum(rows.alone_s - one.launch_s, 0.0) - empty
     weight = np.where(chain < 1.0, formed / rows.seconds, 0.0) * (1.0 - chain)
     weight = np.where(formed > _LEAST_SHARE * rows.seconds, weight, 0.0)
@@ -208,7 +209,7 @@ def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tu
         for context in np.unique(rows.context[rows.batch == batch]):
             here = (rows.batch == batch) & (rows.context == context)
             total = weight[here].sum()
-            factor = np.exp((weight[here] * np.log(ratio[here])).sum() / total) if total > 0 else 1.0
+            factor = steady(np.exp((weight[here] * np.log(ratio[here])).sum() / total)) if total > 0 else 1.0
             contexts.append(context)
             seconds.append(factor * formed[here][0])
         curves[float(batch)] = Curve(np.array(contexts), np.maximum.accumulate(seconds))

@@ -103,7 +103,7 @@ class Fitted(_Sums):
                 raise UserError(f"'{file}' has schema '{values.get('schema')}'; expected {FITTED_SCHEMA}: run "
                                 "`ooco-gym experiment engine_chain` again")
             found = cls(values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"'{file}' is not a fitted latency ({type(error).__name__}: {error}); run `ooco-gym "
                             "experiment engine_chain` again") from error
         if not all(math.isfinite(figure) and figure >= 0.0 for figure in found._factors):

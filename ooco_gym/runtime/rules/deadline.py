@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from ooco_gym.rounding import steady
 from ooco_gym.runtime.rules.filling import NEVER, Filler, Limits
 from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Plan, Request
 
@@ -24,6 +25,14 @@ DEFAULTS: dict[str, float] = {
     "give_up_gain_s": 0.1, "violation_window_s": 600.0,
 }
 """Parameters and their values, as conf/policy/deadline.yaml has them; a test compares."""
+BOUNDS: dict[str, tuple[float, float]] = {
+    "tpot_share": (0.1, 2.0), "ttft_share": (0.0, 2.0), "max_num_batched_tokens": (1, 1_000_000),
+    "max_num_seqs": (1, 65_536), "decode_share": (0.0, 100.0), "offline_share": (0.0, 1.0),
+    "online_chunk": (1, 1_000_000), "offline_chunk": (1, 1_000_000), "chunk_efficiency": (0.0, 1.0),
+    "least_iteration_s": (0.0, 10.0), "longest_iteration_s": (0.001, 60.0), "headroom_share": (0.0, 1.0),
+    "give_up_share": (0.0, 1.0), "give_up_gain_s": (0.0, 60.0), "violation_window_s": (1.0, 1e6),
+}
+"""Least and largest value of each, as baselines/deadline.py has them; a test compares."""
 
 
 class Deadline:
@@ -84,7 +93,7 @@ class Deadline:
         p = self.values
         counting = p["give_up_share"] > 0.0
         if counting:
-            self.credit *= math.exp(-(engine.now_s - self.seen_s) / p["violation_window_s"])
+            self.credit *= steady(math.exp(-(engine.now_s - self.seen_s) / p["violation_window_s"]))
             self.seen_s = engine.now_s
         least, tightest, second = self._survey(engine, counting)
         if counting and self.credit >= 1.0 and tightest is not None:

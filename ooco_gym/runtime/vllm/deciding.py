@@ -42,7 +42,7 @@ class Decider:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings, self.clock = settings, clock
         self.belief: Fitted | Learned = Learned() if settings.belief == LEARNED else Fitted.load(settings.belief)
-        self.watch = Watch(settings.rule, settings.metrics_port)
+        self.watch = Watch(settings.rule, settings.metrics_port, settings.metrics_address)
         self.rule: Rule | None = None
         self.learned: Any = None  # an Adjuster
         self._failures, self._rest_until = 0, 0.0

@@ -26,6 +26,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request as EngineRequest
 from vllm.v1.request import RequestStatus
 
+from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
 from ooco_gym.runtime.rules.admitter import pieces_of
@@ -183,7 +184,7 @@ class OocoScheduler(Scheduler):
         self.waiting = Waiting(self.policy)
         self.ooco = Decider(settings)
         self._ooco_caps: dict[str, int] | None = None
-        self._ooco_stamp, self._ooco_read_s = self._ooco_stat(), 0.0
+        self._ooco_stamp, self._ooco_read_s = version_of(self._ooco_file or ""), 0.0
         self._ooco_flights: list[tuple[int, Any, float, float, float]] = []
         self._ooco_ended_s = 0.0
         self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
@@ -358,18 +359,12 @@ class OocoScheduler(Scheduler):
             return None
         return params.extra_args.get(field)
 
-    def _ooco_stat(self) -> float:
-        try:
-            return self._ooco_file.stat().st_mtime if self._ooco_file is not None else 0.0
-        except OSError:
-            return 0.0
-
     def _ooco_reread(self, now: float) -> None:
         """Takes the settings' file again where it has changed; one that cannot be taken leaves all as it is."""
         if self._ooco_file is None or now - self._ooco_read_s < _SETTINGS_EVERY_S:
             return
-        self._ooco_read_s, stamp = now, self._ooco_stat()
-        if stamp in (self._ooco_stamp, 0.0):
+        self._ooco_read_s, stamp = now, version_of(self._ooco_file or "")
+        if stamp in (self._ooco_stamp, None):
             return
         self._ooco_stamp = stamp
         try:

@@ -1,8 +1,8 @@
 """How the scheduler inside vLLM is set: one YAML, or environment variables.
 
 `$OOCO_GYM_VLLM` names the YAML; `$OOCO_GYM_VLLM_RULE`, `_BUNDLE`, `_BELIEF`, `_TTFT_S`, `_TPOT_S`, `_METRICS_PORT`,
-`_SHADOW` and `_ANY_VERSION` set single keys, over it or without it. The file is read again when it changes, while the
-server runs: `rule: vllm` switches back to vLLM's own schedule.
+`_METRICS_ADDRESS`, `_SHADOW` and `_ANY_VERSION` set single keys, over it or without it. The file is read again when it
+changes, while the server runs: `rule: vllm` switches back to vLLM's own schedule.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
 from ooco_gym.runtime.rules import RULES, make_rule
+from ooco_gym.runtime.vllm.watching import THIS_MACHINE
 
 PREFIX = "OOCO_GYM_VLLM"
 STOCK = "vllm"
@@ -51,6 +52,7 @@ class Settings:
     time_budget_s: float = 0.05
     shadow: bool = False
     metrics_port: int | None = None
+    metrics_address: str = THIS_MACHINE
     any_version: bool = False
 
     def class_of(self, priority: int, name: Any = None) -> Class:
@@ -82,14 +84,15 @@ def read_settings(environment: Mapping[str, str] | None = None) -> tuple[Setting
     where = f"'{path}'" if path is not None else f"${PREFIX}_*"
     online = {name: _number(f"${PREFIX}_{name.upper()}", given[f"{PREFIX}_{name.upper()}"])
               for name in ("ttft_s", "tpot_s") if given.get(f"{PREFIX}_{name.upper()}")}
-    for name in ("rule", "bundle", "belief"):
+    for name in ("rule", "bundle", "belief", "metrics_address"):
         if given.get(f"{PREFIX}_{name.upper()}"):
             values[name] = given[f"{PREFIX}_{name.upper()}"]
     for name in ("shadow", "any_version"):
         if given.get(f"{PREFIX}_{name.upper()}"):
             values[name] = _FLAGS.get(given[f"{PREFIX}_{name.upper()}"].lower(), given[f"{PREFIX}_{name.upper()}"])
     if given.get(f"{PREFIX}_METRICS_PORT"):
-        values["metrics_port"] = int(_number(f"${PREFIX}_METRICS_PORT", given[f"{PREFIX}_METRICS_PORT"]))
+        port = _number(f"${PREFIX}_METRICS_PORT", given[f"{PREFIX}_METRICS_PORT"])
+        values["metrics_port"] = int(port) if port.is_integer() else port
     return parse_settings(values, where, online), path
 
 
@@ -132,6 +135,10 @@ def _check(settings: Settings, where: str) -> None:
     port = settings.metrics_port
     if port is not None and not (is_whole(port) and 0 <= port < 65536):
         raise UserError(f"{where}: metrics_port is {settings.metrics_port!r}; expected a port, or null")
+    address = settings.metrics_address
+    if not (isinstance(address, str) and address):
+        raise UserError(f"{where}: metrics_address is {address!r}; expected the address of an interface, such as "
+                        f"{THIS_MACHINE} (this machine alone) or 0.0.0.0 (all of its interfaces)")
     if not isinstance(settings.belief, str):
         raise UserError(f"{where}: belief is {settings.belief!r}; expected '{LEARNED}', or the path of a measured chip")
 

@@ -14,6 +14,7 @@ from typing import Any
 LOG = logging.getLogger("vllm.ooco_gym")
 _BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 _LOG_EVERY_S = 60.0
+THIS_MACHINE = "127.0.0.1"  # the interface that no other machine reaches
 
 
 class Watch:
@@ -24,11 +25,11 @@ class Watch:
             `parked`, `adjustments`.
     """
 
-    def __init__(self, rule: str, port: int | None = None) -> None:
+    def __init__(self, rule: str, port: int | None = None, address: str = THIS_MACHINE) -> None:
         self.counts: Counter[str] = Counter()
         self.seconds = self.predicted_s = self.actual_s = self.spent_s = self.error_s = 0.0
         self._logged_s = 0.0
-        self._metrics = _metrics(rule, port)
+        self._metrics = _metrics(rule, port, address)
 
     def decided(self, seconds: float) -> None:
         """A rule composed an iteration, and took so long."""
@@ -96,7 +97,7 @@ class Watch:
 _MADE: dict[str, Any] = {}
 
 
-def _metrics(rule: str, port: int | None) -> dict[str, Any]:
+def _metrics(rule: str, port: int | None, address: str) -> dict[str, Any]:
     """The Prometheus metrics, made once in a process; none where prometheus_client is not installed."""
     try:
         from prometheus_client import Counter as Count  # pyright: ignore[reportMissingImports]
@@ -119,9 +120,9 @@ def _metrics(rule: str, port: int | None) -> dict[str, Any]:
         _MADE["seconds"] = Histogram("vllm:ooco_decision_seconds", "time to compose an iteration", buckets=_BUCKETS)
     if port is not None and not _MADE.get("port"):
         try:
-            start_http_server(port)
+            start_http_server(port, address)
             _MADE["port"] = port
         except OSError as error:
-            LOG.warning("ooco-gym: no metrics at port %d (%s)", port, error)
+            LOG.warning("ooco-gym: no metrics at %s:%d (%s)", address, port, error)
     LOG.info("ooco-gym: scheduling by the rule '%s'", rule)
     return _MADE

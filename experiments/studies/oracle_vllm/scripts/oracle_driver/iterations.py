@@ -13,6 +13,11 @@ SHARED = ("together", "shared_launch", "per_chunk", "chain", "chain_exponent", "
 """Fields of the simulator's TABLE on decodes that share a kernel with chunks, and on contexts of different lengths."""
 
 
+def steady(value: float) -> float:
+    """As `ooco_gym.rounding.steady`."""
+    return float(np.float32(value))
+
+
 class Clock:
     """Latency of iterations.
 
@@ -87,7 +92,7 @@ class Clock:
         chain = self._chain * mean
         largest = max(inside, chain, 1.0)
         exponent = self._chain_exponent
-        inside = largest * (1.0 + (min(inside, chain) / largest) ** exponent) ** (1.0 / exponent)
+        inside = largest * steady((1.0 + steady((min(inside, chain) / largest) ** exponent)) ** (1.0 / exponent))
         beyond = max(longest - max(mean, reach), 0.0)
         skew = self._chunk_skew * min(decodes / self._chunk_skew_batch, 1.0) * beyond
         return round(self._shared_launch + inside + skew)
@@ -100,23 +105,23 @@ class Clock:
                          for roof in self._roofs)
         largest = max(first, second, critical)
         if self._exponent < math.inf and largest > 0.0:
-            norm = (first / largest) ** self._exponent + (second / largest) ** self._exponent
+            norm = steady((first / largest) ** self._exponent) + steady((second / largest) ** self._exponent)
             if critical > 0.0:
-                norm += (critical / largest) ** self._exponent
-            largest *= norm ** (1.0 / self._exponent)
+                norm += steady((critical / largest) ** self._exponent)
+            largest *= steady(norm ** (1.0 / self._exponent))
         linear = self._linear
         return (self._launch + linear[0] * work + linear[1] * rows + linear[2] * context + linear[3] * prompts
                 + largest)
 
     def _looked_up(self, work: float, rows: float, prompts: float) -> float:
         grid = self._grid
-        row = min(max(2.0 * math.log2(max(rows / prompts, 1.0)), 0.0), len(grid) - 1.001)
-        column = min(max(2.0 * math.log2(max(work / rows, 1.0)), 0.0), len(grid[0]) - 1.001)
+        row = min(max(2.0 * steady(math.log2(max(rows / prompts, 1.0))), 0.0), len(grid) - 1.001)
+        column = min(max(2.0 * steady(math.log2(max(work / rows, 1.0))), 0.0), len(grid[0]) - 1.001)
         i, j = int(row), int(column)
         u, v = row - i, column - j
         lower = grid[i][j] + v * (grid[i][j + 1] - grid[i][j])
         upper = grid[i + 1][j] + v * (grid[i + 1][j + 1] - grid[i + 1][j])
-        return prompts * 2.0 ** (lower + u * (upper - lower))
+        return prompts * steady(2.0 ** (lower + u * (upper - lower)))
 
 
 def _highest(lines: tuple[int, ...], context: int) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,12 +9,9 @@ from baselines.adaptive_deadline import SET
 from experiments.common.probing import PARAMETERS, Probes, both_ways, slopes
 from experiments.studies.generalist_ascent import Walk, step_of, walk
 from experiments.studies.generalist_learn import COLUMNS, Context, constants
-from experiments.studies.turning import turned
-from ooco_gym.cli.main import main
-from ooco_gym.errors import UserError
 from ooco_gym.runtime.batching_features import ENGINE
 from ooco_gym.scenario import Scenario
-from ooco_gym.simulation import Simulation, simulate
+from ooco_gym.simulation import Simulation
 
 SCENARIO = Scenario(cluster="mixed_7b", workload="azure_conv", online_rate=3.0, duration_s=60.0, warmup_s=10.0, seed=5,
                     offline={"mode": "backlog"})
@@ -97,43 +91,3 @@ def test_a_walk_samples_every_engine_and_prices_are_of_its_window() -> None:
     assert one.simulated_s == pytest.approx(4 * 10.0 * one.played.shape[1] + 10.0 + 60.0)
     again = walk(SCENARIO, constants(np.zeros(len(PARAMETERS))), settings)
     assert np.array_equal(one.played, again.played) and np.array_equal(one.figures, again.figures)
-
-
-SMALL = {"every_s": 10.0, "horizon_s": 8.0, "steps": [-1.5, 1.5]}
-
-
-def test_turning_nothing_is_the_partner() -> None:
-    plain = simulate(SCENARIO, "deadline").summary
-    found = turned(SCENARIO, "deadline", {**SMALL, "steps": [0.0]}, 1.0)
-    assert found["offline_reference_gpu_s_per_s"] == pytest.approx(plain["offline"]["reference_gpu_s_per_s"])
-    assert found["violation_rate"] == plain["online"]["violation_rate"] and found["moves"] == 0
-    assert found["looks"] == 2 * 6  # instances, times
-
-
-@pytest.mark.parametrize("samples", [0, 2])
-def test_turning_moves_parameters_and_is_its_seeds(samples: int) -> None:
-    found = turned(SCENARIO, "deadline", SMALL, 1.0, samples, 3)
-    assert found["moves"] > 0 and found == turned(SCENARIO, "deadline", SMALL, 1.0, samples, 3)
-
-
-def test_only_deadline_is_turned() -> None:
-    with pytest.raises(UserError, match="over the parameters of 'deadline'; this environment's partner is 'hygen'"):
-        turned(SCENARIO, "hygen:latency_budget_s=0.05", SMALL, 1.0)
-
-
-@pytest.mark.parametrize("wrong", ["every_s=0", "steps=[]", "prices=[x]", "samples=-1", "windows=0", "window_s=no"])
-def test_a_turning_that_is_none_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["experiment", "turning", f"turning.{wrong}"]) == 2
-    assert f"turning.{wrong.partition('=')[0]}" in capsys.readouterr().err
-
-
-def test_the_study_has_a_row_for_each_policy_and_price(tmp_path: Path) -> None:
-    assert main(["experiment", "turning", "turning.windows=2", "turning.window_s=30", "turning.every_s=15",
-                 "turning.horizon_s=5", "turning.steps=[1.0]", "turning.prices=[1.0,4.0]", "turning.samples=1",
-                 "turning.heuristics=[vllm_priority]", f"out={tmp_path}"]) == 0
-    rows = {row["policy"]: row for row in json.loads((tmp_path / "turning.json").read_text())["rows"]}
-    kinds = {f"turned, {kind}, price {price}" for kind in ("true future", "drawn futures") for price in (1, 4)}
-    assert set(rows) == {"partner", "vllm_priority"} | kinds
-    best = next(row for row in rows.values() if row["best"])
-    assert best["policy"] in ("partner", "vllm_priority") and best["gain"][0] == 0.0
-    assert "best heuristic" in (tmp_path / "turning.md").read_text()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")  # Okabe, Ito; Tol
 WIDTH, HEIGHT, COLUMNS = 450, 285, 2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 46, 44
 _GREY = "#666"
@@ -140,7 +140,7 @@ class Scale:
             return list(self.axis.ticks)
         if self.axis.log:
             decades = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
-            steps = (1, 2, 5) if len(decades) <= 2 else (1,)
+            steps = range(1, 10) if not decades else (1, 2, 5) if len(decades) <= 2 else (1,)
             every = max(1, len(decades) // 6)
             shown = [step * 10.0 ** decade for decade in range(math.floor(self.low), math.ceil(self.high) + 1)
                      if decade % every == 0 for step in steps]

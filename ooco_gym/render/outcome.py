@@ -1,0 +1,294 @@
+"""What runs came to: figures of each policy with their intervals and differences, and the sentence that answers.
+
+The terminal and the page show the same `Outcome`, in the same words. Its rows are those of `compare`'s `results[]`:
+one for each metric and policy, with `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
+`difference_high` (to the baseline, paired) and `feasible` (the upper 95 % limit of what is late is within the budget).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.metrics.statistics import interval, paired_interval, within
+from ooco_gym.metrics.summary import keeps_prefixes
+from ooco_gym.report import Table, as_text, console, joined, minus, number, percent, show_notes
+from ooco_gym.report.svg import Axis, Panel, Series
+from ooco_gym.report.tables import BRACKETS, missing
+from ooco_gym.resources import load_yaml
+
+LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
+# Metrics with a name of their own: what they are, and the unit.
+TITLES = {
+    LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
+    "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
+    "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
+    "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
+    "sustained.rate": ("sustained offline load", "requests/s"), "sustained.tokens": ("offline work", "tokens/s"),
+}
+UNITS = {"tokens_per_s": "tokens/s", "_s_per_s": "s/s", "_per_s": "1/s", "_s": "s", "_rate": "%", "_share": "%",
+         "_attainment": "%"}  # of any other, by the end of its name
+FACTORS = {"%": 100.0, "ms": 1000.0}
+# Shown besides where a policy keeps blocks of prompts that begin alike.
+CACHE_METRICS = ("online.hit_rate", "offline.hit_rate", "offline.prompt_tokens_per_s",
+                 "offline.computed_prompt_tokens_per_s")
+EQUAL = 0.001  # of what is served: differences below are not spelled out
+LEAST_LATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
+Row = Mapping[str, Any]
+Key = tuple[str, Any]  # policy, cluster
+
+
+# --- Figures of summaries -------------------------------------------------------------------------------------------
+def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], baseline: Any,
+            budget: float) -> list[dict[str, Any]]:
+    """Compares summaries of policies.
+
+    Args:
+        summaries: of each policy, or (policy, cluster), one summary a seed.
+        metrics: dotted names in a summary, such as `online.violation_rate`.
+        baseline: the key that the others are compared with, where they have its seeds, in the same order.
+        budget: violation rate that a policy's upper limit must not exceed to be ranked.
+
+    Returns:
+        One row for each metric and policy: `metric`, `policy`, `cluster`, `mean`, `ci_low`, `ci_high`, `difference`,
+        `difference_low`, `difference_high` (None for the baseline itself), `values` (one a seed), `feasible`.
+
+    Raises:
+        UserError: a metric that summaries have not.
+    """
+    feasible = {key: within([one["online"]["violation_rate"] for one in runs], budget)
+                for key, runs in summaries.items()}
+    seeds = {key: [one.get("seed") for one in runs] for key, runs in summaries.items()}
+    rows = []
+    for metric in metrics:
+        values = {key: np.array([figure(one, metric) for one in runs]) for key, runs in summaries.items()}
+        for key, mine in values.items():
+            policy, cluster = key if isinstance(key, tuple) else (key, None)
+            mean, low, high = interval(mine)
+            paired = key != baseline and seeds[key] == seeds[baseline]
+            difference = paired_interval(mine, values[baseline]) if paired else (None, None, None)
+            rows.append({"metric": metric, "policy": policy, "cluster": cluster, "mean": mean, "ci_low": low,
+                         "ci_high": high,
+                         **dict(zip(("difference", "difference_low", "difference_high"), difference, strict=True)),
+                         "values": mine.tolist(), "feasible": feasible[key]})
+    return rows
+
+
+def figure(summary: Row, metric: str) -> float:
+    """Reads a dotted metric from a summary; NaN where it has no value.
+
+    Raises:
+        UserError: the summary has no such metric.
+    """
+    value: Any = summary
+    for part in metric.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            known = [f"{kind}.{name}" for kind in ("online", "offline") for name in summary[kind]]
+            raise unknown("metric", metric, known)
+        value = value[part]
+    if value is None:
+        return float("nan")
+    if not isinstance(value, (int, float)):
+        raise UserError(f"metric '{metric}' is not a single number; expected such as 'online.violation_rate'")
+    return float(value)
+
+
+def metrics_of(params: Sequence[Row], wanted: Sequence[str] = ()) -> list[str]:
+    """The metrics to show: those wanted (else `compare`'s own), and what the prefix cache found where one is kept.
+
+    Args:
+        params: the parameters of each policy.
+        wanted: dotted names.
+    """
+    cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
+    return list(dict.fromkeys([LATE, SERVED, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
+
+
+# --- What is shown --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Outcome:
+    """What policies came to on one load.
+
+    Attributes:
+        title: the load.
+        rows: as above.
+        baseline: the policy of the differences; None: there are none.
+        budget: share of the online requests that may be late.
+        served: the metric that ranks.
+        intervals: what they are, in a sentence.
+        more: further columns by title: a text for each (policy, cluster).
+        sentence: what answers, where it is not who keeps the promises.
+        notes: what a reader should not overlook, a sentence each.
+        panels: plots, in which policies have the colours of their order.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    baseline: str | None
+    budget: float
+    served: str = SERVED
+    intervals: str = ""
+    more: Mapping[str, Mapping[Key, str]] = field(default_factory=dict)
+    sentence: str = ""
+    notes: Sequence[str] = ()
+    panels: Sequence[Panel] = ()
+
+    @property
+    def found(self) -> dict[Key, dict[str, Row]]:
+        """The rows by (policy, cluster) and metric."""
+        found: dict[Key, dict[str, Row]] = {}
+        for row in self.rows:
+            found.setdefault((row["policy"], row.get("cluster")), {})[row["metric"]] = row
+        return found
+
+    def tables(self) -> list[Table]:
+        """The figures with units and intervals, and the differences to the baseline where there are some."""
+        found, metrics = self.found, list(dict.fromkeys(row["metric"] for row in self.rows))
+        names = 2 if any(cluster for _, cluster in found) else 1
+        head = ("policy", "cluster")[:names]
+        body = [(*key[:names], *(_cell(one[metric], metric) for metric in metrics),
+                 *(column[key] for column in self.more.values()), *([] if self.sentence else [_ranked(one)]))
+                for key, one in found.items()]
+        words = "" if self.sentence else (
+            "Late is what violates its SLO, rejected and unfinished requests included. Ranked is who has at most "
+            f"{percent(self.budget, 0)} late, by its interval. ")
+        tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *([] if self.sentence else ["ranked"])),
+                        body, f"{words}{self.intervals}".rstrip(), "")]
+        apart = [(*key[:names], *(_cell(one[metric], metric, "difference") for metric in metrics))
+                 for key, one in found.items() if any(not missing(row.get("difference")) for row in one.values())]
+        if apart:
+            tables.append(Table(f"Difference to {self.baseline}", (*head, *map(heading, metrics)), apart,
+                                "Paired, on the same requests; of percentages in points. Where an interval holds 0, no "
+                                "difference is shown.", ""))
+        return tables
+
+    def answer(self) -> str:
+        """Who keeps the online promises, and what is served then, in a sentence."""
+        found, share = self.found, f"{100 * (1 - self.budget):g} % of the online requests in time"
+        ranked = [key for key, one in found.items() if one[LATE]["feasible"]]
+        rated = [key for key, one in found.items() if not missing(one[LATE]["mean"])]
+        if self.sentence or not rated:
+            return self.sentence or "No online request arrived in the window, on some seed at least: nothing is ranked."
+        if not ranked:
+            best = min(rated, key=lambda key: found[key][LATE]["mean"])
+            who, tail = (f"{_name(best)} does not keep", "") if len(found) == 1 else (
+                f"None of the {len(found)} keeps", f"; {_name(best)} comes closest")
+            return f"{who} {share}{tail} ({self._late(best)})."
+        most = max(found[key][self.served]["mean"] for key in ranked)
+        equal = [key for key in ranked if found[key][self.served]["mean"] >= (1 - EQUAL) * most]
+        best = min(equal, key=lambda key: found[key][LATE]["mean"])
+        late, alone = f"({self._late(best)})", "Only " if len(found) > 1 else ""
+        who = f"{alone}{_name(best)} keeps {share} {late};"
+        if len(ranked) > 1:
+            who = f"{f'All {len(found)}' if len(found) == len(ranked) > 2 else _names(ranked)} keep {share};"
+        served = f"{shown(self.served, found[best][self.served])} offline {unit(self.served)}"
+        if most <= 0:
+            return f"{who} no offline work was completed."
+        if len(equal) > 1:
+            fewest = sum(found[key][LATE]["mean"] == found[best][LATE]["mean"] for key in equal) == 1
+            alike = "they complete as much" if equal == ranked else f"of these {_names(equal)} complete most"
+            return f"{who} {alike}, {f'{_name(best)} with the fewest late {late}: ' if fewest else ''}{served}."
+        more = "it completes" if len(ranked) == 1 else f"of these {_name(best)} {late} completes most,"
+        return f"{who} {more} {served}{self._beside(best)}."
+
+    def _late(self, key: Key) -> str:
+        row = self.found[key][LATE]
+        wide = not row["feasible"] and row["mean"] <= self.budget
+        return f"{shown(LATE, row)} % late" + (
+            f", {shown(LATE, row, 'ci_high')} % by its interval" if wide else "")
+
+    def _beside(self, best: Key) -> str:
+        """How much more that is than the baseline's; of the baseline, than the next one's."""
+        found = self.found
+        base = next((key for key in found if key[0] == self.baseline), best)
+        if best == base:
+            base = max((key for key in found if key != best), default=best, key=lambda key: (
+                found[key][LATE]["feasible"], found[key][self.served]["mean"]))
+        row, sign = (found[best][self.served], 1) if best[0] != self.baseline else (found[base][self.served], -1)
+        theirs = found[base][self.served]["mean"]
+        if base == best or missing(row["difference"]) or not theirs:
+            return ""
+        if not missing(row["difference_low"]) and row["difference_low"] <= 0 <= row["difference_high"]:
+            text = f", which is not shown to differ from {_name(base)}"
+        else:
+            more = sign * row["difference"] / theirs
+            text = (f", as much as {_name(base)}" if abs(more) < EQUAL else
+                    f", {percent(abs(more), 1)} {'more' if more >= 0 else 'less'} than {_name(base)}")
+        return text if found[base][LATE]["feasible"] else f"{text} ({self._late(base)})"
+
+    def chart(self) -> list[Panel]:
+        """What is served against what is late, where there are several policies."""
+        found = list(self.found.values())
+        series, most = [], max((one[self.served]["mean"] for one in found), default=0.0)
+        if len(found) < 2 or self.sentence or not most > 0:
+            return []
+        for colour, one in enumerate(found):
+            x, y = one[LATE], one[self.served]
+            at = 100 * max(x["mean"], LEAST_LATE)
+            series += [Series("", [at], [y["mean"]], "dots", colour=colour),
+                       Series("", [at, at], [as_number(y["ci_low"]), as_number(y["ci_high"])], colour=colour),
+                       Series("", [100 * max(as_number(x[end]), LEAST_LATE) for end in ("ci_low", "ci_high")],
+                              [y["mean"]] * 2, colour=colour)]
+        limit = Series("", [100 * self.budget] * 2, [0.0, 1.1 * most], "dashes", colour=-1)
+        return [Panel("Served against late; dashed: what is allowed",
+                      Axis(f"{heading(LATE)}, ≤ 0.01 at the edge", True, (100 * LEAST_LATE, 100.0)),
+                      Axis(heading(self.served), limits=(0.0, 1.1 * most)), [limit, *series])]
+
+    def show(self) -> None:
+        """Prints it."""
+        screen = console()
+        screen.print(self.answer(), highlight=False)
+        for table in self.tables():
+            table.turned().show(screen)
+        show_notes(self.notes, screen)
+
+
+def unit(metric: str) -> str:
+    """The unit in which a metric is shown; empty where it is a number of its own."""
+    return TITLES[metric][1] if metric in TITLES else next(
+        (one for end, one in UNITS.items() if metric.endswith(end)), "")
+
+
+def heading(metric: str) -> str:
+    """A metric's title with its unit."""
+    title = TITLES[metric][0] if metric in TITLES else re.sub(r"[._]", " ", metric)
+    return f"{title} ({unit(metric)})" if unit(metric) else title
+
+
+def shown(metric: str, row: Row, key: str = "mean", sign: str = "") -> str:
+    """A figure in its unit, which is left out."""
+    value = None if missing(row[key]) else FACTORS.get(unit(metric), 1.0) * row[key]
+    return minus(as_text(value, f"{sign}.2f") if unit(metric) == "%" else number(value, 3, sign))
+
+
+def as_number(value: float | None) -> float:
+    """NaN for None."""
+    return math.nan if value is None else value
+
+
+def _cell(row: Row, metric: str, key: str = "mean") -> str:
+    low, high = ("ci_low", "ci_high") if key == "mean" else ("difference_low", "difference_high")
+    sign = "" if key == "mean" else "+"
+    if missing(row[low]) or missing(row[high]):
+        return shown(metric, row, key, sign)
+    return BRACKETS.format(*(shown(metric, row, one, sign) for one in (key, low, high)))
+
+
+def _ranked(one: Mapping[str, Row]) -> str:
+    if one[LATE]["feasible"]:
+        return str(one[LATE].get("rank") or "yes")
+    return "no: no online request" if missing(one[LATE]["mean"]) else "no: too late"
+
+
+def _name(key: Key) -> str:
+    return f"`{key[0]}`"
+
+
+def _names(keys: Sequence[Key]) -> str:
+    return joined(list(map(_name, keys)))

@@ -1,0 +1,179 @@
+"""What a command's `summary.json` says, as outcomes: of `compare`, `capacity`, `evaluate`, `demo`, and of any other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ooco_gym.metrics.statistics import interval_words
+from ooco_gym.peak import short_name
+from ooco_gym.protocol import baseline_among
+from ooco_gym.render.outcome import LATE, SERVED, Outcome, Row, compare, heading, metrics_of
+from ooco_gym.report import Table, as_text, joined, number, percent, with_interval
+from ooco_gym.report.svg import Axis, Panel, Series
+from ooco_gym.report.tables import RANGE
+
+RATE, TOKENS, AGAIN = "sustained.rate", "sustained.tokens", "offline.wasted_tokens_per_s"
+RANKED = "offline_reference_gpu_s_per_s"  # by which `evaluate` ranks
+# Of `evaluate`, by the names of its metrics.
+EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.reference_gpu_s_per_s",
+             "episode_reward": "reward of an episode", "offline_output_tokens_per_s": SERVED,
+             "wasted_tokens_per_s": AGAIN}
+
+
+def outcomes_of(summary: Row, config: Row) -> list[Outcome]:
+    """The outcomes of a run folder, by what is in its summary; none where it compares no policies.
+
+    Args:
+        summary: of `compare`, `capacity`, `evaluate` or `demo`.
+        config: of the same run.
+    """
+    command = str(summary.get("schema")).split("/")[1:2] or [""]
+    kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated, "demo": shown_first}
+    return kind[command[0]](summary, config) if command[0] in kind else []
+
+
+def compared(summary: Row, config: Row) -> list[Outcome]:
+    """Of `compare`."""
+    rows, seeds = summary["results"], summary["seeds"]
+    where = joined(list(dict.fromkeys(str(row["cluster"]) for row in rows if row.get("cluster"))))
+    return [Outcome(f"{short_name(summary['scenario']['workload'])} on {where}, seed{'s' if len(seeds) > 1 else ''} "
+                    f"{', '.join(map(str, seeds))}", rows, summary["baseline"], float(config["violation_budget"]),
+                    intervals=interval_words(len(seeds)), notes=summary.get("notes") or ())]
+
+
+def shown_first(summary: Row, config: Row) -> list[Outcome]:
+    """Of `demo`."""
+    runs: dict[str, list[Row]] = {}
+    for one in summary["comparison"]:
+        runs.setdefault(one["policy"], []).append(one)
+    base, budget = baseline_among([*runs]), float(summary["scenario"]["protocol"]["violation_budget"])
+    rows = compare(runs, metrics_of([]), base, budget)
+    where = short_name(summary["scenario"]["cluster"])
+    found = {"baseline": base, "results": [{**row, "cluster": where} for row in rows]}
+    return [*compared({**summary, **found}, {"violation_budget": budget}), *evaluated(summary["evaluation"], config)]
+
+
+def evaluated(summary: Row, config: Row) -> list[Outcome]:
+    """Of `evaluate`, one for each distribution shift."""
+    found = []
+    for suite in summary.get("suites") or [summary]:
+        paired = {(row["policy"], row["metric"]): row for row in suite["paired"]}
+        policies = {one["policy"]: {"feasible": one["feasible"], "rank": one["rank"]} for one in suite["policies"]}
+        rows = []
+        for row in sorted(suite["results"], key=lambda row: list(EVALUATED).index(row["metric"])):
+            apart = paired.get((row["policy"], row["metric"]), {})
+            rows.append({**row, "metric": EVALUATED[row["metric"]], "difference": apart.get("mean_difference"),
+                         "difference_low": apart.get("ci_low"), "difference_high": apart.get("ci_high"),
+                         **policies[row["policy"]]})
+        windows = suite["results"][0]["n_windows"]
+        found.append(Outcome(
+            f"{str(summary['env']).rpartition(':')[2]}{', shift ' + suite['shift'] if suite.get('shift') else ''}, "
+            f"{windows} windows", rows, suite["reference"], suite["violation_limit"], EVALUATED[RANKED],
+            f"Most {heading(EVALUATED[RANKED])} ranks first. {interval_words(windows).replace('seed', 'window')}",
+            notes=[f"{note}." for note in suite.get("notes") or ()]))
+    return found
+
+
+def sustained(summary: Row, config: Row) -> list[Outcome]:
+    """Of `capacity`, and of `compare sustain=true`: one for each condition and definition of TPOT."""
+    limit, found = float(config["limits"]["violations"]), []
+    for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
+        mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]
+        base = str(mine[0].get("best_baseline_tuned_as") or mine[0].get("best_baseline") or summary["baseline"])
+        ratios, limits, rows = {}, {}, []
+        for row in mine:
+            key, wasted = (_tuned(row), row["cluster"]), row["wasted_tokens_per_s"]
+            ratios[key], limits[key] = _ratio(row), row["limited_by"]
+            figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]), TOKENS: (row["tokens_per_s"], None, None),
+                       LATE: (row["violation_rate"], None, None),
+                       AGAIN: (wasted["mean"] if isinstance(wasted, Mapping) else wasted, None, None)}
+            rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
+                      **dict(zip(("mean", "ci_low", "ci_high"), one, strict=True))} for metric, one in figures.items()]
+        under = f"TPOT from {(tpot or summary['tpot_from']).replace('_', ' ')}"
+        loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
+                 and where.startswith(f"{peak['workload']} on ")]
+        found.append(Outcome(
+            f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
+            f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
+            f"and the backlog does not grow; all else is at that load. {interval_words(mine[0]['n_seeds'])}",
+            {f"tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine, base),
+            [*loads[:1], *_tunings(mine), *summary["notes"]], _curves(mine, limit)))
+    return found
+
+
+def load_words(peak: Row) -> str:
+    """The online load of a measurement, in a sentence."""
+    begin = f"TPOT from {peak['tpot_from'].replace('_', ' ')}"
+    if peak["floor"] is None:
+        return f"{begin}: load {peak['factor']:.4g} of the workload's own rate, as given."
+    return (f"{begin}: peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests "
+            f"a second in the day's mean): {percent(peak['violation_rate'])} are late without offline work, "
+            f"{percent(peak['floor'])} alone on an idle cluster.")
+
+
+def _tuned(row: Row) -> str:
+    return str(row["tuned_as"] or row["policy"])
+
+
+def _tunings(rows: Sequence[Row]) -> list[str]:
+    """What was tuned, on other seeds, a sentence each."""
+    from ooco_gym.policy import get_policy
+
+    lines = []
+    for row in rows:
+        if row["tuned_as"] and row.get("default"):
+            names = [pair.partition("=")[0] for pair in row["tuned_as"].partition(":")[2].split(",")]
+            meant = ", ".join(f"{param.name}: {re.sub(r'^[a-z_]+=[^ ]+: ', '', param.doc)}"
+                              for param in get_policy(row["tuned_as"]).params if param.name in names)
+            lines.append(f"{row['tuned_as']}: tuned, on other seeds, as its paper leaves this open ({meant}); as "
+                         f"shipped it sustains {row['default']['max_offline_rate']:.2f} requests/s.")
+    return lines
+
+
+def _ratio(row: Row) -> str:
+    ratio = row.get("ratio", row.get("ratio_to_best_baseline"))
+    return with_interval(ratio, row["ratio_low"], row["ratio_high"], ".2f", RANGE, none="none holds")
+
+
+def _most(rows: Sequence[Row], base: str) -> str:
+    """Who sustains most, in a sentence."""
+    best = max(rows, key=lambda row: row["tokens_per_s"])
+    if best["rate"] <= 0:
+        return "None sustains any offline load: even without it too many online requests are late."
+    text = (f"`{_tuned(best)}` sustains {'most: ' if len(rows) > 1 else ''}"
+            f"{number(best['rate'])} offline requests/s ({number(best['tokens_per_s'])} tokens/s)")
+    alone = best["policy"] == base.partition(":")[0]
+    return f"{text}." if alone else f"{text}, {_ratio(best)} times what `{base}` does."
+
+
+def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:
+    """What is late and what is served at every offline rate that was tried."""
+    late, served = [], []
+    for colour, row in enumerate(rows):
+        rates = [point["offline_rate"] for point in row["curve"]]
+        shares = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in row["curve"]]
+        late.append(Series("", rates, [min(share, 400 * limit) for share in shares], colour=colour))
+        served.append(Series("", rates, [point["tokens_per_s"] for point in row["curve"]], colour=colour))
+        served.append(Series("", [row["rate"]], [row["tokens_per_s"]], "dots", colour=colour))
+    rates = [rate for one in served for rate in one.x]
+    axis = Axis("offline requests/s offered", limits=(0.0, max(rates) or 1.0))
+    allowed = Series("", [0.0, max(rates)], [100 * limit] * 2, "dashes", colour=-1)
+    return [Panel(f"{heading(LATE)}; dashed: what is allowed", axis, Axis(limits=(0.0, 400 * limit)), [allowed, *late]),
+            Panel("offline work done (tokens/s); dot: sustained", axis, Axis(), served)]
+
+
+def plain_table(summary: Row) -> Table:
+    """The figures of a summary that compares no policies."""
+    rows: list[tuple[str, str]] = []
+
+    def walk(value: Any, name: str) -> None:
+        if isinstance(value, Mapping):
+            for key, one in value.items():
+                walk(one, f"{name}.{key}" if name else str(key))
+        elif isinstance(value, (str, int, float)):
+            rows.append((name, value if isinstance(value, str) else as_text(value, ".6g")))
+
+    walk(summary, "")
+    return Table("What its summary says", ("", ""), rows)

@@ -1,0 +1,118 @@
+"""Plots over time show what the runs hold: the expected curves, with the values that the runs give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ooco_gym.metrics.quality import judge
+from ooco_gym.metrics.summary import counted, rules_of
+from ooco_gym.render import read_record, record_of, write_samples
+from ooco_gym.render.courses import MOST_BINS, bin_s, online_quality, panels_of, work_table
+from ooco_gym.render.record import grouped, one_seed, with_distinct_labels
+
+BUDGET = 0.03
+
+
+def panel(records, title):
+    """The plot whose title begins so, and its curves without the dashed limits."""
+    found = next(one for one in panels_of(records, BUDGET) if one.title.startswith(title))
+    return found, [series for series in found.series if series.style == "line"]
+
+
+def first_seed(records):
+    return one_seed(grouped(records))
+
+
+def test_load_is_that_of_the_run(records):
+    shown = first_seed(records)
+    plot, curves = panel(shown, "online arrivals")
+    assert [one.colour for one in curves] == [0, 1] and "(min)" in plot.x.label
+    assert len(curves[0].x) == len(curves[0].y) == 5
+    online = shown[0].summary["online"]["arrived"] / shown[0].window_s
+    assert np.mean(curves[0].y) == pytest.approx(online, rel=0.02)
+
+
+def test_latency_is_that_of_the_requests(runs, records):
+    record = records[0]
+    edges, which, quality = online_quality(record)
+    run = runs["ooco", 1]
+    requests = counted(run, online=True)
+    judged = judge(requests, rules_of(run))
+    assert len(requests) == len(which)
+    started = ~np.isnan(judged.ttft_s)
+    np.testing.assert_allclose(quality["ttft_s"][started], judged.ttft_s[started], atol=1e-9)
+    done = ~np.isnan(judged.tpot_s)
+    np.testing.assert_allclose(quality["tpot_s"][done], judged.tpot_s[done], atol=1e-9)
+    assert (quality["violated"] == judged.violated).all()
+    plot, (curve,) = panel([record], "TTFT P99")
+    assert curve.y[0] == pytest.approx(np.quantile(quality["ttft_s"][which == 0], 0.99))
+    assert [one.y[0] for one in plot.series if one.style == "dashes"] == [2.0]
+    assert [one.y[0] for one in panel([record], "TPOT P99")[0].series if one.style == "dashes"] == [50.0]
+    late, (shares,) = panel([record], "late online requests")
+    assert shares.y[0] == pytest.approx(100 * quality["violated"][which == 0].mean())
+    assert [one.y[0] for one in late.series if one.style == "dashes"] == [3.0]
+    assert edges[0] == 0.0 and edges[-1] == 300.0
+
+
+def test_unfinished_requests_are_not_left_out(records):
+    record = records[0]
+    requests = dict(record.requests)
+    first, finish = requests["first_token_s"].copy(), requests["finish_s"].copy()
+    first[0], finish[0] = np.nan, np.nan
+    requests |= {"first_token_s": first, "finish_s": finish, "online": np.ones(len(first), bool)}
+    _, _, quality = online_quality(replace(record, requests=requests))
+    assert quality["ttft_s"][0] == pytest.approx(record.end_s - requests["arrival_s"][0])
+
+
+def test_what_was_not_sampled_is_left_out(records):
+    short = replace(records[0], samples={})
+    assert [one.title.split(" ")[0] for one in panels_of([short], BUDGET)] == ["TTFT", "TPOT", "late"]
+
+
+def test_the_work_of_many_instances_is_the_mean_of_each_role(records):
+    one = records[0].summary["instances"]
+    table = work_table([replace(records[0], summary={**records[0].summary, "instances": [one[0]] * 3 + [one[1]] * 3})])
+    assert [row[1] for row in table.rows] == ["3 relaxed", "3 strict"]
+    assert table.rows[0][2] == f"{100 * one[0]['busy_share']:.1f} %"
+
+
+def test_a_record_read_back_is_the_record(runs, tmp_path):
+    from ooco_gym.files import write_json
+    from ooco_gym.metrics import summarise, write_requests
+
+    run = runs["ooco", 1]
+    write_json(tmp_path / "summary.json", {"schema": "ooco-gym/simulate/1", **summarise(run), "params": run.params,
+                                           "scenario": run.scenario.describe()})
+    (tmp_path / "config.yaml").write_text("policy: {name: ooco, slo_margin: 0.85}\n")
+    write_requests(run, tmp_path / "requests.parquet")
+    write_samples(run, tmp_path / "samples.npz")
+    write_samples(run, tmp_path / "again.npz")
+    assert (tmp_path / "samples.npz").read_bytes() == (tmp_path / "again.npz").read_bytes()
+    read, made = read_record(tmp_path), record_of(run)
+    assert read.label == "ooco:slo_margin=0.85"
+    assert read.seed == made.seed and read.day_start_s == made.day_start_s
+    assert read.end_s == pytest.approx(made.end_s)
+    for kind in ("requests", "samples"):
+        mine, theirs = getattr(read, kind), getattr(made, kind)
+        assert set(mine) == set(theirs)
+        for key in mine:
+            np.testing.assert_array_equal(mine[key], theirs[key])
+
+
+def test_bins_are_few_and_the_axis_has_a_unit(records):
+    assert bin_s(300.0) == 60.0 and bin_s(20.0) == 5.0
+    assert all(window_s / bin_s(window_s) <= MOST_BINS for window_s in (3600.0, 86400.0, 86400.0 * 30))
+    long = replace(records[0], summary={**records[0].summary, "window_s": 86400.0}, day_start_s=3600.0)
+    plot, _ = panel([long], "TTFT P99")
+    assert plot.x.label == "time of day (h)" and plot.x.limits == (1.0, 25.0)
+
+
+def test_labels_tell_conditions_apart(records):
+    first = replace(records[0], folder="runs/a")
+    other = replace(records[1], folder="runs/b",
+                    summary={**records[1].summary, "scenario": {**records[1].scenario, "rate_scale": 9.0}})
+    assert [record.label for record in with_distinct_labels([first, other])] == ["ooco (a)", "ooco (b)"]
+    assert [record.label for record in with_distinct_labels(records)] == ["ooco", "ooco", "base_pd", "base_pd"]

@@ -1,0 +1,120 @@
+"""What runs came to: paired figures, tables with units and clusters, and a sentence that says no more than they do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ooco_gym.errors import UserError
+from ooco_gym.protocol import baseline_among
+from ooco_gym.render.outcome import LATE, SERVED, Outcome, compare, figure, heading, metrics_of
+
+METRICS = [LATE, SERVED]
+
+
+def runs(late, tokens):
+    """Summaries of one policy, one a seed."""
+    return [{"seed": seed, "online": {"violation_rate": rate, "ttft_p99_s": None},
+             "offline": {"output_tokens_per_s": float(one)}, "instances": []}
+            for seed, (rate, one) in enumerate(zip(late, tokens, strict=True))]
+
+
+RUNS = {"a": runs([0.01, 0.02, 0.015], [100, 200, 300]), "b": runs([0.01, 0.05, 0.02], [110, 215, 312])}
+
+
+def outcome(summaries, baseline):
+    """The outcome of summaries by policy, all on one cluster."""
+    named = {(name, "pair"): one for name, one in summaries.items()}
+    return Outcome("a load", compare(named, METRICS, (baseline, "pair"), 0.03), baseline, 0.03)
+
+
+def test_differences_are_paired():
+    rows = {(row["metric"], row["policy"]): row for row in compare(RUNS, METRICS, "a", 0.03)}
+    assert len(rows) == 4
+    better = rows[SERVED, "b"]
+    assert better["mean"] == pytest.approx(637 / 3)
+    assert better["difference"] == pytest.approx(37 / 3)
+    assert 10.0 <= better["difference_low"] < better["difference_high"] <= 15.0  # although seeds differ by 100
+    assert rows[SERVED, "a"]["difference"] is None
+    assert better["values"] == [110.0, 215.0, 312.0]
+
+
+def test_other_seeds_are_not_paired():
+    rows = compare({"a": RUNS["a"], "b": RUNS["b"][:2]}, METRICS, "a", 0.03)
+    assert {row["difference"] for row in rows} == {None}
+
+
+def test_feasibility_looks_at_the_upper_limit():
+    assert {row["policy"]: row["feasible"] for row in compare(RUNS, METRICS, "a", 0.03)} == {"a": True, "b": False}
+
+
+def test_without_online_requests_nobody_is_ranked():
+    idle = {"a": runs([None, 0.01], [100, 110]), "b": runs([0.01, 0.01], [90, 95])}
+    rows = compare(idle, METRICS, "b", 0.03)
+    assert {row["policy"]: row["feasible"] for row in rows} == {"a": False, "b": True}
+    first = next(row for row in rows if (row["metric"], row["policy"]) == (LATE, "a"))
+    assert math.isnan(first["mean"]) and math.isnan(first["difference"])
+    assert outcome(idle, "b").tables()[0].rows[0][-1] == "no: no online request"
+    assert outcome({"a": idle["a"]}, "a").answer().startswith("No online request arrived in the window")
+
+
+def test_metrics_by_name():
+    assert math.isnan(figure(RUNS["a"][0], "online.ttft_p99_s"))
+    with pytest.raises(UserError, match="online.violation_rate"):
+        figure(RUNS["a"][0], "online.violation_rat")
+    with pytest.raises(UserError, match="single number"):
+        figure(RUNS["a"][0], "online")
+    assert metrics_of([], ["offline.age_p99_s"]) == [LATE, SERVED, "offline.age_p99_s"], "what ranks is always there"
+    assert "online.hit_rate" in metrics_of([{"prefix_caching": "on"}])
+
+
+def test_every_metric_has_a_unit():
+    assert heading(LATE) == "late online requests (%)" and heading("online.tpot_p99_s") == "TPOT P99 (ms)"
+    assert heading("offline.prompt_tokens_per_s") == "offline prompt tokens per s (tokens/s)"
+    assert heading("online.ttft_attainment") == "online ttft attainment (%)"
+    assert heading("offline.evictions") == "offline evictions"
+
+
+def test_vllm_is_what_others_are_compared_with_where_it_plays():
+    assert baseline_among(["ooco", "vllm_priority"]) == "vllm_priority"
+    assert baseline_among(["ooco", "base_pd"]) == "ooco"
+
+
+def test_tables_have_the_cluster_the_units_and_the_differences_named():
+    named = {("ooco", "pair_7b"): RUNS["a"], ("deadline", "mixed_7b"): RUNS["b"]}
+    figures, differences = Outcome("", compare(named, METRICS, ("ooco", "pair_7b"), 0.03), "ooco", 0.03).tables()
+    assert list(figures.head[2:4]) == ["late online requests (%)", "offline output (tokens/s)"]
+    assert figures.rows[0][:2] == ("ooco", "pair_7b") and figures.rows[0][2].startswith("1.50 [1")
+    assert figures.rows[1][:2] == ("deadline", "mixed_7b") and figures.rows[1][-1] == "no: too late"
+    assert differences.title == "Difference to ooco" and differences.rows[0][:2] == ("deadline", "mixed_7b")
+    assert differences.rows[0][2].startswith("+1.17 [") and differences.rows[0][3].startswith("+12.3 [")
+
+
+@pytest.mark.parametrize(("policies", "baseline", "said"), [
+    ({"deadline": ([0.01] * 3, [112, 115, 109]), "vllm_priority": ([0.05] * 3, [100] * 3)}, "vllm_priority",
+     "Only `deadline` keeps 97 % of the online requests in time (1.00 % late); it completes 112 offline tokens/s, "
+     "12.0 % more than `vllm_priority` (5.00 % late)."),
+    ({"a": ([0.2] * 3, [100] * 3), "b": ([0.1] * 3, [120] * 3)}, "a",
+     "None of the 2 keeps 97 % of the online requests in time; `b` comes closest (10.00 % late)."),
+    ({"a": ([0.02] * 3, [100, 90, 110]), "b": ([0.01] * 3, [105, 100, 98])}, "a",
+     "`a` and `b` keep 97 % of the online requests in time; of these `b` (1.00 % late) completes most, 101 offline "
+     "tokens/s, which is not shown to differ from `a`."),
+    ({"a": ([0.02] * 3, [100, 90, 110]), "b": ([0.01] * 3, [80, 70, 90])}, "a",
+     "`a` and `b` keep 97 % of the online requests in time; of these `a` (2.00 % late) completes most, 100 offline "
+     "tokens/s, 25.0 % more than `b`."),
+    ({"a": ([0.02], [100]), "b": ([0.01], [100])}, "a",
+     "`a` and `b` keep 97 % of the online requests in time; they complete as much, `b` with the fewest late (1.00 % "
+     "late): 100 offline tokens/s."),
+    ({name: ([0.0], [0]) for name in "abc"}, "a",
+     "All 3 keep 97 % of the online requests in time; no offline work was completed."),
+    ({name: ([0.0], [100]) for name in "abc"}, "a",
+     "All 3 keep 97 % of the online requests in time; they complete as much, 100 offline tokens/s."),
+    ({"a": ([0.0, 0.0, 0.06], [100] * 3)}, "a",
+     "`a` does not keep 97 % of the online requests in time (2.00 % late, 6.00 % by its interval)."),
+    ({"a": ([0.01], [1234])}, "a",
+     "`a` keeps 97 % of the online requests in time (1.00 % late); it completes 1,234 offline tokens/s."),
+], ids=["only one", "none", "no difference", "the baseline", "as much", "nothing offline", "all the same",
+        "by its interval", "alone"])
+def test_one_sentence_answers(policies, baseline, said):
+    assert outcome({name: runs(*one) for name, one in policies.items()}, baseline).answer() == said

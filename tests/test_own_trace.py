@@ -1,0 +1,213 @@
+"""A trace of one's own is played as it is: its span, its start, its classes, and no load that was not asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+from pyarrow import parquet as pq
+
+from agents.environments import make_env
+from ooco_gym import Scenario
+from ooco_gym.cli.main import main
+from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
+from ooco_gym.simulation import requests_of
+from ooco_gym.workload import Trace, read_trace, write_trace
+
+ROWS, SPAN_S = 240, 1200.0
+OFFLINE = np.arange(ROWS) % 3 == 0
+FIRST = "requests in 20 min; played: all of it at scale 1, "
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+
+
+def written(name: str = "week.csv", classed: bool = True, begins_s: float = 0.0) -> str:
+    """Writes a trace of `ROWS` requests over `SPAN_S` seconds, a third of them offline where it has classes."""
+    arrival_s = begins_s + np.linspace(0.25, SPAN_S - 0.25, ROWS)
+    lengths = np.full(ROWS, 300, np.int32), np.full(ROWS, 20, np.int32)
+    if classed or not name.endswith(".csv"):
+        write_trace(Trace(arrival_s, *lengths, ~OFFLINE if classed else None), name)
+    else:
+        rows = "\n".join(f"{at},300,20" for at in arrival_s)
+        Path(name).write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n")
+    return name
+
+
+def run(*words: str) -> dict[str, Any]:
+    assert main([*words, "out=out"]) == 0
+    return json.loads(Path("out/summary.json").read_text())
+
+
+# --- The command line, YAML and Python --------------------------------------------------------------------------------
+@pytest.mark.parametrize("classed", [True, False], ids=["classes", "no classes"])
+@pytest.mark.parametrize("name", ["week.csv", "week.jsonl", "week.parquet"])
+def test_a_trace_is_played_whole_with_its_own_requests_alone(name: str, classed: bool, capsys: Any) -> None:
+    found = run("simulate", "policy=ooco", f"workload.path={written(name, classed)}")
+    offline = int(OFFLINE.sum()) if classed else 0
+    assert (found["online"]["arrived"], found["offline"]["arrived"]) == (ROWS - offline, offline)
+    assert found["window_s"] == SPAN_S and found["scenario"]["rate_scale"] == 1.0
+    assert found["scenario"]["cluster"]["name"] == "pair_h100_8b"
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == found["played"]
+    counts = f"{ROWS - offline} online and {offline} offline requests"
+    assert first.startswith(f"{name}: {ROWS} {FIRST}{counts}; offline load: ")
+    assert first.endswith("its own offline requests" if classed else "(offline.rate=… adds synthetic ones)")
+
+
+@pytest.mark.parametrize("workload", ["week.csv", {"path": "week.csv"}, "week.yaml", {"mix": "0.5*week.csv+week.csv"}],
+                         ids=["path", "mapping", "yaml", "mix"])
+def test_python_takes_a_trace_as_the_command_does(workload: Any) -> None:
+    written()
+    Path("week.yaml").write_text("name: mine\npath: week.csv\n")
+    known = Scenario(workload=workload).resolve()
+    trace, window_s = requests_of(known)
+    assert known.from_file and known.rate_scale == 1.0 and window_s == (0.0, SPAN_S)
+    assert len(trace) == len(known.workload.draw(start_s=0.0, duration_s=SPAN_S, seed=1)), "nothing is added"
+    assert (~trace.online).any()
+
+
+def test_a_yaml_of_a_trace_says_how_it_is_read(capsys: Any) -> None:
+    written()
+    Path("mine.yaml").write_text("path: week.csv\nscale: 0.5\n")
+    found = run("simulate", "policy=ooco", "workload=mine.yaml")
+    assert 0.4 * ROWS < found["online"]["arrived"] + found["offline"]["arrived"] < 0.6 * ROWS
+    assert "played: all of it at scale 0.5" in capsys.readouterr().out
+
+
+def test_a_trace_begins_where_its_first_request_does() -> None:
+    known = Scenario(workload=written(begins_s=7200.0)).resolve()
+    trace, window_s = requests_of(known)
+    assert (known.start_s, known.duration_s) == (7200.0, SPAN_S) and window_s == (0.0, SPAN_S), "no warm-up before it"
+    assert len(trace) == ROWS
+
+
+def test_a_window_that_is_said_is_played(capsys: Any) -> None:
+    found = run("simulate", "policy=ooco", f"workload={written()}", "start_s=300", "duration_s=600", "warmup_s=120")
+    assert found["online"]["arrived"] + found["offline"]["arrived"] == ROWS / 2
+    assert "played: 10 min from 300 s on at scale 1" in capsys.readouterr().out
+    assert requests_of(Scenario(workload="week.csv", start_s=300.0))[1] == (300.0, SPAN_S), "to its end"
+
+
+@pytest.mark.parametrize(("word", "more"), [("offline.rate=0.5", 600), ("offline=ooc", 1200)])
+def test_offline_load_is_added_where_it_is_said(word: str, more: int, capsys: Any) -> None:
+    found = run("simulate", "policy=ooco", f"workload.path={written()}", word)
+    assert found["offline"]["arrived"] == OFFLINE.sum() + more
+    assert "offline load: its own offline requests and " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_columns_of_other_names_are_read_where_they_are_named() -> None:
+    Path("log.csv").write_text("when,in,out,qos\n" + "\n".join(f"{1000 * i},300,20,{('online', 'offline')[i % 2]}"
+                                                              for i in range(100)))
+    words = [f"workload.columns.{ours}={theirs}" for ours, theirs in (
+        ("arrival_s", "when"), ("prompt_tokens", "in"), ("output_tokens", "out"), ("class", "qos"))]
+    found = run("simulate", "policy=ooco", "workload.path=log.csv", "workload.time_unit=ms", *words)
+    assert (found["online"]["arrived"], found["offline"]["arrived"], found["window_s"]) == (50, 50, 100.0)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(("name", "values"), [("qos", ("interactive", "batch")), ("priority", ("High", "Low")),
+                                              ("tier", ("ONLINE", "OFFLINE")), ("type", ("chat", "embedding"))])
+def test_a_column_that_looks_like_classes_and_is_not_read_is_a_warning_with_the_key_to_give(
+        ending: str, name: str, values: tuple[str, str], capsys: Any) -> None:
+    rows = [{"arrival_s": float(i), "prompt_tokens": 10, "output_tokens": 2, name: values[i % 2]} for i in range(60)]
+    table, file = pa.Table.from_pylist(rows), f"log.{ending}"
+    if ending == "parquet":
+        pq.write_table(table, file)
+    elif ending == "csv":
+        csv.write_csv(table, file)
+    else:
+        Path(file).write_text("\n".join(map(json.dumps, rows)))
+    warning = read_trace(file).notes[0]
+    assert warning.startswith(f"warning: column '{name}' looks like classes of requests ({', '.join(sorted(values))})")
+    assert f"columns.class={name} reads it" in warning
+    assert main(["data", "import", file, "to=in.csv", "out=out"]) == 0 and warning in capsys.readouterr().out
+    known = Scenario(workload={"path": file, "columns": {"class": name}})
+    if name == "qos":
+        with pytest.raises(UserError, match=r"add 'classes=\{interactive: \{\}, batch: \{online: false\}\}'"):
+            requests_of(known)
+        trace, _ = requests_of(known.with_(classes={"interactive": {}, "batch": {"online": False}}))
+        assert (~trace.online).sum() == 30
+
+
+@pytest.mark.parametrize("values", [("gpt", "llama"), [f"batch {i}" for i in range(30)], (1, 2)])
+def test_a_column_that_names_no_classes_is_left_out_without_a_warning(values: Any) -> None:
+    rows = "\n".join(f"{i},10,2,{values[i % len(values)]}" for i in range(60))
+    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,model\n{rows}\n")
+    assert read_trace("log.csv").notes == ("columns left out: model",)
+    Path("classed.csv").write_text("arrival_s,prompt_tokens,output_tokens,class,type\n0,10,2,online,batch\n")
+    assert read_trace("classed.csv").notes == ("columns left out: type",), "its classes are read"
+
+
+# --- What it is called, where it runs ---------------------------------------------------------------------------------
+def test_everything_names_the_file_and_no_other_workload(capsys: Any) -> None:
+    written()
+    assert main(["simulate", "policy=ooco", "workload.path=week.csv", "out=run"]) == 0
+    assert main(["report", "runs=[run]", "out=page"]) == 0
+    assert main(["compare", "policies=[ooco,slack]", "workload.path=week.csv", "seeds=2", "workers=1", "out=cmp"]) == 0
+    printed = capsys.readouterr().out
+    assert "week.csv on pair_h100_8b, seeds 1, 2" in printed
+    assert "every seed plays these same requests" in printed
+    for text in (printed, Path("page/report.html").read_text(), Path("run/config.yaml").read_text()):
+        assert "week.csv" in text and "chat service" not in text and "ooc on " not in text
+    assert json.loads(Path("run/summary.json").read_text())["played"] in Path("page/report.html").read_text()
+
+
+def test_capacity_takes_a_trace_as_it_is(capsys: Any) -> None:
+    found = run("capacity", "policies=[ooco]", "baselines=[base_pd]", f"workload.path={written()}", "seeds=[1]",
+                "workers=1", "tpot_from=first_token", "search={first: 1, last: 1}", "tuning.policies={}")
+    assert found["window_s"] == SPAN_S and found["peaks"][0]["factor"] == 1.0
+    assert "synthetic ones (offline=…) at the rate that is searched" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize(("fields", "pools", "mixed"), [
+    ({"workload": "week.csv"}, "pair_h100_8b", "mixed_h100_8b"), ({}, "pair_7b", "mixed_7b"),
+    ({"workload": "week.csv", "cluster": "pair_7b"}, "pair_7b", "pair_7b")])
+def test_a_cluster_left_open_is_one_that_fits_trace_and_policy(fields: dict[str, Any], pools: str, mixed: str) -> None:
+    written()
+    known = Scenario(**fields).resolve()
+    assert [known.for_policies(kind).cluster.name for kind in (False, True)] == [pools, mixed]
+
+
+def test_what_was_left_open_goes_with_the_workload() -> None:
+    written()
+    changed = Scenario().with_(workload="week.csv").with_(seed=2)
+    assert changed.describe() == Scenario(workload="week.csv", seed=2).describe()
+    assert changed.with_(workload="ooc").describe() == Scenario(seed=2).describe()
+
+
+def test_a_key_of_a_generator_beside_a_path_is_refused() -> None:
+    with pytest.raises(UserError, match="path=week.csv is a trace file, and 'tide' is no key of one"):
+        Scenario(workload={"path": written(), "tide": [1.0] * 24})
+    assert main(["simulate", "policy=ooco", "workload.path=week.csv", "workload.mean_rate_per_s=3"]) == 2
+
+
+# --- Environments -----------------------------------------------------------------------------------------------------
+def loads(env: Any) -> tuple[Any, Any, Any]:
+    scenario = env.unwrapped.config.scenario
+    return scenario.offline["rate"], scenario.rate_scale, env.unwrapped.config.vary
+
+
+def test_an_environment_draws_its_windows_from_a_trace_and_adds_no_load_to_it(capsys: Any) -> None:
+    written(begins_s=50_000.0)
+    shipped = {"id": "ooco_gym/Admission-v0", **load_yaml("env", "admission")}
+    shipped["scenario"] = {**shipped["scenario"], "workload": "week.csv"}  # as a command composes it
+    for env in (gym.make("ooco_gym/Admission-v0", workload="week.csv", window_s=300.0, warmup_s=60.0),
+                make_env({**shipped, "window_s": 300.0})):
+        assert loads(env) == (0.0, None, {})
+        starts = {env.unwrapped.config.window(seed, 0).start_s for seed in range(40)}
+        assert starts == {50_000.0, 50_300.0, 50_600.0, 50_900.0}
+    assert "week.csv: 240 requests" in capsys.readouterr().out
+    said = gym.make("ooco_gym/Admission-v0", scenario={"workload": "week.csv", "offline": {"rate": 2.0}}, vary={
+        "rate_scale": [1.0, 2.0]})
+    assert loads(said) == (2.0, None, {"rate_scale": [1.0, 2.0]})
