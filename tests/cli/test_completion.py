@@ -19,7 +19,7 @@ from ooco_gym.resources import names
 
 def test_the_first_word_is_a_command() -> None:
     assert completions([], "") == sorted([*commands(), "completion"])
-    assert completions([], "comp") == ["compare", "completion"]
+    assert completions([], "comp") == ["compare", "compile", "completion"]
     assert completions(["completion"], "") == ["bash", "fish", "zsh"]
 
 
@@ -46,7 +46,6 @@ def test_names_that_a_key_takes() -> None:
     assert completions(["train"], "env=") == [f"env={name}" for name in names("env")]
     assert completions(["compare"], "policies=[ooco,base") == ["policies=[ooco,base_pd"]
     assert completions(["simulate"], "policy=ooco,base") == ["policy=ooco,base_pd"], "a sweep"
-    assert completions(["play"], "partner=ooco_x") == ["partner=ooco_xllm"]
     assert completions(["train"], "env.partner=ooco_x") == ["env.partner=ooco_xllm"]
     assert completions(["train"], "env.scenario.cluster=pair_7b") == ["env.scenario.cluster=pair_7b"]
     assert completions(["export"], "policy=ooco_x") == ["policy=ooco_xllm"]
