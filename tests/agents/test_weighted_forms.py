@@ -149,7 +149,7 @@ def test_all_forms_of_learned_deadline_set_the_same_parameters(tmp_path):
                                                 value.ctypes.data_as(ctypes.c_void_p)) == 0
     for form, answered in answers.items():
         error = (np.abs(answered - values) / np.maximum(np.abs(values), 1.0)).max()
-        # The compiled rule rounds what is on a logarithmic scale to single precision, 2⁻²⁴ of it (ooco_gym/rounding.py).
+        # The compiled rule rounds what is on a logarithmic scale to single precision (ooco_gym/rounding.py).
         assert error <= 1e-6, f"{form}: parameters differ from those that the compiled rule sets by {error:.1e}"
     assert (np.ptp(values, axis=0) > 0).sum() >= 5, "parameters that never move compare nothing"
     low, high = policy_bounds(policy)
