@@ -172,8 +172,8 @@ engine-live: engine $(VENV)/.all
 	  $(BIN)/ooco-gym experiment engine_live $(LIVE_FLAGS)
 
 engine-source: engine $(VENV)/.all
-	$(BIN)/python -m experiments.studies.oracle_vllm.overlay $(ENGINE_SOURCE) $(ENGINE_VENV)-$(ENGINE_SOURCE) \
-	  $(ENGINE_VENV)/bin/python
+	$(BIN)/python -m tests.oracle overlay $(ENGINE_SOURCE) $(ENGINE_VENV)-$(ENGINE_SOURCE) \
+	  --python $(ENGINE_VENV)/bin/python
 
 clean:
 	rm -rf build dist demo bench outputs site .pytest_cache .ruff_cache .hypothesis

@@ -11,10 +11,8 @@ from ooco_gym.errors import unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NAMES = ("bros", "echo", "engine_chain", "engine_live", "generalist", "hygen", "oracle_vllm", "replay", "routing",
-         "specialist")
+NAMES = ("bros", "echo", "engine_chain", "engine_live", "generalist", "hygen", "replay", "routing", "specialist")
 KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
-        "oracle_vllm": ("engine",),
         "replay": ("run", "prompts", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
 """Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""
 

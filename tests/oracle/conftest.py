@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from baselines.vllm_v1 import engine_version_of
-from experiments.studies.oracle_vllm import schedulers
-from experiments.studies.oracle_vllm.cases import Case
-from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import pythons
 from ooco_gym.calibrate.measure.interpreter import VARIABLE
 from ooco_gym.workload import Trace
+from tests.oracle import schedulers
+from tests.oracle.cases import Case
+from tests.oracle.schedulers import Oracle, pythons
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sim")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
 
 
 @pytest.fixture(scope="session")

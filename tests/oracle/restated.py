@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from vllm_schedule import Request, Schedule, release_of
 
-from experiments.studies.oracle_vllm.cases import Case
-from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Clock, Steps
+from tests.oracle.cases import Case
+from tests.oracle.scripts.oracle_driver.iterations import Clock, Steps
 
 
 def restate(case: Case, tables: dict) -> dict[str, np.ndarray]:

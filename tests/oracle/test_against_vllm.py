@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import PROFILE, cases
 from hypothesis import given
 from hypothesis import strategies as st
-from restated import restate
 
-from experiments.studies.oracle_vllm import schedulers
-from experiments.studies.oracle_vllm.cases import Case
-from experiments.studies.oracle_vllm.compare import Played, agreement
-from experiments.studies.oracle_vllm.schedulers import Oracle
+from tests.oracle import schedulers
+from tests.oracle.cases import Case
+from tests.oracle.compare import Played, agreement
+from tests.oracle.restated import restate
+from tests.oracle.schedulers import Oracle
+from tests.oracle.strategies import PROFILE, cases
 
 pytestmark = pytest.mark.oracle
 

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from baselines.vllm_v1 import engine_version_of
-from experiments.studies.oracle_vllm import schedulers
-from experiments.studies.oracle_vllm.cases import Case, random_case
-from experiments.studies.oracle_vllm.compare import agreement, report
-from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import markdown
-from ooco_gym.calibrate.measure.interpreter import VARIABLE
-from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace
+from tests.oracle import schedulers
+from tests.oracle.__main__ import main, markdown
+from tests.oracle.cases import Case, random_case
+from tests.oracle.compare import agreement, report
+from tests.oracle.schedulers import Oracle
 
 
 @pytest.fixture(scope="module")
@@ -86,19 +84,18 @@ def test_what_the_engine_refuses_is_named() -> None:
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["oracle_vllm.loads=[heavy]"], "unknown load 'heavy'"),
-    (["oracle_vllm.policies=[ooco]"], "unknown policy with a counterpart in the engine 'ooco'"),
-    (["oracle_vllm.requests=0"], "oracle_vllm.requests=0: expected a whole number of at least 1"),
-    (["oracle_vllm.fuzz_steps=-1"], "oracle_vllm.fuzz_steps=-1: expected a whole number of at least 0"),
-    (["engine.python='/bin/true,/no/such'"], "engine.python=/no/such is no Python interpreter that can be run"),
-    (["engine.python=/no/such/python"], "engine.python=/no/such/python is no Python interpreter that can be run"),
+    (["--loads", "heavy"], "invalid choice: 'heavy'"),
+    (["--policies", "ooco"], "invalid choice: 'ooco'"),
+    (["--requests", "0"], "argument --requests: expected a whole number of at least 1"),
+    (["--python", "/bin/true,/no/such"], "/no/such is no Python interpreter that can be run"),
 ])
-def test_mistakes_on_the_command_line(words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert main(["experiment", "oracle_vllm", *words, "out=o"]) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+def test_mistakes_on_the_command_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["study", *words])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("version", "known"), [
@@ -115,15 +112,13 @@ def test_what_is_older_has_no_schedule(version: str) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("plan", ["loads=[saturated,shared_saturated]", "fuzz_steps=2000"])
-def test_the_command(oracle: Oracle, version: str, plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [f"oracle_vllm.{plan}", "oracle_vllm.requests=60", f"engine.python={oracle.python}", "out=o"]
-    assert main(["experiment", "oracle_vllm", *words]) == 0
-    found = json.loads(Path("o/summary.json").read_text())
+@pytest.mark.parametrize("plan", [["--loads", "saturated", "shared_saturated"], ["--fuzz-steps", "2000"]])
+def test_the_command(oracle: Oracle, version: str, plan: list[str], tmp_path: Path) -> None:
+    assert main(["study", *plan, "--requests", "60", "--python", str(oracle.python), "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "summary.json").read_text())
     one, = found["engines"]
-    assert (found["schema"], one["vllm"], one["engine_version"]) == ("ooco-gym/oracle_vllm/2", oracle.version, version)
+    assert (one["vllm"], one["engine_version"]) == (oracle.version, version)
     assert found["identical"] and one["identical"]
-    rows = one["fuzz" if "fuzz" in plan else "results"]
+    rows = one["fuzz" if "fuzz" in one else "results"]
     assert len(rows) == 4 and np.all([row["steps"] == row["identical_steps"] > 100 for row in rows])
-    assert Path("o/oracle.md").read_text().count("\n") == 8
+    assert (tmp_path / "oracle.md").read_text().count("\n") == 8

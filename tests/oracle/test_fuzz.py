@@ -1,15 +1,15 @@
-"""Random cases of the fuzz (`oracle_vllm.fuzz_steps`): ours and the restatement make the same steps, by release."""
+"""Random cases of the fuzz (`--fuzz-steps`): ours and the restatement make the same steps, by release."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from restated import restate
 
-from experiments.studies.oracle_vllm import schedulers
-from experiments.studies.oracle_vllm.compare import agreement
-from experiments.studies.oracle_vllm.fuzz import GROUPS, LARGEST, fuzz_case
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
+from tests.oracle import schedulers
+from tests.oracle.compare import agreement
+from tests.oracle.fuzz import GROUPS, LARGEST, fuzz_case
+from tests.oracle.restated import restate
 
 CASES = 3
 

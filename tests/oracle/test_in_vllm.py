@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.oracle_vllm.study import pythons
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver
+from tests.oracle.schedulers import pythons
 
 pytestmark = pytest.mark.oracle
 REPOSITORY = Path(__file__).resolve().parents[2]

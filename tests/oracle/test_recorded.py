@@ -1,4 +1,4 @@
-"""Runs of vLLM's real scheduler, recorded by `experiments/studies/oracle_vllm/record.py`: ours makes the same steps."""
+"""Runs of vLLM's real scheduler, recorded by `tests/oracle/record.py`: ours makes the same steps."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from restated import restate
 
-from experiments.studies.oracle_vllm import schedulers
-from experiments.studies.oracle_vllm.cases import LOADS, POLICIES
-from experiments.studies.oracle_vllm.compare import agreement
-from experiments.studies.oracle_vllm.record import SMALL, TABLES, read_arrays, read_run, read_small
-from experiments.studies.oracle_vllm.schedulers import Oracle
 from ooco_gym.sim.engine_versions import (
     CHUNK_MUST_FIT,
     ENGINE_VERSIONS,
     FREED_IN_ORDER,
     SELF_PREEMPTION_ENDS_PASS,
 )
+from tests.oracle import schedulers
+from tests.oracle.cases import LOADS, POLICIES
+from tests.oracle.compare import agreement
+from tests.oracle.record import SMALL, TABLES, read_arrays, read_run, read_small
+from tests.oracle.restated import restate
+from tests.oracle.schedulers import Oracle
 
 FOLDER = Path(__file__).parent / "recorded"
 VERSIONS = ("0.33.0", *(ENGINE_VERSIONS[last] for last in (

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
-from experiments.studies.oracle_vllm.study import pythons
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, write_random_model
 from ooco_gym.errors import UserError
+from tests.oracle.schedulers import pythons
 
 pytestmark = pytest.mark.oracle
 SIZES = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256, "vocab": 500}

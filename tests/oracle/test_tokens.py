@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.studies.oracle_vllm.study import pythons
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver, write_random_model
 from ooco_gym.runtime import write_parameters_bundle
 from ooco_gym.runtime.batching_features import ENGINE
+from tests.oracle.schedulers import pythons
 
 pytestmark = pytest.mark.oracle
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.studies.oracle_vllm.cases import Case, random_case
-from experiments.studies.oracle_vllm.schedulers import simulate, tables_of
-from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Clock
 from ooco_gym.perf import ChipSpec, CostTable, Deployment, cost_table, load_chip, load_model, mixed_latency_ps
 from ooco_gym.perf.timing import kernels
+from tests.oracle.cases import Case, random_case
+from tests.oracle.schedulers import simulate, tables_of
+from tests.oracle.scripts.oracle_driver.iterations import Clock
 
 MIXED = kernels.MixedAttentionParameters(
     head_s=3.3e-8, head_s_per_token=2.6e-10, memory_bytes_per_s=9.5e11, cache_bytes=3.5e8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,27 +10,36 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.oracle_vllm.cases import Case
-from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import SHARED, Steps
-from ooco_gym.calibrate.measure.interpreter import Driver
+from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver, find_python
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.decisions import addresses
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Machine, Rules, build_state
 from ooco_gym.sim.loop import run as run_loop
+from tests.oracle.cases import Case
+from tests.oracle.scripts.oracle_driver.iterations import SHARED, Steps
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ENVIRONMENT = {"OMP_NUM_THREADS": 1, "VLLM_CPU_KVCACHE_SPACE": 1, "VLLM_LOGGING_LEVEL": "ERROR",
                 "HF_HUB_OFFLINE": 1, "VLLM_ENABLE_V1_MULTIPROCESSING": 0}
 
 
+def pythons(given: str | None) -> list[Path]:
+    """The interpreters that are named, with commas between them, by `given` or the environment.
+
+    Raises:
+        UserError: one of them is none.
+    """
+    return [find_python(name or None) for name in (given or os.environ.get(VARIABLE) or "").split(",")]
+
+
 class Oracle:
     """vLLM's scheduler under given cost tables; use it as a context manager. One process serves any number of cases.
 
     Args:
-        python: interpreter that has vLLM (`ooco_gym.calibrate.measure.interpreter.find_python`).
-        tables: cost tables (`ours.tables_of`).
+        python: interpreter that has vLLM (`pythons`).
+        tables: cost tables (`tables_of`).
 
     Raises:
         UserError: on entering, and by `play`: the engine fails; the message says how.

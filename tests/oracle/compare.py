@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.oracle_vllm.cases import Case
+from tests.oracle.cases import Case
 
 Played = dict[str, np.ndarray]
 LATENCIES = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "makespan_s")

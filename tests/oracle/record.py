@@ -1,15 +1,14 @@
 """Runs of the real scheduler, written down for tests that have no vLLM.
 
-`python -m experiments.studies.oracle_vllm.record FOLDER [PYTHON[,PYTHON…]]` makes them anew: the loads of the
-comparison with fewer requests by the first engine, many small random cases by each, the cost tables that timed them (so
-that a better roofline does not touch them), and what came of it.
+`python -m tests.oracle record FOLDER --python PYTHON,PYTHON` makes them anew: the loads of the comparison with fewer
+requests by the first engine, many small random cases by each, the cost tables that timed them (so that a better
+roofline does not touch them), and what came of it.
 """
 
 from __future__ import annotations
 
 import json
 import lzma
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,14 +17,12 @@ from typing import Any
 import numpy as np
 
 from baselines.vllm_v1 import engine_version_of
-from experiments.studies.oracle_vllm import schedulers
-from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, Case, random_case
-from experiments.studies.oracle_vllm.compare import Played
-from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import pythons
-from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.workload import Trace
+from tests.oracle import schedulers
+from tests.oracle.cases import LOADS, POLICIES, Case, random_case
+from tests.oracle.compare import Played
+from tests.oracle.schedulers import Oracle
 
 REQUESTS = 200
 SMALL_CASES = 150
@@ -108,21 +105,3 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def _write(path: Path, arrays: dict[str, Any]) -> None:
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, **arrays)
-
-
-def main(words: list[str]) -> int:
-    """Records into the folder that is named."""
-    if not 1 <= len(words) <= 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    try:
-        for path in record(Path(words[0]), pythons(words[1] if len(words) > 1 else None)):
-            print(f"{path}: {path.stat().st_size:,} bytes")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,21 +1,19 @@
 """A release of vLLM that cannot be installed here, as its Python sources laid over an installed one.
 
-`python -m experiments.studies.oracle_vllm.overlay VERSION FOLDER [PYTHON]` downloads the release (its CPU build, or the
-one for GPUs where there is none), unpacks what is not compiled into FOLDER, and writes FOLDER/python: an interpreter
-that imports these sources with everything else that PYTHON has (of `make engine`, unless told). The scheduler is
-Python, so that it is that release's own; models cannot run so.
+`python -m tests.oracle overlay VERSION FOLDER` downloads the release (its CPU build, or the one for GPUs where there is
+none), unpacks what is not compiled into FOLDER, and writes FOLDER/python: an interpreter that imports these sources
+with everything else that the installed engine has. The scheduler is Python, so that it is that release's own; models
+cannot run so.
 """
 
 from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 
@@ -61,20 +59,3 @@ def _pip(python: Path, *words: str, fail: bool = True) -> str:
     if fail and done.returncode:
         raise UserError(f"pip {words[0]} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     return done.stderr
-
-
-def main(words: list[str]) -> int:
-    """Lays a release over an installed one."""
-    if not 2 <= len(words) <= 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    try:
-        print(lay_over(words[0], Path(words[1]), find_python(words[2] if len(words) > 2 else None)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

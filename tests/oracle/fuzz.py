@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.oracle_vllm.cases import HASH_TOKENS, POLICIES, Case, shared_hashes
-from experiments.studies.oracle_vllm.compare import agreement
-from experiments.studies.oracle_vllm.schedulers import Oracle, simulate
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 from ooco_gym.workload import Trace
+from tests.oracle.cases import HASH_TOKENS, POLICIES, Case, shared_hashes
+from tests.oracle.compare import agreement
+from tests.oracle.schedulers import Oracle, simulate
 
 GROUPS = [(policy, caching) for policy in POLICIES for caching in (False, True)]
 _ONE = np.ones(1, np.int64)

@@ -1,23 +1,23 @@
-"""The study: every load under every policy, through the real scheduler and through ours, step by step."""
+"""`python -m tests.oracle study|record|overlay`: vLLM's real scheduler and ours, step by step (docs/oracle.md)."""
 
 from __future__ import annotations
 
-import os
+import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baselines.vllm_v1 import engine_version_of
-from experiments.common.output import write_texts
-from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, load_named
-from experiments.studies.oracle_vllm.compare import LATENCIES, report
-from experiments.studies.oracle_vllm.fuzz import LARGEST, fuzz
-from experiments.studies.oracle_vllm.schedulers import CHIP, MODEL, TIMING, Oracle, episode, simulate, tables_of
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table, minus
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from tests.oracle.cases import LOADS, POLICIES
+from tests.oracle.compare import LATENCIES, report
+from tests.oracle.fuzz import LARGEST, fuzz
+from tests.oracle.overlay import lay_over
+from tests.oracle.record import record
+from tests.oracle.schedulers import CHIP, MODEL, TIMING, Oracle, episode, pythons, simulate, tables_of
 
 SCHEMA = "ooco-gym/oracle_vllm/2"
 _HEADER = ("load", "policy", "steps", "identical", "preemptions", "from the cache", "TTFT s", "P99", "TPOT ms", "P99",
@@ -25,45 +25,27 @@ _HEADER = ("load", "policy", "steps", "identical", "preemptions", "from the cach
 _FUZZ_HEADER = ("policy", "prefix caching", "cases", "steps", "identical", "preemptions", "seconds")
 
 
-def main(cfg: DictConfig) -> dict[str, Any]:
-    """Plays the loads of `cfg.oracle_vllm` under its policies, or random cases; writes `oracle.md`.
+def study(plan: argparse.Namespace) -> dict[str, Any]:
+    """Plays loads under policies, or random cases; writes `oracle.md` and `summary.json`.
 
     Raises:
-        UserError: an unknown load or policy, no interpreter with vLLM, or an engine that fails or is too old.
+        UserError: no interpreter with vLLM, or an engine that fails or is too old.
     """
-    plan = cfg.oracle_vllm
-    loads, policies = list(plan.loads), list(plan.policies)
-    for name, least in (("requests", 1), ("fuzz_steps", 0)):
-        if not isinstance(plan[name], int) or plan[name] < least:
-            raise UserError(f"oracle_vllm.{name}={plan[name]}: expected a whole number of at least {least}")
-    for policy in policies:
-        if policy not in POLICIES:
-            raise unknown("policy with a counterpart in the engine", policy, POLICIES)
-    for load in loads:
-        load_named(load)
     pages, engines = [], []
-    for python in pythons(cfg.engine.python):
-        found = (fuzzed(python, plan.fuzz_steps, int(plan.seed)) if plan.fuzz_steps else
-                 compare_all(python, loads, policies, plan.requests, int(plan.seed)))
+    for python in pythons(plan.python):
+        found = (fuzzed(python, plan.fuzz_steps, plan.seed) if plan.fuzz_steps else
+                 compare_all(python, plan.loads, plan.policies, plan.requests, plan.seed))
         pages.append(f"vLLM {found['vllm']}\n\n{markdown(found)}\n")
         engines.append(found)
-        _print(found)
-    page = Path(cfg.out) / "oracle.md"
-    write_texts({page: "\n".join(pages)})
-    return {"schema": SCHEMA, "chip": CHIP, "model": MODEL, "timing": TIMING, "seed": int(plan.seed),
-            "identical": all(one["identical"] for one in engines), "engines": engines, "page": str(page)}
-
-
-def pythons(given: str | None) -> list[Path]:
-    """The interpreters that are named, with commas between them, by `engine.python` or the environment.
-
-    Raises:
-        UserError: one of them is none.
-    """
-    from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
-
-    names = (given or os.environ.get(VARIABLE) or "").split(",")
-    return [find_python(name or None) for name in names]
+        for line in map(_fuzz_line, found["fuzz"]) if "fuzz" in found else map(_line, found["results"]):
+            print(f"vLLM {found['vllm']}: {line}")
+    plan.out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(plan.out / "oracle.md") as path:
+        path.write_text("\n".join(pages), encoding="utf-8")
+    summary = {"schema": SCHEMA, "chip": CHIP, "model": MODEL, "timing": TIMING, "seed": plan.seed,
+               "identical": all(one["identical"] for one in engines), "engines": engines}
+    write_json(plan.out / "summary.json", summary)
+    return summary
 
 
 def compare_all(python: Path, loads: Sequence[str], policies: Sequence[str], requests: int,
@@ -107,15 +89,6 @@ def _fuzz_cells(row: dict[str, Any]) -> list[str]:
             f"{row['seconds']:.0f}"]
 
 
-def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    lines = map(_fuzz_line, found["fuzz"]) if "fuzz" in found else map(_line, found["results"])
-    for line in lines:
-        console.print(f"vLLM {found['vllm']}: {line}", highlight=False, markup=False, soft_wrap=True)
-
-
 def _cells(row: dict[str, Any]) -> list[str]:
     real, both = row["real"], (row["preemptions_real"], row["preemptions_ours"])
     return [row["load"], row["policy"], f"{row['steps']:,}", _share(row),
@@ -148,3 +121,53 @@ def _fuzz_line(row: dict[str, Any]) -> str:
     told = (f"{row['policy']} {caching} prefix caching: {row['identical_steps']:,} of {row['steps']:,} steps of "
             f"{row['cases']:,} random cases identical, {row['preemptions_real']:,} preemptions")
     return f"{told}; first difference in {row['first_difference']}" if row["first_difference"] else told
+
+
+def _number(least: int) -> Any:
+    def whole(word: str) -> int:
+        if (value := int(word)) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}")
+        return value
+
+    return whole
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("study", help="both schedulers on the same requests, step by step")
+    one.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="traces")
+    one.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    one.add_argument("--requests", type=_number(1), default=1500, help="of each trace")
+    one.add_argument("--seed", type=_number(0), default=1, help="of the traces")
+    one.add_argument("--fuzz-steps", type=_number(0), default=0, help="above 0: random requests and settings instead")
+    one.add_argument("--out", type=Path, default=Path("outputs/oracle"), help="folder of oracle.md and summary.json")
+    two = commands.add_parser("record", help="write the real scheduler's steps down for tests that have no vLLM")
+    two.add_argument("folder", type=Path)
+    three = commands.add_parser("overlay", help="lay another release's Python sources over an installed engine")
+    three.add_argument("version")
+    three.add_argument("folder", type=Path)
+    for command in (one, two, three):
+        command.add_argument("--python", help="interpreters with vLLM, with commas between them")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a command; returns its exit code."""
+    plan = _parser().parse_args(words)
+    try:
+        if plan.command == "study":
+            study(plan)
+        elif plan.command == "record":
+            for path in record(plan.folder, pythons(plan.python)):
+                print(f"{path}: {path.stat().st_size:,} bytes")
+        else:
+            print(lay_over(plan.version, plan.folder, pythons(plan.python)[0]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
