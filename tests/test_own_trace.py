@@ -115,6 +115,19 @@ def test_columns_of_other_names_are_read_where_they_are_named() -> None:
     assert (found["online"]["arrived"], found["offline"]["arrived"], found["window_s"]) == (50, 50, 100.0)
 
 
+def test_columns_of_other_names_are_asked_for_by_the_key_to_give(capsys: Any) -> None:
+    Path("log.csv").write_text("when,in,out\n0,300,20\n")
+    assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
+    assert "workload.columns.arrival_s=NAME" in capsys.readouterr().err
+
+
+def test_outputs_of_one_token_have_no_tpot_and_the_table_says_so(capsys: Any) -> None:
+    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,300,1\n30,200,1\n")
+    found = run("simulate", "policy=ooco", "workload.path=log.csv")
+    assert found["online"]["tpot_mean_s"] is None and found["online"]["tpot_attainment"] == 1.0
+    assert "one of a single token counts as attained" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize(("name", "values"), [("qos", ("interactive", "batch")), ("priority", ("High", "Low")),
                                               ("tier", ("ONLINE", "OFFLINE")), ("type", ("chat", "embedding"))])

@@ -234,6 +234,8 @@ def _instance(one: Mapping[str, Any]) -> str:
 
 
 def _spread(figures: Mapping[str, Any], key: str) -> str:
+    if key != "ttft" and figures["finished"] and figures[f"{key}_mean_s"] is None:
+        return "– (no output has two tokens; one of a single token counts as attained)"
     parts = (f"{name} {duration(figures[f'{key}_{part}_s'])}"
              for name, part in (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99")))
     return ", ".join(parts)

@@ -117,9 +117,13 @@ class Intake:
         for column in self.form.required:
             if column not in table.columns:
                 others = [name for name in table.columns if name not in known]
+                trouble = _header_trouble(list(table.columns))
+                if not trouble and self.form.name == "ooco_gym":
+                    trouble = (f"; say which of them it is: columns.{column}=NAME (of a file that is played, "
+                               f"workload.columns.{column}=NAME)")
                 raise UserError(f"trace file '{self.path}' has no column '{column}'{similar(column, others)}; format "
                                 f"'{self.form.name}' needs: {', '.join(self.form.required)}; found: "
-                                f"{few(table.columns)}{_header_trouble(list(table.columns))}")
+                                f"{few(table.columns)}{trouble}")
 
     def _without_failed(self, table: Table, draft: Draft) -> Draft:
         self.rows += table.rows
