@@ -109,16 +109,6 @@ def set_parameter(state, instance, j, z):
     state.memory[instance, SET + j] = min(max(_HIGH[j], base), max(min(_LOW[j], base), value))
 
 
-@inner
-def turn(state, instance, j, steps, until_s):
-    """Looks, moves parameter j by so many steps, and keeps what is set until a time."""
-    look(state, instance)
-    value, base = state.memory[instance, SET + j], state.params[_INDEX[j]]
-    z = math.log(max(value, 1e-9) / base) / _STEP[j] if _LOG[j] else (value - base) / _STEP[j]
-    set_parameter(state, instance, j, z + steps)
-    state.memory[instance, DUE_S] = until_s
-
-
 @inlined
 def settings_now(state, instance):
     """The parameters in force on an instance."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +61,6 @@ def rounded(value: Any, without: str | None = None) -> Any:
 
 
 # --- Claims ---------------------------------------------------------------------------------------------------------
-def p_wilcoxon(differences: np.ndarray | Sequence[float]) -> float:
-    """P value of Wilcoxon's signed-rank test of paired differences; 1 where there are none."""
-    from scipy.stats import wilcoxon
-
-    tested: Any = wilcoxon(differences) if np.any(differences) else None
-    return float(tested.pvalue) if tested else 1.0
-
-
-def keep_claims(path: Path, claims: Sequence[Mapping[str, Any]], stays: Callable[[Mapping[str, Any]], bool],
-                first: bool = False) -> None:
-    """Writes claims into a file of them, `results/learned.json`, beside those of others that stay, before or after."""
-    kept = _kept(path)
-    others = [one for one in kept["claims"] if stays(one)]
-    listed = [*rounded(claims), *others] if first else [*others, *rounded(claims)]
-    write_json(path, {**kept, "claims": listed})
-
-
 SUSTAINED = ("condition", "policy", "rate", "ci_low", "ci_high", "n_seeds", "tokens_per_s", "violation_rate")
 
 

@@ -11,7 +11,7 @@ from ooco_gym.errors import unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NAMES = ("bros", "echo", "engine_chain", "engine_live", "generalist", "hygen", "replay", "routing", "specialist")
+NAMES = ("bros", "echo", "engine_chain", "engine_live", "hygen", "replay")
 KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
         "replay": ("run", "prompts", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
 """Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""

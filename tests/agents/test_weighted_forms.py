@@ -9,13 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import types
 
+from baselines.adaptive_deadline import figures
+from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime.arrays import read_arrays
 from ooco_gym.runtime.manifest import published_schema
 from ooco_gym.runtime.shapes import problems
+from ooco_gym.sim.state import state_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 pytest.importorskip("onnx")
@@ -50,10 +54,14 @@ def asked(scenario, policy, point):
             simulation.answer(answer())
 
 
+@jit(types.void(types.int64, types.int64, types.float64[::1]))
+def figures_of(handle, instance, row):
+    figures(state_at(handle), instance, row)
+
+
 def recorded_looks(count):
     """Features of engines under `learned_deadline`, and the parameters that the compiled rule sets by them."""
     from baselines import adaptive_deadline as ad
-    from experiments.common import probing
     from ooco_gym.policy.engine_features import ROW
     from ooco_gym.runtime.batching_features import ENGINE
     from ooco_gym.scenario import Scenario
@@ -63,7 +71,7 @@ def recorded_looks(count):
                         offline={"mode": "backlog"})
     for simulation, pending, answer in asked(scenario, "learned_deadline:interval_s=0", "compose"):
         instance = int(pending.instance)
-        probing._figures_of(simulation.handle.address, instance, row)
+        figures_of(simulation.handle.address, instance, row)
         features.append(row[: len(ENGINE)].astype(np.float32))
         answer()
         values.append(simulation.state.memory[instance, ad.SET : ad.SET + len(ad.ADJUSTED)].copy())
