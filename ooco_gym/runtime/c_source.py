@@ -2,36 +2,32 @@
 
 The arithmetic is that of `scorers` and `parameters`: float32, layers of a fixed size so that compilers vectorise them,
 and a tanh of our own, within 2e-7 of the library's, which has no branches. Numbers are written as hexadecimal floats,
-so that none is rounded again.
+so that none is rounded again. The C itself is in the folder `c`: @name@ is the policy's name, other words in @ are
+filled in here.
+
+The target `c` adds functions in the shape of xLLM's decisions and of llm-d's plug-ins. They are thin: flat arrays in,
+an answer out, and where the policy gives none (a feature that is not finite, or outside of its training) a value that
+tells the engine to use its own rule. Which of them a policy has follows from what it was trained to decide.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooco_gym.runtime.c_engines import engine_sources
-from ooco_gym.runtime.c_selftests import CMAKE, SELF_TEST_CANDIDATES, SELF_TEST_PARAMETERS
-from ooco_gym.runtime.c_templates import (
-    FLAT,
-    HEADER_CANDIDATES,
-    HEADER_PARAMETERS,
-    PARAMETERS,
-    PRELUDE,
-    SCORER,
-    SET,
-    TAIL_CANDIDATES,
-)
 from ooco_gym.runtime.limits import bounds_of
 from ooco_gym.runtime.scorers import Sizes, sizes_of
 
 BLOCK = 16  # hidden layers are padded to a multiple of it, for the vectors of processors
 MOST = 256  # candidates that a network without places may be given at a time
 SOURCE, HEADER, SELF_TEST, BUILD = "policy.c", "policy.h", "policy_selftest.c", "CMakeLists.txt"
+XLLM, LLMD = ("policy_xllm.h", "policy_xllm.c"), ("policy_llmd.h", "policy_llmd.c")
 # Of exp, which C libraries compute several times as fast as tanh.
 _WORDS = {"tanh": "1.0 - 2.0 / (exp(2.0 * x) + 1.0)", "relu": "x > 0.0 ? x : 0.0", "sigmoid": "1.0 / (exp(-x) + 1.0)"}
 
@@ -53,8 +49,15 @@ def sources(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], refer
         texts = _candidates(manifest, arrays, reference)
     engines = engine_sources(manifest) if target == "c" else {}
     texts |= engines
-    texts[BUILD] = CMAKE.replace("@sources@", "".join(f" {file}" for file in engines if file.endswith(".c")))
+    compiled = "".join(f" {file}" for file in engines if file.endswith(".c"))
+    texts[BUILD] = text_of("CMakeLists.txt").replace("@sources@", compiled)
     return {file: text.replace("@name@", name).replace("@NAME@", name.upper()) for file, text in texts.items()}
+
+
+@cache
+def text_of(*files: str) -> str:
+    """The text of files of the folder `c`, one behind the other."""
+    return "".join(resources.files("ooco_gym.runtime").joinpath("c", file).read_text("ascii") for file in files)
 
 
 def symbol(manifest: Mapping[str, Any]) -> str:
@@ -120,7 +123,7 @@ def _candidates(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
     if form != "scorer":
         constants |= {"WIDTH": width, "HIDDEN": network["hidden"], "KINDS": network.get("kinds", 1)}
     data, body = {"candidate_scorer": _set, "flat": _flat, "scorer": _scorer}[form](arrays, sizes, network, width)
-    header = HEADER_CANDIDATES
+    header = text_of("candidates.h")
     for key, value in {"cluster": sizes.cluster, "decisions": sizes.decisions, "features": sizes.features,
                        "places": sizes.places, "fixed": sizes.fixed, "most": most,
                        "parts": max(1, len(sizes.levels)), "about": _about(manifest),
@@ -133,11 +136,12 @@ def _candidates(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
                      for end, values in zip(("low", "high"), pair, strict=True))
     names = text_table("@name@_actions", list(manifest["actions"]))
     levels = table("int", "levels", sizes.levels) if sizes.levels else ""
-    source = PRELUDE + _enum(constants) + names + levels + limits + data + body + TAIL_CANDIDATES.replace(
+    source = text_of("prelude.c") + _enum(constants) + names + levels + limits + data + body
+    source += text_of("candidates.c").replace(
         "@choose@", _CHOOSE_LEVELS if sizes.levels else _CHOOSE_ONE).replace(
         "@all@", str(sizes.actions) if sizes.levels else "FIXED + n").replace(
         "@spare@", str(sizes.actions - most if sizes.levels else 0))
-    test = SELF_TEST_CANDIDATES.replace("@places@", str(sizes.places)).replace("@count@", str(
+    test = text_of("selftest_candidates.c").replace("@places@", str(sizes.places)).replace("@count@", str(
         len(reference["cluster"]))) .replace("@actions@", str(sizes.actions))
     held = "".join(table("signed char" if key == "action_mask" else "float", key, reference[key])
                    for key in ("cluster", "candidates", "action_mask", "decision", "logits"))
@@ -186,7 +190,7 @@ def _scales(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any], width: int) -> tuple[str, str]:
-    hidden, own = network["hidden"], max(sizes.levels) if sizes.levels else 1
+    hidden = network["hidden"]
     embed = arrays["embed.weight"]
     data = _scales(arrays) + table("float", "embed_weight", _padded(embed[:, : sizes.features], width))
     data += table("float", "embed_bias", _vector(arrays["embed.bias"], width))
@@ -209,7 +213,7 @@ def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, A
         rows = np.zeros((len(weight), width), np.float32)
         rows[:, :hidden] = weight
         data += table("float", f"{name}_weight", rows) + table("float", f"{name}_bias", arrays[f"{key}.bias"])
-    body = SET.replace("@own@", str(own))
+    body = text_of("network.c", "set.c")
     for mark, with_levels, without in (("place", "place_weight + candidate * WIDTH", "NULL"),):
         body = body.replace(f"@{mark}@", with_levels if sizes.levels else without)
     body = body.replace("@there@", "1" if sizes.levels else "mask[FIXED + candidate] != 0")
@@ -246,7 +250,7 @@ def _flat(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, 
     data += table("float", "first_bias", _vector(arrays["first.bias"], width)) + table("float", "second_weight", second)
     data += table("float", "second_bias", _vector(arrays["second.bias"], width))
     data += table("float", "last_weight", last) + table("float", "last_bias", arrays["last.bias"])
-    body = FLAT.replace("@actions@", str(sizes.actions))
+    body = text_of("network.c", "flat.c").replace("@actions@", str(sizes.actions))
     return data, body.replace("@there@", "1" if sizes.levels else "mask[FIXED + candidate] != 0")
 
 
@@ -255,7 +259,7 @@ def _scorer(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str
     for part in ("weight", "bias"):
         data += table("double", f"fixed_{part}", arrays[f"fixed.{part}"])
     sees = _SEES_CLUSTER if network["sizes"][0] > sizes.features else ""
-    return data, body + SCORER.replace("@cluster_too@", sees).replace("@first@", str(network["sizes"][1]))
+    return data, body + text_of("scorer.c").replace("@cluster_too@", sees).replace("@first@", str(network["sizes"][1]))
 
 
 # --- Plain layers, and parameters -------------------------------------------------------------------------------------
@@ -293,11 +297,54 @@ def _parameters(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
         data += table("double", f"of_{key}", [one[key] for one in parameters])
     data += table("int", "is_log", [one["scale"] == "log" for one in parameters])
     constants = {"FEATURES": len(features), "PARAMETERS": len(parameters)}
-    source = PRELUDE + _enum(constants) + text_table("@name@_names", [one["name"] for one in parameters])
-    header = HEADER_PARAMETERS.replace("@features@", str(len(features))).replace(
+    source = text_of("prelude.c") + _enum(constants) + text_table("@name@_names", [one["name"] for one in parameters])
+    header = text_of("parameters.h").replace("@features@", str(len(features))).replace(
         "@parameters@", str(len(parameters))).replace("@about@", _about(manifest)).replace(
         "@listed@", "\n".join(f"     {place}: {_comment(one['name'])}, {one['low']:g} to {one['high']:g}"
                               for place, one in enumerate(parameters)))
     held = table("float", "cluster", reference["cluster"]) + table("double", "wanted", reference["parameters"])
-    test = SELF_TEST_PARAMETERS.replace("@count@", str(len(reference["cluster"]))).replace("@data@", held)
-    return {SOURCE: source + data + body + PARAMETERS, HEADER: header, SELF_TEST: test}
+    test = text_of("selftest_parameters.c").replace("@count@", str(len(reference["cluster"]))).replace("@data@", held)
+    return {SOURCE: source + data + body + text_of("parameters.c"), HEADER: header, SELF_TEST: test}
+
+
+# --- Functions of engines ---------------------------------------------------------------------------------------------
+_NONE = "(its number), or @NAME@_NONE"
+_DECISIONS = {
+    "admit_offline": (("gate", "admit"), f"Which of n waiting offline requests begins its prefill now {_NONE}."),
+    "victim": (("evict", "interrupt"), f"Which of n offline requests gives its memory up {_NONE}."),
+    "strict_limit": (("pack",), f"Which of n offline decodes enters the strict step next {_NONE}: the batch is full."),
+    "pull": (("pull",), f"Which of n decoding offline requests the strict instance pulls {_NONE}."),
+}
+"""Functions in the shape of xLLM's: the decisions that they are of, and what each says and returns."""
+_FUNCTION = "int @name@_{}(const float *cluster, const float *candidates, int n, const signed char *allowed)"
+_DECLARED = """/* {}
+   cluster: @NAME@_CLUSTER numbers; candidates: n rows of @NAME@_FEATURES numbers, as the manifest says.
+   allowed: 1 for each candidate that may be taken; NULL allows all of them.
+   @NAME@_OWN_RULE where the policy gives no answer, or leaves the decision to the rule that it was trained beside. */
+{};
+
+"""
+
+
+def engine_sources(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The text of the engines' files of a policy by name; none where its answers fit no engine's function."""
+    if manifest["kind"] == "parameters":
+        shares = [f"{place}: {one['name']}" for place, one in enumerate(manifest["parameters"])
+                  if one["low"] >= 0.0 and one["high"] <= 1.0]
+        header = text_of("usage.h").replace("@shares@", ", ".join(shares))
+        return dict(zip(LLMD, (header, text_of("usage.c")), strict=True)) if shares else {}
+    if manifest.get("parts") or manifest["network"]["form"] == "flat":
+        return {}  # a vector of levels is no choice among candidates; a flat network takes no other number of them
+    kinds = [row["name"] for row in manifest["inputs"]["decision"]["features"]]
+    trained = [name for name in manifest["decisions"] if name in kinds]
+    first = kinds.index(trained[0]) if trained else 0
+    texts = {LLMD[0]: text_of("llmd.h"), LLMD[1]: text_of("llmd.c").replace("@decision@", str(first))}
+    functions = {function: kinds.index(name) for name in trained
+                 for function, (of, _) in _DECISIONS.items() if name in of}
+    if functions:
+        declared = "".join(_DECLARED.format(_DECISIONS[name][1], _FUNCTION.format(name)) for name in functions)
+        texts[XLLM[0]] = text_of("xllm.h").replace("@declarations@", declared)
+        texts[XLLM[1]] = text_of("xllm.c") + "\n".join(
+            f"{_FUNCTION.format(name)}\n{{\n    return chosen({place}, cluster, candidates, n, allowed);\n}}\n"
+            for name, place in functions.items())
+    return texts
