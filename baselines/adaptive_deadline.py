@@ -1,6 +1,6 @@
 """Adaptive deadline: `deadline` whose parameters follow what its engine is doing. Ours; its weights are learned.
 
-No setting of `deadline` is the best under every load (docs/deadline.md): how eagerly slack is spent, for how long a
+No setting of `deadline` is the best under every load (docs/learned.md): how eagerly slack is spent, for how long a
 prompt is held back and how much memory is left free depend on what arrives. Every `interval_s` an instance looks at the
 44 figures of its engine (`ooco_gym.runtime.batching_features.ENGINE`: what runs and waits, slacks, memory, believed
 latencies, how much of the violation budget is spent, arrival rates from seconds to half an hour), scaled as there, and
@@ -10,7 +10,7 @@ sets each parameter of `ADJUSTED` anew:
     linear: base + step z        log: base exp(step z)        both cut at the bounds
 
 where `base` is the parameter's value in conf. Without weights z is 0, and every iteration is that of `deadline`. The
-figures are those that an engine has, so that the same weights run there (docs/adaptive_deadline.md).
+figures are those that an engine has, so that the same weights run there (docs/use.md).
 
 Parameters besides those of `deadline`: `weights`, the file (`ooco_gym/policy/weights.py`); `interval_s`; and
 `violation_budget`, the share of online requests that may miss an SLO, for the figures that count it.

@@ -13,7 +13,7 @@ wins does not fit, none enters.
 - `shared_work` (ours): the same, where a prefix that is not cached counts as divided among those that wait for it.
 
 To what the last three count, `output_weight` adds the output tokens that a request is believed to generate yet: what a
-length predictor says (`lengths`, docs/information.md), else the mean, which changes no order.
+length predictor says (`lengths`, docs/use.md), else the mean, which changes no order.
 
 Every `refresh_s` the instance walks through its waiting requests, and keeps the `KEPT` of the least score: an engine
 cannot afford to look at thousands in each iteration. They are looked at again as soon as all of these have entered.
@@ -33,7 +33,7 @@ choice stands, exactly.
 to the next one after it whose offline requests are at most 1 + `affinity` times the mean (hashing with bounded loads,
 after Mirrokni, Thorup and Zadimoghaddam 2018); 0: to where `deadline` sends it.
 
-Parameters besides those of `deadline`: conf/policy/admitter.yaml. What orders are worth: docs/admitter.md.
+Parameters besides those of `deadline`: conf/policy/admitter.yaml. What orders are worth: docs/learned.md.
 """
 
 import math

@@ -32,7 +32,7 @@ the decodes that run, by the instance's belief.
 All latencies are the instance's belief; `ooco_gym/policy/latency_budget.py` fills the iteration. With `route` class an
 arrival goes to the instance with the fewest requests of its class, as offline requests say little of online load.
 
-Parameters: `conf/policy/deadline.yaml`; what they are worth on four workloads: docs/deadline.md.
+Parameters: `conf/policy/deadline.yaml`; what they are worth on four workloads: docs/learned.md.
 """
 
 import math

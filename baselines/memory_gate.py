@@ -14,14 +14,14 @@ those of `slack`.
 
 `choose=density` takes, of the candidates (`gate_window` of those that wait), the one that is worth most for the memory
 that it will hold: reference worth over remaining output times (context + remaining / 2), as `ooco_lengths` evicts. That
-is of scenarios with a length predictor (`lengths`, docs/information.md). Without one all outputs are believed alike,
+is of scenarios with a length predictor (`lengths`, docs/use.md). Without one all outputs are believed alike,
 and the shortest prompt comes first, but for requests that return.
 
 *Learned* (ours): the left side gains z, the weights times the figures of `LAYOUT`: shares of memory, how many decode
 and wait, how fast online requests arrive, how much is evicted. With `reserve` and `gate_growth` 0, `choose=first` and
 no weights every decision is that of `slack`, exactly.
 
-Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is worth: docs/memory_gate.md.
+Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is worth: docs/learned.md.
 """
 
 import math

@@ -30,7 +30,7 @@ weights z is 0, and the rule's own choice stands, exactly. As products of powers
 whole episodes, is the model.
 
 Parameters besides those of `deadline`, whose `route` is of offline requests: conf/policy/router.yaml. What the rules
-and the learned score are worth: docs/routing_knee.md.
+and the learned score are worth: docs/learned.md.
 """
 
 import math

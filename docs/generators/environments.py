@@ -361,7 +361,7 @@ def _worth(root: Path) -> list[str]:
             "windows that all of a row share ([headroom](../headroom.md): 15 to 600 s, most of them short). *Spread* "
             "is reward a minute between chance and the best of the row; *look-ahead* sees the true future; *learned* "
             "is the difference in service of ten training runs to the best tuned heuristic on other windows "
-            "([the learned table](../learned_table.md)). Where chance does as well as the best, an agent has little to "
+            "([learned policies](../learned.md)). Where chance does as well as the best, an agent has little to "
             "learn.", "",
             table(("id", "spread", "random actions", "partner", "best heuristic", "look-ahead", "learned"),
                   [row for _, row in rows]), ""]

@@ -1,6 +1,6 @@
 """`admitter` in plain Python: which waiting offline request enters first, of all that wait.
 
-`baselines/admitter.py` says what it does and why; docs/admitter.md what orders are worth. What that has and this has
+`baselines/admitter.py` says what it does and why; docs/learned.md what orders are worth. What that has and this has
 not: the order of a walk through the tree of prompts (`prefix`), learned weights, and affinity among instances. Equals
 of different prefixes enter by arrival here, and blocks in the cache count as they were before the iteration. But for
 these a test holds the two against each other.

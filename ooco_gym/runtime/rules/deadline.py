@@ -1,6 +1,6 @@
 """`deadline` in plain Python: an iteration lasts as long as its online requests are ahead of their deadlines.
 
-`baselines/deadline.py` says what it does, step by step, and why; docs/deadline.md what it is worth. A test holds each
+`baselines/deadline.py` says what it does, step by step, and why; docs/learned.md what it is worth. A test holds each
 decision of the two against the other's.
 """
 
