@@ -31,7 +31,6 @@ from ooco_gym.commands.bench_measures import (
     measure_mixed,
     measure_pure,
     measure_start,
-    measure_timing,
 )
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import policy_of
@@ -62,9 +61,6 @@ FIGURES = (
     Figure("simulated_tokens_per_s", 2e8, True, "1/s", "output tokens decoded in the same run"),
     Figure("pure_decode_iterations_per_s", None, True, "1/s", "200 requests that nothing disturbs: closed form alone"),
     Figure("single_step_iterations_per_s", None, True, "1/s", "the first run, one step at a time (bulk off)"),
-    Figure("ooco_iterations_per_s", None, True, "1/s", "the first run on a pair of H200, its arrivals in the measure "
-           "of that chip's steps, with timing=ooco"),
-    Figure("extended_iterations_per_s", None, True, "1/s", "the same with timing=extended: what a timing form costs"),
     Figure("mixed_iterations_per_s", 3e5, True, "1/s", "iterations of a mixed instance whose 64 seats are always taken "
            "(vllm_fcfs, the same lengths), no prefix cache; processor time of the loop alone"),
     Figure("mixed_cached_iterations_per_s", 1e5, True, "1/s", "the same with the prefix cache on, 50 prompts each with "
@@ -90,12 +86,7 @@ FIGURES = (
     Figure("numpy_us", None, False, "us", "a decision of an exported policy among 64 candidates in numpy, as an "
            "engine asks for it: a deep set of the zoo's size; processor time"),
     Figure("c_us", 20.0, False, "us", "the same in C, compiled for this processor: -O3 -march=native"),
-    Figure("c_portable_us", None, False, "us", "the same, compiled with -O3 alone"),
     Figure("onnx_us", 60.0, False, "us", "the same in onnxruntime"),
-    Figure("small_numpy_us", None, False, "us", "the same of two plain layers, as a search finds them, in numpy"),
-    Figure("small_c_us", 20.0, False, "us", "the same in C, compiled for this processor"),
-    Figure("small_c_portable_us", None, False, "us", "the same, compiled with -O3 alone"),
-    Figure("small_onnx_us", 60.0, False, "us", "the same in onnxruntime"),
     Figure("features_us", 150.0, False, "us", "what a policy sees of an engine with 64 requests running and 64 "
            "answers, from plain descriptions of them; processor time"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
@@ -104,7 +95,7 @@ FIGURES = (
 
 
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "decode": measure_decode, "timing": measure_timing, "pure": measure_pure, "day": measure_day,
+    "decode": measure_decode, "pure": measure_pure, "day": measure_day,
     "fleet": measure_fleet, "mixed": measure_mixed, "decisions": measure_decisions, "envs": measure_envs,
     "export": measure_export,
     "warm_start": measure_start, "cold_compile": measure_start,

@@ -1,8 +1,8 @@
 """`ooco-gym bench export`: what a decision of an exported policy costs in an engine, and the features that it takes.
 
 The policy is a deep set of the zoo's size (32 hidden numbers) with random weights, on the 44 features of an engine and
-64 candidates of 15 features each, all of them legal; beside it what a search over few weights finds: 16 hidden numbers
-over each candidate and the engine. Processor time, the best of several turns: what other processes do does not count.
+64 candidates of 15 features each, all of them legal. Processor time, the best of several turns: what other processes do
+does not count.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,60 +25,38 @@ from ooco_gym.runtime.rules import Learned
 from ooco_gym.runtime.scorers import Sizes, built, shapes_of
 from ooco_gym.runtime.writing import feature_row
 
-CANDIDATES, HIDDEN, SMALL, RUNNING, VECTORS = 64, 32, 16, 64, 16
+CANDIDATES, HIDDEN, RUNNING, VECTORS = 64, 32, 64, 16
 TURNS, CALLS, C_CALLS = 7, 400, 20_000
-NETWORKS = {"": {"form": "candidate_scorer", "hidden": HIDDEN, "kinds": 1},
-            "small_": {"form": "scorer", "sizes": [len(ENTRY) + len(ENGINE), SMALL, 1],
-                       "activations": ["tanh", "identity"]}}
+NETWORK = {"form": "candidate_scorer", "hidden": HIDDEN, "kinds": 1}
 
 
 def measure_export(options: dict[str, Any]) -> dict[str, Any]:
-    """Microseconds of a decision in each form that this machine can run, and of the features of an engine."""
-    figures: dict[str, Any] = {"features_us": _features()}
-    for prefix, network in NETWORKS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            for key, value in _decisions(Path(folder), network).items():
-                figures[f"{prefix}{key}"] = value
-    return figures
-
-
-def _decisions(folder: Path, network: dict[str, Any]) -> dict[str, float]:
-    """Microseconds of a decision: `numpy_us`, `onnx_us` with onnxruntime, `c_us` (compiled for this processor)
-    and `c_portable_us` with a compiler."""
-    forms = ["npz", "c", *(["onnx"] if _imports("onnx") and _imports("onnxruntime") else [])]
-    write_bundle(folder, *_policy(network), forms)
-    asked = dict(zip(("cluster", "candidates", "action_mask", "decision"), (part[0] for part in _asked(_sizes())),
-                     strict=True))
-    figures = {}
-    for form, key in (("npz", "numpy_us"), ("onnx", "onnx_us")):
-        if form in forms:
-            policy = Policy.load(folder, form=form)
-            figures[key] = best_us(lambda policy=policy: policy.decide(asked))
-    compiler = next((name for name in ("gcc", "clang", "cc") if shutil.which(name)), None)
-    if compiler is not None:
-        figures["c_us"] = _in_c(folder, compiler, ["-O3", "-march=native"])
-        figures["c_portable_us"] = _in_c(folder, compiler, ["-O3"])
-    return figures
-
-
-def _in_c(folder: Path, compiler: str, flags: list[str]) -> float:
-    """Microseconds of a decision of the self-test that the bundle has."""
-    program = folder / "selftest"
-    subprocess.run([compiler, "-std=c11", *flags, str(folder / "policy.c"), str(folder / "policy_selftest.c"), "-o",
-                    str(program), "-lm"], check=True, capture_output=True)
-    found = []
-    for _ in range(TURNS):
-        said = subprocess.run([str(program), str(C_CALLS)], check=True, capture_output=True, text=True).stdout
-        found.append(float(said.splitlines()[-1].split()[0]))
-    return min(found)
-
-
-def _features() -> float:
-    """Microseconds of what a policy sees of an engine with 64 requests running and 64 answers, from plain descriptions.
-    """
+    """Microseconds of the features of an engine, and of a decision in each form that this machine can run."""
     engine, random = _engine(), np.random.default_rng(0)
     answers = [tuple(row) for row in random.uniform(0.0, 4.0, (CANDIDATES, 3)).tolist()]
-    return best_us(lambda: observe(engine, answers))
+    figures = {"features_us": best_us(lambda: observe(engine, answers))}
+    forms = ["npz", "c", *(["onnx"] if find_spec("onnx") and find_spec("onnxruntime") else [])]
+    asked = dict(zip(("cluster", "candidates", "action_mask", "decision"), (part[0] for part in _asked(_sizes())),
+                     strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        write_bundle(folder, *_policy(NETWORK), forms)
+        for form, key in (("npz", "numpy_us"), ("onnx", "onnx_us")):
+            if form in forms:
+                policy = Policy.load(folder, form=form)
+                figures[key] = best_us(lambda policy=policy: policy.decide(asked))
+        compiler = next((name for name in ("gcc", "clang", "cc") if shutil.which(name)), None)
+        if compiler is not None:
+            figures["c_us"] = _in_c(Path(folder), [compiler, "-std=c11", "-O3", "-march=native"])
+    return figures
+
+
+def _in_c(folder: Path, compiler: list[str]) -> float:
+    """Microseconds of a decision of the self-test that the bundle has."""
+    program, sources = str(folder / "selftest"), [str(folder / name) for name in ("policy.c", "policy_selftest.c")]
+    subprocess.run([*compiler, *sources, "-o", program, "-lm"], check=True, capture_output=True)
+    said = [subprocess.run([program, str(C_CALLS)], check=True, capture_output=True, text=True).stdout
+            for _ in range(TURNS)]
+    return min(float(one.splitlines()[-1].split()[0]) for one in said)
 
 
 def best_us(call: Callable[[], Any]) -> float:
@@ -90,12 +69,6 @@ def best_us(call: Callable[[], Any]) -> float:
             call()
         found.append((time.process_time() - begun) / CALLS)
     return 1e6 * min(found)
-
-
-def _imports(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
 
 
 # --- A policy and an engine -------------------------------------------------------------------------------------------

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ooco_gym import jobs
-from ooco_gym.perf import Deployment, cost_table, decode_latency_ps
 from ooco_gym.policy import policy_of, rules
 from ooco_gym.policy.decisions import POINTS, call_rule
 from ooco_gym.scenario import Scenario
@@ -26,8 +23,6 @@ from ooco_gym.workload.sharing import hash_blocks
 DAY_S = 86_400.0
 FLEET_PAIRS = 32
 STEADY_S, STEADY_RATE_PER_S = 7200.0, 5.2
-STEADY_BATCH, STEADY_CONTEXT = 190, 980  # requests and mean context that come of it
-TURNS = 5  # runs of each timing form in turn
 MIXED_SEATS, MIXED_REQUESTS, MIXED_WARM_S, MIXED_SPAN_S = 64, 6000, 60.0, 1200.0
 CROWDS = (100, 1000, 10_000)  # waiting offline requests
 CROWD = 1000  # the one that targets are for
@@ -86,29 +81,6 @@ def measure_decode(options: dict[str, Any]) -> dict[str, Any]:
     single = _strict_rates(_simulation(trace, "base_pd", STEADY_S, bulk=False), 300.0, 1800.0)
     return {"decode_iterations_per_s": rates["iterations_per_s"], "simulated_tokens_per_s": rates["tokens_per_s"],
             "single_step_iterations_per_s": single["iterations_per_s"], "decode_mean_batch": rates["batch"]}
-
-
-def measure_timing(options: dict[str, Any]) -> dict[str, Any]:
-    """The steady state under two timing forms in turn, with arrivals as dense in steps under the one as the other."""
-    def step_ps(chip: str, timing: str) -> int:
-        deployment = Deployment.from_config({"chip": chip, "model": "qwen2_5_7b", "timing": timing})
-        return decode_latency_ps(cost_table(deployment, STEADY_BATCH, 1), STEADY_BATCH, STEADY_BATCH * STEADY_CONTEXT)
-
-    trace, pool = _steady_trace(STEADY_S), [{"chip": "h200"}]
-    cluster = {"model": "qwen2_5_7b", "relaxed": pool, "strict": pool}
-
-    def rates(timing: str, pace: float) -> dict[str, float]:
-        paced = replace(trace, arrival_s=trace.arrival_s * pace)
-        simulation = _simulation(paced, "base_pd", STEADY_S, timing=timing, cluster=cluster)
-        return _strict_rates(simulation, 300.0 * pace, STEADY_S * pace)
-
-    paces = {timing: step_ps("h200", timing) / step_ps("ascend_910c", "ooco") for timing in ("ooco", "extended")}
-    for _ in range(3):  # until the batch is the first run's: it grows as arrivals grow denser
-        paces = {timing: pace * (rates(timing, pace)["batch"] / STEADY_BATCH) ** 0.5 for timing, pace in paces.items()}
-    turns = [{timing: rates(timing, pace) for timing, pace in paces.items()} for _ in range(TURNS)]
-    figures = {f"{timing}_iterations_per_s": statistics.median(turn[timing]["iterations_per_s"] for turn in turns)
-               for timing in paces}
-    return figures | {f"{timing}_mean_batch": turns[0][timing]["batch"] for timing in paces}
 
 
 def measure_pure(options: dict[str, Any]) -> dict[str, Any]:
