@@ -71,20 +71,14 @@ def _fetch(values: dict[str, Any]) -> dict[str, Any]:
     if not address or dataset.file is None:
         raise UserError(what_to_put_where(dataset))
     with progress(f"fetching {dataset.name} (MB)", (dataset.size_bytes or 0) / 1e6 or None) as bar:
-        seen = 0.0
-
-        def report(there: int, total: int | None) -> None:
-            nonlocal seen
-            bar.advance(there / 1e6 - seen)
-            seen = there / 1e6
-
         try:
             got = download(address, data_folder() / dataset.file, size_bytes=dataset.size_bytes,
-                           sha256=dataset.sha256, git_blob=dataset.git_blob, report=report)
+                           sha256=dataset.sha256, git_blob=dataset.git_blob,
+                           report=lambda count: bar.advance(count / 1e6))
         except Unreachable as error:
             raise UserError(f"{error}; without a network, {what_to_put_where(dataset)}") from None
     checked = {"sha256": "its SHA-256 is right", "git_blob": "its git blob is right", "size": "its size is right"}
-    print(f"{got.path}: {got.size_bytes:,} bytes, {got.received_bytes:,} of them received now; "
+    print(f"{got.path}: {got.size_bytes:,} bytes{'' if got.received else ', there already'}; "
           f"{checked.get(got.verified, 'not verified, its publisher gives no digest')}; SHA-256 {got.sha256}")
     print(f"licence: {dataset.licence}; ooco-gym data describe {dataset.name} shows what it looks like")
     return {**vars(got), "address": address, "licence": dataset.licence}

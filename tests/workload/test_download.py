@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import resource
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-import ooco_gym.workload.download as module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import load_dataset
-from ooco_gym.workload.download import Unreachable, download
+from ooco_gym.workload.download import Download, Unreachable, download
 
 CONTENT = bytes(range(256)) * 4000 + b"the end"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -26,14 +24,12 @@ BLOB = hashlib.sha1(b"blob %d\0" % len(CONTENT) + CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `content`; each number in `breaks` ends one connection after so many bytes of its body."""
+    """Serves `content`, after so many refusals; `cut` ends a connection after so many bytes of its body."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.etag, self.ranges_known = CONTENT, '"one"', True
-        self.breaks: list[int] = []
-        self.refusals: list[int] = []
-        self.requests: list[dict[str, str]] = []
+        self.content, self.refusals, self.asked = CONTENT, list[int](), 0
+        self.cut: int | None = None
 
     @property
     def address(self) -> str:
@@ -47,28 +43,14 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.server.requests.append(dict(self.headers))
+        self.server.asked += 1
         if self.server.refusals:
             self.send_error(self.server.refusals.pop(0))
             return
-        content, first = self.server.content, 0
-        wanted = self.headers.get("Range")
-        if wanted and self.server.ranges_known and self.headers.get("If-Range") in (None, self.server.etag):
-            first = int(wanted.removeprefix("bytes=").rstrip("-"))
-            if first >= len(content):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(content)}")
-                self.end_headers()
-                return
-        self.send_response(206 if first else 200)
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - first))
-        if self.server.etag:
-            self.send_header("ETag", self.server.etag)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.content)))
         self.end_headers()
-        end = first + self.server.breaks.pop(0) if self.server.breaks else len(content)
-        self.wfile.write(content[first:end])
+        self.wfile.write(self.server.content[: self.server.cut])
 
 
 @pytest.fixture
@@ -91,64 +73,21 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_whole_file(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "a" / "trace.csv"
-    seen: list[tuple[int, int | None]] = []
-    got = download(server.address, path, size_bytes=len(CONTENT), sha256=SHA256, git_blob=BLOB,
-                   report=lambda *there: seen.append(there))
+@pytest.mark.parametrize(("known", "verified"), [
+    ({}, ""), ({"git_blob": BLOB}, "git_blob"), ({"size_bytes": len(CONTENT)}, "size"), ({"sha256": SHA256}, "sha256")])
+def test_a_whole_file(server: Server, tmp_path: Path, known: dict[str, Any], verified: str) -> None:
+    path, seen = tmp_path / "a" / "trace.csv", list[int]()
+    got = download(server.address, path, **known, report=seen.append)
     assert path.read_bytes() == CONTENT and files(path.parent) == ["trace.csv"]
-    assert (got.path, got.size_bytes, got.sha256, got.verified) == (path, len(CONTENT), SHA256, "sha256")
-    assert got.received_bytes == len(CONTENT) and seen[-1] == (len(CONTENT), len(CONTENT))
-    again = download(server.address, path, sha256=SHA256)
-    assert again.received_bytes == 0 and len(server.requests) == 1
+    assert got == Download(path, len(CONTENT), SHA256, verified, True) and sum(seen) >= len(CONTENT) > sum(seen[:-1])
+    assert not download(server.address, path, **known).received and server.asked == 1
 
 
-@pytest.mark.parametrize(("known", "verified"), [({}, ""), ({"git_blob": BLOB}, "git_blob"),
-                                                 ({"size_bytes": len(CONTENT)}, "size")])
-def test_interruptions_go_on_where_they_stopped(server: Server, tmp_path: Path, known: dict[str, Any],
-                                                verified: str) -> None:
-    server.breaks = [300_000, 0, 1, 400_000]
-    got = download(server.address, tmp_path / "trace.csv", pause_s=0.0, **known)
-    assert (tmp_path / "trace.csv").read_bytes() == CONTENT and files(tmp_path) == ["trace.csv"]
-    assert got.verified == verified and got.received_bytes == len(CONTENT)
-    assert [request.get("Range") for request in server.requests] == [
-        None, "bytes=300000-", "bytes=300000-", "bytes=300001-", "bytes=700001-"]
-    assert server.requests[1]["If-Range"] == '"one"'
-
-
-def test_the_next_call_goes_on(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    server.breaks = [300_000, 0, 0]
-    with pytest.raises(Unreachable, match=r"broke off, .* missing; 300,000 bytes are kept in .*trace.csv.part"):
-        download(server.address, path, sha256=SHA256, tries=3, pause_s=0.0)
-    assert not path.exists() and (tmp_path / "trace.csv.part").read_bytes() == CONTENT[:300_000]
-    assert download(server.address, path, sha256=SHA256).received_bytes == len(CONTENT) - 300_000
-    assert path.read_bytes() == CONTENT and files(tmp_path) == ["trace.csv"]
-
-
-@pytest.mark.parametrize("ranges_known", [True, False])
-def test_another_file_at_the_same_address_begins_anew(server: Server, tmp_path: Path, ranges_known: bool) -> None:
-    server.breaks = [300_000]
-    with pytest.raises(Unreachable):
-        download(server.address, tmp_path / "trace.csv", tries=1)
-    server.content, server.etag, server.ranges_known = CONTENT[::-1], '"two"', ranges_known
-    download(server.address, tmp_path / "trace.csv")
-    assert (tmp_path / "trace.csv").read_bytes() == CONTENT[::-1] and files(tmp_path) == ["trace.csv"]
-
-
-@pytest.mark.parametrize("part", [CONTENT, CONTENT + b"too much"])
-def test_a_part_that_is_whole_or_longer(server: Server, tmp_path: Path, part: bytes) -> None:
-    (tmp_path / "trace.csv.part").write_bytes(part)
-    got = download(server.address, tmp_path / "trace.csv", sha256=SHA256)
-    assert (tmp_path / "trace.csv").read_bytes() == CONTENT
-    assert got.received_bytes == (0 if part == CONTENT else len(CONTENT))
-
-
-def test_without_a_validator_and_a_digest_nothing_is_put_together(server: Server, tmp_path: Path) -> None:
-    server.etag = ""
-    (tmp_path / "trace.csv.part").write_bytes(b"of something else")
-    download(server.address, tmp_path / "trace.csv")
-    assert (tmp_path / "trace.csv").read_bytes() == CONTENT and "Range" not in server.requests[0]
+def test_a_connection_that_breaks_off_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    server.cut = 300_000
+    with pytest.raises(Unreachable, match="cannot download"):
+        download(server.address, tmp_path / "trace.csv")
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize(("known", "said"), [
@@ -166,47 +105,23 @@ def test_a_wrong_file_is_removed_and_named(server: Server, tmp_path: Path, known
 
 
 def test_refusals(server: Server, tmp_path: Path) -> None:
-    server.refusals = [503, 429]
-    assert download(server.address, tmp_path / "a", pause_s=0.0).received_bytes == len(CONTENT)
     server.refusals = [404]
     with pytest.raises(Unreachable, match="the server answers 404 Not Found"):
         download(server.address, tmp_path / "b")
-    assert files(tmp_path) == ["a"]
+    assert files(tmp_path) == []
     with pytest.raises(UserError, match="expected an address that starts with"):
         download("file:///etc/passwd", tmp_path / "c")
 
 
-def test_a_file_that_may_not_grow_keeps_what_has_arrived(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow(server: Server, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
     try:
-        with pytest.raises(UserError, match=r"cannot write .*trace.csv.part'.*the same command goes on"):
+        with pytest.raises(UserError, match=r"cannot write .*trace.csv': File too large"):
             download(server.address, tmp_path / "trace.csv", sha256=SHA256)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    there = (tmp_path / "trace.csv.part").stat().st_size
-    assert 0 < there <= 500_000 and not (tmp_path / "trace.csv").exists()
-    assert download(server.address, tmp_path / "trace.csv", sha256=SHA256).received_bytes == len(CONTENT) - there
-    assert (tmp_path / "trace.csv").read_bytes() == CONTENT
-
-
-def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module.os, "fsync", full)
-    with pytest.raises(UserError, match=r"No space left on device; 1,024,007 bytes are kept"):
-        download(server.address, tmp_path / "trace.csv", sha256=SHA256)
-    assert not (tmp_path / "trace.csv").exists()
-
-
-def test_one_process_at_a_time(server: Server, tmp_path: Path) -> None:
-    import fcntl
-
-    with (tmp_path / "trace.csv.part").open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another process is downloading"):
-            download(server.address, tmp_path / "trace.csv")
+    assert files(tmp_path) == []
 
 
 def fetch(*words: str) -> int:
@@ -216,10 +131,8 @@ def fetch(*words: str) -> int:
 def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OOCO_GYM_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(module.time, "sleep", lambda pause_s: None)
     rows = "".join(f"2024-05-12 00:00:{i:02d}.5,100,{i + 1}\n" for i in range(60))
     server.content = ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows).encode()
-    server.breaks = [1000]
     out = f"out={tmp_path / 'out'}"
     assert fetch("azure_conv_2024", f"address={server.address}", out) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -237,7 +150,6 @@ def test_the_command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_a_network_it_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OOCO_GYM_DATA", str(tmp_path))
-    monkeypatch.setattr(module.time, "sleep", lambda pause_s: None)
     with Server() as stopped:
         closed = stopped.address
     item = load_dataset("mooncake_conversation")
