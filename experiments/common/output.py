@@ -1,8 +1,7 @@
-"""What studies show and write beside `ooco_gym.report`: figures over seeds, claims, pages that a person writes, too."""
+"""What studies show and write beside `ooco_gym.report`: figures over seeds, pages that a person writes, too."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import atomic_write
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Column, error_bars, with_interval
 from ooco_gym.report.tables import TO, Form
@@ -58,26 +57,6 @@ def rounded(value: Any, without: str | None = None) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value
-
-
-# --- Claims ---------------------------------------------------------------------------------------------------------
-SUSTAINED = ("condition", "policy", "rate", "ci_low", "ci_high", "n_seeds", "tokens_per_s", "violation_rate")
-
-
-def keep_sustained(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes sustained rates into a file of claims, in place of those of the same conditions.
-
-    A policy that tuning changed has the name of what it was tuned to.
-    """
-    kept, conditions = _kept(path), {row["condition"] for row in rows}
-    others = [one for one in kept["sustained"] if one["condition"] not in conditions]
-    found = [{**{key: row[key] for key in SUSTAINED}, "policy": row["tuned_as"] or row["policy"]} for row in rows]
-    write_json(path, {**kept, "sustained": [*others, *rounded(found)]})
-
-
-def _kept(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return {"claims": [], "sustained": [], **found}
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.capacity import definitions_of, notes_of
 from experiments.common.crossing import Limits, Plan, Point, Tuning, candidates_of, tune
-from experiments.common.output import check_page, keep_sustained
+from experiments.common.output import check_page
 from experiments.common.policies import (
     BESIDE,
     TUNED,
@@ -105,7 +105,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
     _check_partners(options, policies)
-    for key in ("page", "glance", "figures", "claims"):
+    for key in ("page", "glance", "figures"):
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
@@ -142,8 +142,6 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                  [command_line("compare", options)])
     write_results(summary, Path(options["out"]), options["page"], options["glance"],
                   options["figures"])
-    if options["claims"]:
-        keep_sustained(Path(options["claims"]), rows)
     return summary
 
 

@@ -37,27 +37,24 @@ from agents.lookahead.headroom import bound_of, check_looking
 from agents.search.tune import POLICY_FILE, read_tuned
 from agents.settings import limit_torch_threads, number, plain, whole
 from agents.zoo.command import JOB_FILE, VARIANTS
-from experiments.common.output import check_page, write_texts
+from experiments.common.output import write_texts
 from experiments.common.store import Store, code_digest, key_of
 from experiments.studies.learned_table_page import (
     BY_OTHER_CODE,
     SCHEMA,
-    TITLE,
     beside_searched,
     compared,
     markdown,
-    measured_before,
     row_of,
     shifted,
     show,
     variant_of,
-    write_docs,
 )
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import write_json
 from ooco_gym.jobs import pool
 from ooco_gym.peak import file_stamps
-from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.resources import load_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -301,7 +298,7 @@ def measured(setting: Setting, store: WindowStore) -> dict[str, Any]:
             "tuned": setting.tuned, "searched": beside_searched(played, searched, LABEL),
             **compared(played, best, LABEL, bounds), "rows": rows, "shifts": shifts,
             "rollout": {key: table[key] for key in ("rollout_episodes", *_LOOKING)} if table["rollouts"] else None,
-            "tried": tried(setting.name), VARIANTS: beside(setting, store), "wall_s": time.monotonic() - started}
+            VARIANTS: beside(setting, store), "wall_s": time.monotonic() - started}
 
 
 def _kind(name: str) -> str:
@@ -370,15 +367,6 @@ def beside(setting: Setting, store: WindowStore) -> list[dict[str, Any]]:
     return [variant_of(name, records_of(one), records) for name, one in (("the recipe", recipe), *asked.items())]
 
 
-def tried(name: str) -> list[str]:
-    """What was tried for an environment, in the words of `conf/zoo.yaml`; empty where it says nothing."""
-    if not (conf_root() / "zoo.yaml").is_file():
-        return []
-    zoo = load_yaml("zoo", str(conf_root() / "zoo.yaml"))
-    own = plain(plain(zoo.get("environments") or zoo).get(name) or {})
-    return [str(line) for line in own.get("tried") or []]
-
-
 def main(cfg: Any) -> dict[str, Any]:
     """Makes the table of the environments in `cfg.zoo`; writes learned_table.md and learned_table.json.
 
@@ -390,11 +378,6 @@ def main(cfg: Any) -> dict[str, Any]:
     zoo = Path(str(config["zoo"]))
     table = plain(config.get("table") or {})
     names = environments_of(zoo, table)
-    check_page("page", config.get("page"))
-    page = Path(str(config["page"])) if config.get("page") else None
-    if page:
-        figures = Path(str(config.get("figures") or page.with_suffix(".json")))
-        measured_before(figures)
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
@@ -408,8 +391,6 @@ def main(cfg: Any) -> dict[str, Any]:
             summary = {"command": "evaluate", "schema_of_table": SCHEMA, "environments": found,
                        "wall_s": time.monotonic() - started}
             _write(out, summary)  # after each, so that what is done can be read while the rest is played
-    if page:
-        write_docs(page, figures, summary)
     show(summary)
     return summary
 
@@ -441,7 +422,7 @@ def environments_of(zoo: Path, table: Mapping[str, Any]) -> list[str]:
 
 def _write(out: Path, summary: Mapping[str, Any]) -> None:
     write_json(out / "learned_table.json", summary)
-    write_texts({out / "learned_table.md": f"# {TITLE}\n\n{markdown(summary)}\n"})
+    write_texts({out / "learned_table.md": markdown(summary)})
 
 
 OTHERS = ("policies", "episodes", "seeds", "window_s", "warmup_s", "shift", "bound")  # that the learned table has not

@@ -1,11 +1,8 @@
-"""The learned table's figures, and the page that shows them at the terminal, as Markdown and in the documentation."""
+"""The learned table's figures, and how they are shown: at the terminal and as Markdown."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +19,6 @@ from agents.evaluation.scoring import (
     without_online,
 )
 from agents.evaluation.tables import under_shift
-from experiments.common.output import merged, write_texts
-from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
 from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
 from ooco_gym.report import Table, minus, percent, with_interval
 
@@ -183,13 +177,11 @@ def _verdict(difference: Mapping[str, float | None], feasible: bool, few: str | 
     return "better" if low > 0.0 else "worse" if high < 0.0 else "no difference shown"
 
 
-BEGIN = "<!-- results: written by ooco-gym evaluate +preset=learned_table; what stands outside is not touched -->"
 SCHEMA = "ooco-gym/learned-table/1"
 TITLE = "Learned policies on held-out windows"
 BY_OTHER_CODE = "windows_by_other_code"
 HEAD = ["environment", "best tuned heuristic", "its service", "learned", "its violations", "learned − best tuned",
         "learned − searched", "clairvoyant − best tuned", "of the gap", "verdict"]
-VARIANT_HEAD = ["variant", "service", "violations", "service − the recipe's"]
 ROW_HEAD = ["policy", "service", "violations", "at most", "reward", "wasted tokens/s", "service − best tuned"]
 
 
@@ -237,108 +229,22 @@ def rows(one: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
-def variants(one: Mapping[str, Any]) -> list[list[str]]:
-    """One row for each thing that was tried, as in `VARIANT_HEAD`; the recipe first."""
-    return [[row["variant"], _cell(row["service"]), _cell(row["violation_rate"], ".2%"),
-             _cell(row["minus_recipe"], "+.4f") if index else ""] for index, row in enumerate(one["variants"])]
-
-
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The whole table as Markdown, without its title."""
-    parts = [_intro(), Table("", HEAD, overview(summary), align="l").markdown()]
+    """The whole table as Markdown; docs/evaluation.md says how to read it."""
+    parts = [f"# {TITLE}", Table("", HEAD, overview(summary), align="l").markdown()]
     for one in summary["environments"].values():
-        parts += [f"## {one['name']}", _words(one), Table("", ROW_HEAD, rows(one), align="l").markdown()]
+        parts += [f"## {one['name']}", Table("", ROW_HEAD, rows(one), align="l").markdown()]
         if one["shifts"]:
             parts.append("\n".join(f"- {shift['words']}" for shift in one["shifts"]))
-        if one["tried"]:
-            parts.append("What was tried:\n\n" + "\n".join(f"- {line}" for line in one["tried"]))
-        if one.get("variants"):
-            parts += [f"One thing changed in the recipe, one run each with the same seed, on "
-                      f"{one['variants'][0]['n_windows']} validation windows:",
-                      Table("", VARIANT_HEAD, variants(one), align="l").markdown()]
     others = sum(one.get(BY_OTHER_CODE, 0) for one in summary["environments"].values())
     if others:
         parts.append(f"{others} of the records were played by another version of the code.")
-    return "\n\n".join(parts)
-
-
-def write_docs(page: Path, figures: Path, summary: Mapping[str, Any]) -> None:
-    """Writes the page's marked part, and its figures.
-
-    Environments that this run has not measured stay as the page has them: the whole table takes an hour and more.
-    """
-    kept = measured_before(figures)
-    summary = {**summary, "environments": {**kept.get("environments", {}), **summary["environments"]}}
-    write_texts({page: merged(page, TITLE, markdown(summary), BEGIN)})
-    write_json(figures, summary)
-
-
-def measured_before(figures: Path) -> dict[str, Any]:
-    """The figures of earlier runs; empty where there are none.
-
-    Raises:
-        UserError: a file of that name is there that is no learned table.
-    """
-    if not figures.is_file():
-        return {}
-    try:
-        found = json.loads(figures.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("schema_of_table") != SCHEMA:
-        raise UserError(f"page or figures: '{figures}' is no learned table, and would be overwritten; "
-                        "name another file")
-    return found
+    return "\n\n".join(parts) + "\n"
 
 
 def show(summary: Mapping[str, Any]) -> None:
     """Prints one row an environment."""
-    Table("Learned policies on held-out windows", HEAD, overview(summary), align="l").show()
-
-
-def _intro() -> str:
-    return ("Service is offline work in reference GPU-seconds a second. All policies of an environment play the same "
-            "held-out windows; differences are taken window by window. Intervals (95 %) resample the windows and, of "
-            "the learned policy, its training runs crossed with them. *At most* is the upper limit of the violation "
-            f"rate; ✗ where it is over {percent(VIOLATION_LIMIT, 0)}. The best tuned heuristic is chosen on validation "
-            "windows among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* "
-            "is the best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant "
-            "rollout has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. "
-            "The aim is to be better by an interval clear of zero, within the budget, and to close a third of the gap. "
-            "The verdict is of the mean over the training runs; what each comes to by itself stands below.")
-
-
-def _words(one: Mapping[str, Any]) -> str:
-    text = (f"{one['n_windows']} windows of {one['window_s']:g} s after {one['warmup_s']:g} s of warm-up; "
-            f"{one['n_seeds']} training runs. Best tuned heuristic: `{one['best_tuned']}`, of "
-            f"{one['chosen_on']['among']} on {one['chosen_on']['n_windows']} validation windows.")
-    if one["rollout"]:
-        how = one["rollout"]
-        text += (f" Look-ahead at one decision in {how['every']}, the sampled-future one ({how['samples']} futures) at "
-                 f"one in {how['honest_every'] or how['every']}; both and the bound have the first "
-                 f"{min(how['rollout_episodes'], one['n_windows'])} windows, over which their differences are taken.")
-    if one["no_headroom_reason"]:
-        text += f" Headroom: {one['no_headroom_reason']}."
-    text += by_themselves(one.get("each_run") or [])
-    chance = one.get("probability_of_improvement")
-    if chance:
-        text += (" A learned run has more service than it in the same window with probability "
-                 f"{_cell(chance, '.0%')}.")
-    return text
-
-
-def by_themselves(runs: Sequence[Mapping[str, Any]]) -> str:
-    """What the training runs come to one by one: the mean of all can hold a budget that some of them break."""
-    if not runs:
-        return ""
-    counts = Counter(run["verdict"] for run in runs)
-    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    text = f" Its runs one by one: {listed}."
-    broken = [run["run"].replace("_", " ") for run in runs if not run["feasible"]]
-    if broken and len(broken) < len(runs):
-        text += (f" Not shown to hold the budget by {'itself' if len(broken) == 1 else 'themselves'}: "
-                 f"{', '.join(broken)}.")
-    return text
+    Table(TITLE, HEAD, overview(summary), align="l").show()
 
 
 def _cell(figure: Mapping[str, Any] | None, form: str = ".4f") -> str:

@@ -15,7 +15,7 @@ import yaml
 
 from experiments.common import policies
 from experiments.common.crossing import Limits, Plan, Point, candidates_of, first_crossing
-from experiments.common.output import END, SUSTAINED, keep_sustained
+from experiments.common.output import END
 from experiments.common.sustain import Bench, sustain
 from experiments.studies import field
 from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of
@@ -242,19 +242,6 @@ def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     assert "curve" not in kept["results"][0] and kept["results"][0]["policy"] == "vllm_priority"
     write_results(summary, tmp_path / "out", str(page))
     assert page.read_text() == text
-
-
-def test_claims_of_other_conditions_stay(rows, tmp_path):
-    path = tmp_path / "learned.json"
-    path.write_text(json.dumps({"claims": [{"mean": 1.0}], "sustained": [
-        {"condition": "ooc on pair_7b", "policy": "old"}, {"condition": "another", "policy": "kept"}]}))
-    keep_sustained(path, rows)
-    found = json.loads(path.read_text())
-    assert found["claims"] == [{"mean": 1.0}]
-    assert {one["policy"] for one in found["sustained"] if one["condition"] == "another"} == {"kept"}
-    here = [one for one in found["sustained"] if one["condition"] == "ooc on pair_7b"]
-    assert {one["policy"] for one in here} == {row["tuned_as"] or row["policy"] for row in rows} and len(here) == 5
-    assert set(here[0]) == set(SUSTAINED)
 
 
 def test_plots_have_every_policy(summary):
