@@ -68,8 +68,9 @@ def download(address: str, path: Path, *, size_bytes: int | None = None, sha256:
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
-        pooch.retrieve(address, None, part.name, part.parent, downloader=pooch.HTTPDownloader(
-            timeout=TIMEOUT_S, chunk_size=CHUNK_BYTES, progressbar=_Bar(report)))
+        bar: Any = _Bar(report)
+        receive: Any = pooch.HTTPDownloader(timeout=TIMEOUT_S, chunk_size=CHUNK_BYTES, progressbar=bar)
+        pooch.retrieve(address, None, part.name, part.parent, downloader=receive)
         found = _verified(part, expected, True)
         part.replace(path)
     except RequestException as error:
