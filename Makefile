@@ -60,7 +60,7 @@ AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
 WORKLOADS ?=
 
-.PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden docs bench validity zoo wheel \
+.PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
   install engine engine-source clean distclean
 
 demo: $(VENV)/.demo
@@ -90,6 +90,10 @@ lint: $(VENV)/.all
 # CPUS=all under other processors too, as far as one machine can play them.
 golden: $(VENV)/.all
 	$(BIN)/python -m tests.golden $(if $(CPUS),cpus=$(CPUS))
+
+# Lines and files of Python by folder, beside their budgets (CONTRIBUTING.md).
+size:
+	$(PYTHON) tests/size.py
 
 # What the tests would compile first of all, each of their processes everything.
 compiled: $(VENV)/.all
