@@ -50,15 +50,11 @@ LIVE_FLAGS ?=
 ZOO ?= zoo
 ZOO_FLAGS ?=
 
-# For make validity: run folders of `ooco-gym experiment engine_chain`, with commas between them, a clone of github
-# alibaba/ServeGen, and the folders of kernel tables of github ai-dynamo/aiconfigurator (systems/data) and of
-# github casys-kaist/LLMServingSim (profiler/perf; its requests: workloads). What is not given keeps its last figures,
-# as all do that need OOCO_GYM_DATA where it is not set.
-CHAIN ?=
-SERVEGEN ?=
+# For make validity: the folder of kernel tables of github ai-dynamo/aiconfigurator (systems/data), and the file of the
+# recorded run's prompts of github casys-kaist/LLMServingSim (docs/validity.md). What is not given keeps its last figures,
+# as does what needs OOCO_GYM_DATA where it is not set.
 AICONFIGURATOR ?=
-LLMSERVINGSIM ?=
-WORKLOADS ?=
+PROMPTS ?=
 
 .PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
   install engine engine-source clean distclean
@@ -106,9 +102,9 @@ docs: $(VENV)/.all
 bench: $(VENV)/.demo
 	$(BIN)/ooco-gym bench out=bench
 
-# docs/validity.md and its figures, from what is measured in OOCO_GYM_DATA.
+# The table of docs/validity.md, from what is measured in OOCO_GYM_DATA and the files above.
 validity: $(VENV)/.demo
-	$(BIN)/python -m experiments.validity out=docs data=$(OOCO_GYM_DATA) chain=$(CHAIN) servegen=$(SERVEGEN) aiconfigurator=$(AICONFIGURATOR) llmservingsim=$(LLMSERVINGSIM) workloads=$(WORKLOADS)
+	$(BIN)/python -m experiments.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) prompts=$(PROMPTS)
 
 # All trained policies and tuned opponents from nothing, within three hours on two cores (docs/zoo.md); what is there
 # already is kept. The table of them: ooco-gym evaluate +preset=learned_table zoo=zoo

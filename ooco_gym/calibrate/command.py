@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ from ooco_gym.errors import UserError, unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ooco_gym.calibrate.run import Calibration
-    from ooco_gym.calibrate.sources import Found
 
 
 def main(cfg: DictConfig) -> dict[str, Any] | None:
@@ -47,7 +44,6 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.calibrate import chip as chips
     from ooco_gym.calibrate import run, show, sources
     from ooco_gym.calibrate.rows import plain
-    from ooco_gym.calibrate.show import write_page
     from ooco_gym.perf.specs import model_named
     from ooco_gym.report import console
 
@@ -70,8 +66,8 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         result.notes += notes
         valid = chips.validity(result.rows, [one.rows for one in result.engine])
         name = plain(str(values["name"] or device))
-        chip = chips.chip_of(base, name, run.roofline_of(result), run.extended_of(result),
-                             sources_of(result, found, said))
+        chip = chips.chip_of(base, name, run.roofline_of(result)[0], run.extended_of(result),
+                             run.sources_of(result, found, said))
         figures = run.summary_of(result, found, chip, valid)
         to = Path(values["to"] or out / "chip.yaml").expanduser().absolute()
         if to.suffix not in (".yaml", ".yml"):
@@ -80,7 +76,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         if tables:
             chips.write_tables(run.measured_of(result, rows), tables)
         chips.write_chip(chip, valid, tables.name if tables else "", to)
-        write_page(result, out / "calibration.html")
+        show.write_page(result, figures, out / "calibration.html")
     screen = console()
     for table in show.tables(figures):
         table.show(screen, frame="simple", unbroken=7 if len(table.head) == 7 else 1)
@@ -90,63 +86,6 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     screen.print(f"written: '{to}', to be used as chip={to} with timing={forms}; plots: "
                   f"'{out / 'calibration.html'}'", highlight=False, markup=False, soft_wrap=True)
     return {**figures, "to": to, "tables": tables, "page": out / "calibration.html"}
-
-
-def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, str]:
-    """Where each part of the chip comes from, with rows and errors, by field."""
-    from ooco_gym.calibrate.operators import OPERATORS
-    from ooco_gym.calibrate.run import digests, roofline_of
-
-    files = "; ".join(f"{name} (SHA-256 {digest[:16]})" for name, digest in list(digests(found).items())[:8])
-    more = f" and {len(found.files) - 8} more" if len(found.files) > 8 else ""
-    said = {"data": f"device '{result.device}' of {files}{more}; {_origins(result)}", "datasheet": datasheet}
-    fits, errors = result.fits["ooco"], result.architecture or result.whole_steps
-    for name in roofline_of(result):
-        if name.startswith("allreduce"):
-            rows = fits["all_reduce"].rows
-            said[name] = f"fitted to {rows} measured all-reduces{_error(result, 'all_reduce', 'ooco')}"
-        elif "engine" in fits and name in fits["engine"].found:
-            said[name] = (f"fitted to {fits['engine'].rows} iterations of an engine, "
-                          f"{_percent(result.iterations['ooco'])} on unseen {result.iterations['ooco']['held_out']}")
-        elif "steps" in fits and name in fits["steps"].found:
-            judged = "unseen architectures" if result.architecture else "unseen sizes"
-            error = f", {_percent(errors['ooco'])} on {judged}" if "ooco" in errors else ""
-            said[name] = f"fitted to {fits['steps'].rows} iterations composed of measured operators{error}"
-        elif "launches" in fits and (name.startswith("gemm") or name.endswith("layer_overhead_s")):
-            said[name] = (f"fitted to {fits['launches'].rows} measured GEMMs and a launch; four of them are a "
-                          "layer's overhead (attention's is left out)")
-        elif name.endswith("overhead_s"):
-            said[name] = "none; counted once a layer or once an iteration, not both"
-        else:
-            op = "gemm" if name.startswith("gemm") else "attn_prefill" if name.startswith("prefill") else "attn_decode"
-            said[name] = f"fitted to {fits[op].rows} measured {op}{_error(result, op, 'ooco')}"
-    if "prefill_attention_flops_per_s" in said:
-        said["prefill_attention_flops_per_s"] += "; counts the masked half too, as timing=ooco does (causal_factor 1)"
-    for op, fitted in result.fits["extended"].items():
-        others = sorted({str(name) for name in result.rows.of_kind(op)["device"]} - {result.device, ""})
-        where = f", measured on {', '.join(others)}" if others else ""
-        kernel = OPERATORS["extended"][op].kernel if op in OPERATORS["extended"] else op
-        said[f"extended.{kernel}"] = f"fitted to {fitted.rows} rows{where}{_error(result, op, 'extended')}"
-    said["validity"] = "the sizes that were measured; beyond them the forms extrapolate"
-    for form, item in errors.items():
-        said[f"error.{form}"] = f"{_percent(item)} on whole iterations ({result.steps.origin if result.steps else ''})"
-    return said
-
-
-def _origins(result: Calibration) -> str:
-    from ooco_gym.calibrate.rows import counted
-
-    return "measured by " + ", ".join(name or "unnamed" for name in counted(result.rows["source"])) if len(
-        result.rows) else "iterations of an engine"
-
-
-def _error(result: Calibration, op: str, form: str) -> str:
-    item = result.shapes.get(op, {}).get(form)
-    return f", {_percent(item)} ({result.held_out[op]})" if item else ""
-
-
-def _percent(item: Mapping[str, Any]) -> str:
-    return f"MAPE {item['mape']:.1f} %, P95 {item['p95']:.1f} %, worst {item['worst']:.0f} %"
 
 
 def _where(data: str) -> Path:

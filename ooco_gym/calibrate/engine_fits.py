@@ -173,11 +173,11 @@ def fit(form: str, chip: ChipSpec, served: Sequence[Served], seed: int = 0,
 
 
 def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
-           start: Mapping[str, float]) -> dict[str, Any]:
-    """Errors on iterations by fits that have not seen their model and degree, or with one only, their sizes; percent.
+           start: Mapping[str, float]) -> tuple[np.ndarray, dict[str, Any]]:
+    """Iterations by fits that have not seen their model and degree, or with one only, their sizes.
 
     Returns:
-        The errors, `held_out` in words, and errors with prompts and without.
+        Seconds, float64[n]; their errors in percent, `held_out` in words, and errors with prompts and without.
     """
     rows = [one.rows for one in served]
     if len(served) > 1:
@@ -197,7 +197,7 @@ def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
     for name, which in (("with_prompts", prompts > 0), ("decode_only", prompts == 0)):
         if which.any():
             result[name] = errors(predicted[which], times[which])
-    return result
+    return predicted, result
 
 
 def _part(served: Sequence[Served], owner: np.ndarray, which: np.ndarray) -> list[Served]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,14 +27,29 @@ from ooco_gym.calibrate.operators import (
 )
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, complete, counted, fastest_kernels
+from ooco_gym.calibrate.show import judged
 from ooco_gym.calibrate.sources import Found
-from ooco_gym.calibrate.steps import Steps, compose, from_files
-from ooco_gym.calibrate.verdict import judged
+from ooco_gym.calibrate.steps import Steps, compose
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf.specs import ChipSpec, load_model
 from ooco_gym.perf.timing import kernels
 
 Tell = Callable[[str], None]
+_SIZE: dict[str, tuple[str, Callable[[Rows], np.ndarray]]] = {
+    "gemm": ("tokens", lambda rows: rows["n_tokens"]),
+    "attn_prefill": ("new tokens of a prompt", lambda rows: rows["q_len"]),
+    "all_reduce": ("bytes", lambda rows: rows["bytes"]),
+    "elementwise": ("bytes", lambda rows: rows["bytes"])}
+_ATTENTION = ("tokens of context in the batch", lambda rows: rows["batch"] * rows["context_len"])
+
+
+class Points(NamedTuple):
+    """What is plotted of an operator or of iterations: sizes, measured seconds, seconds by form, float64[n] each."""
+
+    by: str
+    size: np.ndarray
+    seconds: np.ndarray
+    predicted: dict[str, np.ndarray]
 
 
 @dataclass
@@ -50,8 +65,8 @@ class Calibration:
         steps: iterations composed of measured operators.
         engine: whole iterations, by model and tensor-parallel degree.
         fits: by form and operator (for iterations: `steps`, `engine`).
-        unseen: seconds predicted by fits that had not seen the shape, by form and operator.
-        shapes: errors of these, by operator and form.
+        points: what fits predicted that had not seen it, by operator (`iterations`, `engine`).
+        shapes: errors of operators of unseen shapes, by operator and form.
         held_out: what was held out, by operator.
         architecture: errors on unseen architectures, by form.
         whole_steps: errors on composed iterations of unseen sizes, where only one architecture was measured.
@@ -68,7 +83,7 @@ class Calibration:
     steps: Steps | None = None
     engine: list[engine_fits.Served] = field(default_factory=list)
     fits: dict[str, dict[str, Fitted]] = field(default_factory=lambda: {form: {} for form in FORMS})
-    unseen: dict[str, dict[str, np.ndarray]] = field(default_factory=lambda: {form: {} for form in FORMS})
+    points: dict[str, Points] = field(default_factory=dict)
     shapes: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, str] = field(default_factory=dict)
     architecture: dict[str, Any] = field(default_factory=dict)
@@ -168,7 +183,7 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
         reason = "element-wise operator of unknown size"
         result.excluded.append(Excluded("elementwise", reason, unknown_bytes, False, []))
     _fit_operators(result, seed, tell)
-    _fit_steps(result, found, rows, model, seed, tell)
+    _fit_steps(result, model, seed, tell)
     _fit_sampler(result, rows)
     _fit_engine(result, [part for part in found.engine if part.device in (device, "")], model, tp, seed, tell)
     if not any(result.fits.values()):
@@ -193,19 +208,15 @@ def _fit_operators(result: Calibration, seed: int, tell: Tell) -> None:
             result.not_fitted.append(f"{kind}: {len(part)} rows, at least {FEW} are needed" if len(part)
                                      else f"{kind}: not measured")
             continue
-        for form in FORMS:
-            operator = OPERATORS[form].get(kind)
-            if operator is None:
-                continue
+        by, size = _SIZE.get(kind, _ATTENTION)
+        points = result.points[kind] = Points(by, size(part), part.seconds, {})
+        for form, operator in ((form, OPERATORS[form][kind]) for form in FORMS if kind in OPERATORS[form]):
             tell(f"{kind}, {form}")
-            fitted = fit(operator, part, result.base, seed)
-            predicted, said = predict_unseen(operator, part, result.base, seed, fitted.found)
-            result.fits[form][kind] = fitted
-            result.unseen[form][kind] = predicted
-            result.shapes.setdefault(kind, {})[form] = errors(predicted, part.seconds)
-            result.held_out[kind] = said
-            if kind == "elementwise":
-                result.shapes[kind][form]["by_kind"] = _by_kind(part, predicted)
+            fitted = result.fits[form][kind] = fit(operator, part, result.base, seed)
+            points.predicted[form], result.held_out[kind] = predict_unseen(operator, part, result.base, seed,
+                                                                           fitted.found)
+            kinds = {"by_kind": _by_kind(part, points.predicted[form])} if kind == "elementwise" else {}
+            result.shapes.setdefault(kind, {})[form] = {**errors(points.predicted[form], part.seconds), **kinds}
 
 
 def _by_kind(rows: Rows, predicted: np.ndarray) -> dict[str, Any]:
@@ -215,17 +226,11 @@ def _by_kind(rows: Rows, predicted: np.ndarray) -> dict[str, Any]:
             for kind in sorted(set(kinds))}
 
 
-def _fit_steps(result: Calibration, found: Found, rows: Rows, model: str | None, seed: int, tell: Tell) -> None:
-    """The roofline's eight parameters, and both forms on iterations composed of operators."""
-    steps = None
+def _fit_steps(result: Calibration, model: str | None, seed: int, tell: Tell) -> None:
+    """The roofline's parameters, and both forms on iterations composed of operators."""
     if not len(result.rows):
         return
-    if found.composed:
-        mine = [item for item in found.composed if result.device in item["file"]]
-        steps, notes = from_files(mine or found.composed, rows)
-        result.notes += notes if mine or steps else []
-    if steps is None:
-        steps = compose(result.rows, own=model)
+    steps = compose(result.rows, model)
     if steps is None or len(steps) < 4 * FEW:
         result.not_fitted.append("iterations: the measured operators make up no whole layer of a known model (of "
                                  "another: model=FILE.yaml), so the roofline is fitted operator by operator")
@@ -235,16 +240,19 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, model: str | None,
     roofline = step_fits.fit_roofline(steps, result.base, seed)
     result.steps, result.fits["ooco"]["steps"] = steps, roofline
     start = {"ooco": roofline.found, "extended": {op: item.found for op, item in result.fits["extended"].items()}}
-    judged = result.rows.select(result.rows.kind() != "all_reduce")
+    operators = result.rows.select(result.rows.kind() != "all_reduce")
     if len(steps.architectures) > 1:
         tell("iterations of unseen architectures")
-        result.architecture = step_fits.unseen_architectures(steps, judged, result.base, seed, start)
+        predicted = step_fits.unseen_architectures(steps, operators, result.base, seed, start)
+        result.architecture = {form: step_fits.errors_by_part(one, steps) for form, one in predicted.items()}
     else:
         tell("iterations of unseen sizes")
         names = ", ".join(item.name for item in steps.architectures)
         result.not_fitted.append(f"held-out architecture: only one was measured ({names}); iterations of unseen sizes "
                                  "are judged instead")
-        result.whole_steps = step_fits.unseen_sizes(steps, judged, result.base, seed, start)
+        predicted = step_fits.unseen_sizes(steps, operators, result.base, seed, start)
+        result.whole_steps = {form: step_fits.errors_by_part(one, steps) for form, one in predicted.items()}
+    result.points["iterations"] = Points("tokens of the iteration", steps.tokens, steps.seconds, predicted)
 
 
 def _fit_launches(result: Calibration, seed: int) -> None:
@@ -292,6 +300,8 @@ def _fit_engine(result: Calibration, parts: list[engine_fits.EngineRows], model:
     result.engine = served
     if not served:
         return
+    tokens = np.concatenate([one.rows.tokens for one in served])
+    points = result.points["engine"] = Points("tokens of the iteration", tokens, engine_fits.measured(served), {})
     for form in FORMS:
         tell(f"whole iterations, {form}")
         chip = replace(result.base, extended=extended_of(result)) if form == "extended" else result.base
@@ -299,33 +309,82 @@ def _fit_engine(result: Calibration, parts: list[engine_fits.EngineRows], model:
             chip = replace(chip, extended=None)
         fitted = engine_fits.fit(form, chip, served, seed)
         result.fits[form]["engine"] = fitted
-        result.iterations[form] = engine_fits.unseen(form, chip, served, seed, fitted.found)
+        points.predicted[form], result.iterations[form] = engine_fits.unseen(form, chip, served, seed, fitted.found)
 
 
-def roofline_of(result: Calibration) -> dict[str, float]:
-    """The roofline's parameters: of iterations where there are any, else operator by operator."""
-    fits = result.fits["ooco"]
-    names = {"gemm": ("gemm_flops_per_s", "gemm_memory_bytes_per_s"),
-             "attn_decode": ("decode_attention_flops_per_s", "attention_memory_bytes_per_s"),
-             "attn_prefill": ("prefill_attention_flops_per_s", "")}
-    found: dict[str, float] = {}
-    for op, (flops, memory) in names.items():
+def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
+    """The roofline's parameters, of iterations where there are any, else operator by operator; and of each where it
+    comes from, in words."""
+    fits, found, said = result.fits["ooco"], {}, {}
+
+    def take(values: Mapping[str, float], words: str) -> None:
+        found.update(values)
+        said.update(dict.fromkeys(values, words))
+
+    for op, names in (("gemm", ("gemm_flops_per_s", "gemm_memory_bytes_per_s")),
+                      ("attn_decode", ("decode_attention_flops_per_s", "attention_memory_bytes_per_s")),
+                      ("attn_prefill", ("prefill_attention_flops_per_s",))):
         if op in fits:
-            found |= {flops: fits[op].found["flops_per_s"]}
-            found |= {memory: fits[op].found["memory_bytes_per_s"]} if memory else {}
+            rates = (fits[op].found["flops_per_s"], fits[op].found["memory_bytes_per_s"])
+            take(dict(zip(names, rates, strict=False)), f"fitted to {fits[op].rows} measured {op}"
+                                                        f"{error_of(result, op, 'ooco')}")
     if "launches" in fits:
         one = fits["launches"].found
-        found |= {"gemm_flops_per_s": one["flops_per_s"], "gemm_memory_bytes_per_s": one["memory_bytes_per_s"],
-                  "prefill_overhead_s": 0.0, "decode_overhead_s": 0.0,
-                  "prefill_layer_overhead_s": 4 * one["launch_s"], "decode_layer_overhead_s": 4 * one["launch_s"]}
+        take(dict.fromkeys(("prefill_overhead_s", "decode_overhead_s"), 0.0), _NO_OVERHEAD)
+        take({"gemm_flops_per_s": one["flops_per_s"], "gemm_memory_bytes_per_s": one["memory_bytes_per_s"],
+              "prefill_layer_overhead_s": 4 * one["launch_s"], "decode_layer_overhead_s": 4 * one["launch_s"]},
+             f"fitted to {fits['launches'].rows} measured GEMMs and a launch; four of them are a layer's overhead "
+             "(attention's is left out)")
     if "all_reduce" in fits:
-        found |= {"allreduce_bytes_per_s": fits["all_reduce"].found["bytes_per_s"],
-                  "allreduce_latency_s": fits["all_reduce"].found["latency_s"]}
+        one = fits["all_reduce"]
+        take({f"allreduce_{key}": one.found[key] for key in ("bytes_per_s", "latency_s")},
+             f"fitted to {one.rows} measured all-reduces{error_of(result, 'all_reduce', 'ooco')}")
     if "steps" in fits:
-        found |= {"prefill_overhead_s": 0.0, "decode_overhead_s": 0.0, **fits["steps"].found}
+        judged = "unseen architectures" if result.architecture else "unseen sizes"
+        error = (result.architecture or result.whole_steps).get("ooco")
+        take(dict.fromkeys(("prefill_overhead_s", "decode_overhead_s"), 0.0), _NO_OVERHEAD)
+        take(fits["steps"].found, f"fitted to {fits['steps'].rows} iterations composed of measured operators"
+             + (f", {percents(error)} on {judged}" if error else ""))
     if "engine" in fits:
-        found |= {"prefill_layer_overhead_s": 0.0, "decode_layer_overhead_s": 0.0, **fits["engine"].found}
-    return found
+        error = result.iterations["ooco"]
+        take(dict.fromkeys(("prefill_layer_overhead_s", "decode_layer_overhead_s"), 0.0), _NO_OVERHEAD)
+        take(fits["engine"].found, f"fitted to {fits['engine'].rows} iterations of an engine, {percents(error)} on "
+                                   f"unseen {error['held_out']}")
+    if "prefill_attention_flops_per_s" in said:
+        said["prefill_attention_flops_per_s"] += "; counts the masked half too, as timing=ooco does (causal_factor 1)"
+    return found, said
+
+
+_NO_OVERHEAD = "none; counted once a layer or once an iteration, not both"
+
+
+def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, str]:
+    """Where each part of the chip comes from, with rows and errors, by field."""
+    files = "; ".join(f"{name} (SHA-256 {digest[:16]})" for name, digest in list(digests(found).items())[:8])
+    more = f" and {len(found.files) - 8} more" if len(found.files) > 8 else ""
+    origins = ", ".join(name or "unnamed" for name in counted(result.rows["source"]))
+    measured = f"measured by {origins}" if origins else "iterations of an engine"
+    said = {"data": f"device '{result.device}' of {files}{more}; {measured}", "datasheet": datasheet,
+            **roofline_of(result)[1]}
+    for op, fitted in result.fits["extended"].items():
+        others = sorted({str(name) for name in result.rows.of_kind(op)["device"]} - {result.device, ""})
+        where = f", measured on {', '.join(others)}" if others else ""
+        kernel = OPERATORS["extended"][op].kernel if op in OPERATORS["extended"] else op
+        said[f"extended.{kernel}"] = f"fitted to {fitted.rows} rows{where}{error_of(result, op, 'extended')}"
+    said["validity"] = "the sizes that were measured; beyond them the forms extrapolate"
+    return said | {f"error.{form}": f"{percents(item)} on whole iterations (composed of measured operators)"
+                   for form, item in (result.architecture or result.whole_steps).items()}
+
+
+def error_of(result: Calibration, op: str, form: str) -> str:
+    """The errors of a form on an operator's unseen shapes, in words; '' where there are none."""
+    item = result.shapes.get(op, {}).get(form)
+    return f", {percents(item)} ({result.held_out[op]})" if item else ""
+
+
+def percents(item: Mapping[str, Any]) -> str:
+    """Errors in words."""
+    return f"MAPE {item['mape']:.1f} %, P95 {item['p95']:.1f} %, worst {item['worst']:.0f} %"
 
 
 def extended_of(result: Calibration) -> kernels.ExtendedParameters:
@@ -342,15 +401,6 @@ def extended_of(result: Calibration) -> kernels.ExtendedParameters:
         return extended
     chip = engine_fits.with_found("extended", replace(result.base, extended=extended), engine.found)
     return chip.extended or extended
-
-
-def engine_s(result: Calibration, form: str) -> np.ndarray:
-    """What the final fit of a form says of an engine's iterations, float64[n]."""
-    extended = extended_of(result)
-    found = result.fits[form]["engine"].found
-    chip = engine_fits.with_found(form, result.base, found) if form == "ooco" else replace(
-        result.base, extended=extended)
-    return engine_fits.predict(form, chip, result.engine)
 
 
 def _noise(result: Calibration) -> float | None:
@@ -388,13 +438,12 @@ def summary_of(result: Calibration, found: Found, chip: ChipSpec, valid: Mapping
         "kernels": result.kernels,
         **errors_of,
         "held_out": result.held_out,
-        "verdicts": [one._asdict() for one in judged(errors_of)],
+        "verdicts": [one for one in judged(errors_of) if one["verdict"]],
         "iterations": {"composed": len(result.steps) if result.steps else 0,
                        "engine": sum(len(one.rows) for one in result.engine),
                        "architectures": [item.name for item in result.steps.architectures] if result.steps else [],
-                       "origin": result.steps.origin if result.steps else "",
                        "engine_noise": _noise(result)},
-        "parameters": {"ooco": roofline_of(result), "extended": extended_of(result).to_mapping()},
+        "parameters": {"ooco": roofline_of(result)[0], "extended": extended_of(result).to_mapping()},
         "validity": dict(valid),
         "not_fitted": result.not_fitted,
         "notes": result.notes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,7 @@ def roofline_free(chip: ChipSpec) -> list[Free]:
 
 def roofline_s(found: Mapping[str, float], steps: Steps) -> np.ndarray:
     """Seconds of iterations as `timing=ooco` has them: overheads stand for all but GEMMs and attention."""
-    seconds = np.empty(len(steps))
-    for number, architecture in enumerate(steps.architectures):
-        index = np.flatnonzero(steps.arch == number)
-        part = steps.select(index)
+    def seconds(architecture: Architecture, part: Steps) -> np.ndarray:
         total = np.zeros(len(part))
         for item in architecture.dense:
             if item.kind != "elementwise":
@@ -47,20 +44,25 @@ def roofline_s(found: Mapping[str, float], steps: Steps) -> np.ndarray:
                 traffic = _DTYPE_BYTES * (tokens * (item.d_in + item.d_out) + item.d_in * item.d_out)
                 total += item.times * np.maximum(2.0 * tokens * item.d_in * item.d_out / found["gemm_flops_per_s"],
                                                  traffic / found["gemm_memory_bytes_per_s"])
-        seconds[index] = total + architecture.layers * (
-            _roofline_attention_s(found, architecture, part) + np.where(
-                part.prefill, found.get("prefill_layer_overhead_s", 0.0), found.get("decode_layer_overhead_s", 0.0)))
-    return seconds
+        overhead = np.where(part.prefill, found.get("prefill_layer_overhead_s", 0.0),
+                            found.get("decode_layer_overhead_s", 0.0))
+        return total + architecture.layers * (_roofline_attention_s(found, architecture, part) + overhead)
+
+    return _by_architecture(steps, seconds)
 
 
 def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
     """Seconds of iterations as `timing=extended` has them, from its parameters by kernel."""
+    return _by_architecture(steps, lambda architecture, part: sum(
+        (_dense_s(found, item, part) for item in architecture.dense), np.zeros(len(part)))
+        + architecture.layers * _attention_s(found, architecture, part))
+
+
+def _by_architecture(steps: Steps, find: Callable[[Architecture, Steps], np.ndarray]) -> np.ndarray:
     seconds = np.empty(len(steps))
     for number, architecture in enumerate(steps.architectures):
-        index = np.flatnonzero(steps.arch == number)
-        part = steps.select(index)
-        total = sum((_dense_s(found, item, part) for item in architecture.dense), np.zeros(len(part)))
-        seconds[index] = total + architecture.layers * _attention_s(found, architecture, part)
+        which = steps.arch == number
+        seconds[which] = find(architecture, steps.select(which))
     return seconds
 
 
@@ -112,64 +114,61 @@ def complete_for(found: Mapping[str, Any], steps: Steps) -> bool:
 
 
 def unseen_architectures(steps: Steps, rows: Rows, chip: ChipSpec, seed: int,
-                         start: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Errors on each architecture by fits that have not seen its shapes, both forms.
+                         start: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Seconds of each architecture's iterations by fits that have not seen its shapes, by form, float64[n].
 
     Args:
         steps: iterations of at least two architectures.
-        rows: clean rows of all operators.
+        rows: clean rows of all operators but all-reduces.
         chip: whose peaks bound the rates.
         seed: of draws.
         start: `{"ooco": parameters, "extended": {op: parameters}}`, where searches begin.
-
-    Returns:
-        By form: errors in percent over all architectures, and `by_architecture`.
     """
-    predicted = {form: np.full(len(steps), np.nan) for form in ("ooco", "extended")}
-    for number, architecture in enumerate(steps.architectures):
-        unseen = steps.arch == number
-        roofline = fit_roofline(steps.select(~unseen), chip, seed, start["ooco"]).found
-        predicted["ooco"][unseen] = roofline_s(start["ooco"] | roofline, steps.select(unseen))
-        others = rows.select(~_of_architecture(rows, architecture))
-        found = parameters(fit_kernels(others.select(others.kind() != "all_reduce"), chip, seed, start["extended"]))
-        if complete_for(found, steps.select(unseen)):
-            predicted["extended"][unseen] = extended_s(found, steps.select(unseen))
-    return {form: _by_architecture(values, steps) for form, values in predicted.items() if np.isfinite(values).all()}
+    return _unseen(steps, [(steps.arch == number, rows.select(~_of_architecture(rows, architecture)))
+                           for number, architecture in enumerate(steps.architectures)], chip, seed, start)
 
 
-def unseen_sizes(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors on iterations by fits that have not seen operators of their numbers of tokens or contexts."""
+def unseen_sizes(steps: Steps, rows: Rows, chip: ChipSpec, seed: int,
+                 start: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The same by fits that have not seen operators of the iterations' numbers of tokens or contexts."""
     sizes = np.unique(np.stack([steps.batch, steps.q, steps.context], axis=1), axis=0, return_inverse=True)[1]
     fold = folds(sizes.reshape(-1), seed)
-    predicted = {form: np.full(len(steps), np.nan) for form in ("ooco", "extended")}
     attention = np.isin(rows.kind(), ("attn_prefill", "attn_decode"))
+    q = np.where(rows.kind() == "attn_decode", 1.0, rows["q_len"])
+    shapes = list(zip(rows["batch"], q, rows["context_len"], strict=True))
+    parts = []
     for number in range(int(fold.max()) + 1):
-        unseen = fold == number
-        hidden = steps.select(unseen)
-        predicted["ooco"][unseen] = roofline_s(
-            start["ooco"] | fit_roofline(steps.select(~unseen), chip, seed, start["ooco"]).found, hidden)
+        hidden, seen = steps.select(fold == number), steps.select(fold != number)
         keys = set(zip(hidden.batch, hidden.q, hidden.context, strict=True))
-        q = np.where(rows.kind() == "attn_decode", 1.0, rows["q_len"])
-        seen = np.array([not is_attention or key not in keys for is_attention, *key in zip(
-            attention, rows["batch"], q, rows["context_len"], strict=True) for key in [tuple(key)]])
-        tokens = set(hidden.tokens.tolist()) - set(steps.select(~unseen).tokens.tolist())
-        seen &= attention | ~np.isin(rows["n_tokens"], list(tokens))
-        found = parameters(fit_kernels(rows.select(seen & (rows.kind() != "all_reduce")), chip, seed,
-                                       start["extended"]))
+        tokens = list(set(hidden.tokens.tolist()) - set(seen.tokens.tolist()))
+        known = np.where(attention, [shape not in keys for shape in shapes], ~np.isin(rows["n_tokens"], tokens))
+        parts.append((fold == number, rows.select(known)))
+    return _unseen(steps, parts, chip, seed, start)
+
+
+def _unseen(steps: Steps, parts: Sequence[tuple[np.ndarray, Rows]], chip: ChipSpec, seed: int,
+            start: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Predicts the iterations of each mask by a fit to the other ones (`ooco`) and to the rows beside the mask."""
+    predicted = {form: np.full(len(steps), np.nan) for form in ("ooco", "extended")}
+    for which, known in parts:
+        hidden = steps.select(which)
+        roofline = fit_roofline(steps.select(~which), chip, seed, start["ooco"]).found
+        predicted["ooco"][which] = roofline_s(start["ooco"] | roofline, hidden)
+        found = parameters(fit_kernels(known, chip, seed, start["extended"]))
         if complete_for(found, hidden):
-            predicted["extended"][unseen] = extended_s(found, hidden)
-    return {form: _by_architecture(values, steps) for form, values in predicted.items() if np.isfinite(values).all()}
+            predicted["extended"][which] = extended_s(found, hidden)
+    return {form: values for form, values in predicted.items() if np.isfinite(values).all()}
 
 
-def _by_architecture(predicted: np.ndarray, steps: Steps) -> dict[str, Any]:
-    found: dict[str, Any] = dict(errors(predicted, steps.seconds))
-    for phase, which in (("prefill", steps.prefill), ("decode", ~steps.prefill)):
-        if which.any():
-            found[phase] = errors(predicted[which], steps.seconds[which])
-    found["by_architecture"] = {
-        architecture.name: errors(predicted[steps.arch == number], steps.seconds[steps.arch == number])
-        for number, architecture in enumerate(steps.architectures)}
-    return found
+def errors_by_part(predicted: np.ndarray, steps: Steps) -> dict[str, Any]:
+    """Errors on all iterations, by phase, and `by_architecture`."""
+    def of(which: np.ndarray) -> dict[str, Any]:
+        return errors(predicted[which], steps.seconds[which])
+
+    phases = {phase: of(which) for phase, which in (("prefill", steps.prefill), ("decode", ~steps.prefill))
+              if which.any()}
+    return {**errors(predicted, steps.seconds), **phases, "by_architecture": {
+        architecture.name: of(steps.arch == number) for number, architecture in enumerate(steps.architectures)}}
 
 
 def _of_architecture(rows: Rows, architecture: Architecture) -> np.ndarray:

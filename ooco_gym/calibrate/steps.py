@@ -1,11 +1,11 @@
-"""Iterations composed of measured operators: of `iter_*` files, and of the models whose operators were measured."""
+"""Iterations composed of measured operators, of the models whose operators were measured."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,6 @@ class Steps:
         q: new tokens of each.
         context: tokens of context of each, the new ones among them.
         seconds: sum of the measured operators.
-        origin: "a file" or "composed here".
     """
 
     architectures: tuple[Architecture, ...]
@@ -75,7 +74,6 @@ class Steps:
     q: np.ndarray
     context: np.ndarray
     seconds: np.ndarray
-    origin: str
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -87,42 +85,13 @@ class Steps:
 
     def select(self, which: np.ndarray) -> Steps:
         """The iterations of a mask."""
-        return Steps(self.architectures, self.arch[which], self.prefill[which], self.batch[which], self.q[which],
-                     self.context[which], self.seconds[which], self.origin)
+        return Steps(self.architectures, *(getattr(self, name)[which] for name in _ARRAYS))
 
 
-def from_files(files: Sequence[Mapping[str, Any]], rows: Rows) -> tuple[Steps | None, list[str]]:
-    """Iterations of `iter_*` files whose operators are found among the measured ones.
-
-    The files give the times of a layer's GEMMs, not their shapes: these are the ones whose measured times agree.
-
-    Returns:
-        The iterations, and what could not be used, in words.
-    """
-    parts, notes = [], []
-    gemm = rows.of_kind("gemm")
-    known: dict[tuple[int, float], set[tuple[float, float]]] = {}
-    for tokens, d_in, d_out, time in zip(gemm["n_tokens"], gemm["d_in"], gemm["d_out"], gemm["time_us"], strict=True):
-        known.setdefault((int(tokens), round(float(time), 2)), set()).add((d_in, d_out))
-    for file in files:
-        for name in sorted(set(file["arch"])):
-            which = file["arch"] == name
-            shapes = [_agreed(known, file["m"][which], file[f"t{slot}"][which]) for slot in range(4)]
-            if any(shape is None for shape in shapes):
-                notes.append(f"{file['file']}: no measured GEMMs have the times of architecture '{name}', left out")
-                continue
-            layers = int(file["L"][which][0])
-            dense = tuple(Dense("gemm", layers, *shape) for shape in shapes if shape)
-            heads, kv_heads = float(file["hq"][which][0]), float(file["hkv"][which][0])
-            head_dim = _head_dim(rows, heads, kv_heads, file["tat"][which])
-            architecture = Architecture(str(name), layers, heads, kv_heads, head_dim, dense)
-            parts.append(Steps((architecture,), np.zeros(int(which.sum()), dtype=np.int64),
-                               file["op"][which] == "attn_prefill", file["b"][which], file["q"][which],
-                               file["ctx"][which], 1e-6 * file["T"][which], "a file"))
-    return (_join(parts) if parts else None), notes
+_ARRAYS = ("arch", "prefill", "batch", "q", "context", "seconds")
 
 
-def compose(rows: Rows, prefix: bool = True, own: str | None = None) -> Steps | None:
+def compose(rows: Rows, own: str | None = None) -> Steps | None:
     """Iterations of known models and of one's own, composed of measured operators; None where none's are all measured.
 
     A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
@@ -130,44 +99,21 @@ def compose(rows: Rows, prefix: bool = True, own: str | None = None) -> Steps | 
 
     Args:
         rows: of one device, clean.
-        prefix: whether prompts with tokens before them count too.
         own: name or YAML file of a model that counts before all others.
     """
     tables, parts = _Tables(rows), []
     for architecture in _architectures(rows, tables, own):
-        part = tables.steps(architecture, prefix)
-        if part is not None and len(part):
+        part = tables.steps(architecture)
+        if part is not None:
             parts.append(part)
     return _join(parts[:MOST_ARCHITECTURES]) if parts else None
 
 
-def _agreed(known: Mapping[tuple[int, float], set[tuple[float, float]]], tokens: np.ndarray,
-            times: np.ndarray) -> tuple[float, float] | None:
-    """The one shape that has all of the times."""
-    found: set[tuple[float, float]] | None = None
-    for m, time in zip(tokens, times, strict=True):
-        shapes = known.get((int(m), round(float(time), 2)), set())
-        found = shapes if found is None else found & shapes
-        if not found:
-            return None
-    return min(found) if found else None
-
-
-def _head_dim(rows: Rows, heads: float, kv_heads: float, times_us: np.ndarray) -> float:
-    """Width of the heads whose measured attention has the times; 128 where none has."""
-    same = (rows["h_q"] == heads) & (rows["h_kv"] == kv_heads) & np.isfinite(rows["d_h"])
-    same &= np.isin(np.round(rows["time_us"], 2), np.round(times_us, 2))
-    widths, counts = np.unique(rows["d_h"][same], return_counts=True)
-    return float(widths[counts.argmax()]) if len(widths) else 128.0
-
-
 def _join(parts: Sequence[Steps]) -> Steps:
-    arch = np.concatenate([part.arch + sum(len(other.architectures) for other in parts[:index])
-                           for index, part in enumerate(parts)])
-    prefill, batch, q, context, seconds = (np.concatenate([getattr(part, name) for part in parts])
-                                           for name in ("prefill", "batch", "q", "context", "seconds"))
-    architectures = tuple(item for part in parts for item in part.architectures)
-    return Steps(architectures, arch, prefill, batch, q, context, seconds, parts[0].origin)
+    """One architecture after the other."""
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+    columns["arch"] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return Steps(tuple(item for part in parts for item in part.architectures), **columns)
 
 
 def _architectures(rows: Rows, tables: _Tables, own: str | None = None) -> list[Architecture]:
@@ -261,7 +207,7 @@ class _Tables:
             self._curves[key] = dict(zip(rows["n_tokens"][which].tolist(), rows.seconds[which].tolist(), strict=True))
         return self._curves[key].get(tokens, math.nan)
 
-    def steps(self, architecture: Architecture, prefix: bool) -> Steps | None:
+    def steps(self, architecture: Architecture) -> Steps | None:
         """All iterations of an architecture whose operators were measured at the same number of tokens."""
         rows, kept = self._rows, []
         same = ((rows["h_q"] == architecture.heads) & (rows["h_kv"] == architecture.kv_heads)
@@ -270,8 +216,6 @@ class _Tables:
             for index in np.flatnonzero(same & (self._kind == kind)):
                 batch, is_prefill = rows["batch"][index], kind == "attn_prefill"
                 q = rows["q_len"][index] if is_prefill else 1.0
-                if is_prefill and not prefix and rows["context_len"][index] != q:
-                    continue
                 sizes = [batch if item.kind == "lm_head" else batch * q for item in architecture.dense]
                 seconds = sum(item.times * self.dense_s(item, size)
                               for item, size in zip(architecture.dense, sizes, strict=True))
@@ -281,5 +225,4 @@ class _Tables:
         if not kept:
             return None
         prefill, batch, q, context, seconds = np.array(kept, dtype=np.float64).T
-        return Steps((architecture,), np.zeros(len(kept), dtype=np.int64), prefill > 0, batch, q, context, seconds,
-                     "composed here")
+        return Steps((architecture,), np.zeros(len(kept), dtype=np.int64), prefill > 0, batch, q, context, seconds)

@@ -13,7 +13,7 @@ from ooco_gym.report import layout, write_figure
 from ooco_gym.workload.arrivals import Arrivals
 from ooco_gym.workload.generate import WorkloadSpec
 from ooco_gym.workload.generate import play as play_workload
-from ooco_gym.workload.lengths import Constant, LengthModel, Lengths
+from ooco_gym.workload.lengths import Constant, LengthModel
 from ooco_gym.workload.sample import Sample
 from ooco_gym.workload.sharing import Chat, sharing_ratio
 from ooco_gym.workload.trace import NO_SESSION, Trace
@@ -172,11 +172,6 @@ def ks(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.max(np.abs(np.searchsorted(a, places, side="right") / len(a)
                                - np.searchsorted(b, places, side="right") / len(b))))
 
-
-def ks_lengths(lengths: Lengths, tokens: np.ndarray, seed: int, draws: int = 200_000) -> float:
-    """Returns the distance between a length model's draws and measured lengths int[n]."""
-    generator = np.random.default_rng(seed)
-    return ks(lengths.tokens(generator.random(draws), generator.standard_normal(draws)), tokens)
 
 
 def play(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, chat: Chat | None = None) -> np.ndarray:

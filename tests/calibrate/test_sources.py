@@ -34,7 +34,7 @@ def _read(path: Path, text: str, **context: object) -> Found:
 
 
 def test_every_layout_is_found() -> None:
-    assert list_sources() == ["aiconfigurator", "composed", "iterations", "llmservingsim", "ooco_gym", "vidur"]
+    assert list_sources() == ["aiconfigurator", "iterations", "llmservingsim", "ooco_gym", "vidur"]
 
 
 def test_aiconfigurator_gemm_is_in_milliseconds_and_16_bits(tmp_path: Path) -> None:
@@ -181,7 +181,6 @@ def test_the_engine_s_file_says_the_model(tmp_path: Path) -> None:
     ("op,op,time_us\ngemm,1,3\n", r"column 'op' stands in it twice"),
     ("a,b\n1,2\n", r"in no known layout"),
     ("op,time_us\ngemm,3,4\n", r"cannot be read as CSV"),
-    ("arch,op,L,tat,t0,T\na,attn_decode,2,1,1,9\n", r"column 'hq' is missing"),
 ])
 def test_a_bad_csv_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from ooco_gym.calibrate.operators import OPERATORS, elementwise_kinds, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.calibrate.show import notes, tables
-from ooco_gym.calibrate.verdict import FAIR, GOOD, judge, judged, word
+from ooco_gym.calibrate.show import FAIR, GOOD, error_table, judged, notes, tables, word
 from ooco_gym.perf.specs import load_chip
 from ooco_gym.perf.timing import kernels
 
@@ -72,14 +71,13 @@ def test_a_poor_fit_says_what_to_do_wherever_it_is_shown() -> None:
         "held_out_architecture": {}, "whole_steps": {"ooco": BAD, "extended": ERRORS}, "held_out_iterations": {},
         "excluded": [], "parameters": {"ooco": {}}, "not_fitted": [], "skipped_by_readers": {}, "kernels": {},
         "iterations": {"engine_noise": None}, "notes": []}
-    verdicts = judged(figures)
-    figures["verdicts"] = [one._asdict() for one in verdicts]
-    poor = {(one.operation, one.form) for one in verdicts if one.verdict == "poor"}
+    poor = {(one["operation"], one["form"]) for one in judged(figures) if one["verdict"] == "poor"}
     assert poor == {("attn_decode", "extended"), ("elementwise: activation", "extended"),
                     ("iterations, unseen sizes", "ooco")}
-    assert ("gemm", "ooco") not in {(one.operation, one.form) for one in verdicts}, "it is fitted to iterations"
+    verdicts = {(one["operation"], one["form"]): one["verdict"] for one in judged(figures)}
+    assert verdicts["gemm", "ooco"] == "", "it is fitted to iterations"
     lines = [line for line in notes(figures) if line.startswith("poor: ")]
     assert len(lines) == 3 and all("take timing=" in line and "14 % off in the median" in line for line in lines)
     shown = [cell for table in tables(figures) for row in table.rows for cell in row]
-    assert {"good", "poor"} <= {str(cell) for cell in shown}
-    assert judge("gemm", "extended", ERRORS).advice == ""
+    assert {"good", "poor"} <= set(shown)
+    assert error_table(figures).html().count("class=marked") == 3

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -152,7 +151,6 @@ class Found:
 
     Attributes:
         rows: measured operators.
-        composed: iterations composed of measured operators, by file: columns as `iter_*.parquet` has them.
         engine: whole iterations of an engine.
         skipped: rows that a reader did not take, by reason (`file: reason`).
         notes: what a user should know of the reading.
@@ -160,7 +158,6 @@ class Found:
     """
 
     rows: list[Rows] = field(default_factory=list)
-    composed: list[Mapping[str, Any]] = field(default_factory=list)
     engine: list[EngineRows] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -1,0 +1,340 @@
+"""How near the simulator's clock is to measurements: one table, in docs/validity.md.
+
+`python -m experiments.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures three things: iterations of an
+architecture that the fit has not seen, the efficiency of one chip on another one's datasheet, and a recorded run served
+again. Figures go to `results/validity.json`, and the table of the page is written from them; what the data given do not
+have keeps its last figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.common.output import merged, rounded, write_texts
+from ooco_gym.calibrate import fitting, sources, step_fits
+from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
+from ooco_gym.calibrate.steps import Steps, compose
+from ooco_gym.errors import UserError, check_keys, whole_number
+from ooco_gym.files import write_json
+from ooco_gym.jobs import cores, in_processes
+from ooco_gym.perf.specs import ChipSpec, load_chip
+from ooco_gym.perf.timing.kernels import ExtendedParameters
+from ooco_gym.perf.transfer import transferred
+from ooco_gym.report import NONE, Table, minus, percent
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES, PAGE = Path("results", "validity.json"), Path("docs", "validity.md")
+BEGIN = "<!-- Written by `make validity` from results/validity.json. -->"
+HELP = """python -m experiments.validity [KEY=VALUE ...]
+
+data            folder with profiles/ and runs/; OOCO_GYM_DATA unless given
+aiconfigurator  the folder of systems' kernel tables of github ai-dynamo/aiconfigurator (…/systems/data)
+prompts         the recorded run's prompts, github casys-kaist/LLMServingSim workloads/sharegpt-llama-3.1-8b-…jsonl
+workers         processes; all cores unless given
+out             folder with docs/validity.md and results/; the repository unless given
+"""
+KEYS = ("data", "aiconfigurator", "prompts", "workers", "out")
+FORMS = ("ooco", "extended", "measured")
+UNSEEN, LEFT_OUT, REPLAYED = "unseen", "left_out", "replayed"
+MOST_PERCENT = {"ooco": 6.5, "extended": 4.0}
+"""Greatest mean error that is wanted on iterations of an unseen architecture."""
+PROFILES, RUN, DEVICE = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b", "rtx4090"
+RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
+SEED = 0
+
+
+class Card(NamedTuple):
+    """A chip of ours that public tables measured.
+
+    Attributes:
+        title: on the page.
+        tables: folder of aiconfigurator.
+        chip: name in `conf/chip`.
+        family: chips of one have the same kind of units.
+        nearest: chip that a user would take who had no measurement of this one.
+        profile: its device in `PROFILES`, whose linear layers are sglang's; '' where it is not in there.
+    """
+
+    title: str
+    tables: str
+    chip: str
+    family: str
+    nearest: str
+    profile: str = ""
+
+
+CARDS = (
+    Card("A100 80 GB", "a100_sxm", "a100_80g", "Ampere", "h100", "a100_sxm"),
+    Card("H100", "h100_sxm", "h100", "Hopper", "h200"),
+    Card("H200", "h200_sxm", "h200", "Hopper", "h100", "h200_sxm"),
+    Card("L40S", "l40s", "l40s", "Ada", "rtx_pro_6000"),
+    Card("RTX PRO 6000", "rtx_pro_6000_server", "rtx_pro_6000", "Blackwell (workstation)", "l40s"),
+    Card("B200", "b200_sxm", "b200", "Blackwell", "b300"),
+    Card("B300", "b300_sxm", "b300", "Blackwell", "b200"),
+    Card("GB200", "gb200", "gb200", "Blackwell", "b200"),
+    Card("GB300", "gb300", "gb300", "Blackwell", "b300"),
+    Card("Arc Pro B60", "b60", "b60", "Xe2", "l40s"),
+)
+JUDGED_UNSEEN = CARDS[:3]
+
+
+class Given(NamedTuple):
+    """What the command was given; None where it was not."""
+
+    data: Path | None = None
+    aiconfigurator: Path | None = None
+    prompts: Path | None = None
+    workers: int = 1
+
+
+Rowed = dict[str, dict[str, Any]]
+"""Figures of one part of the table by row."""
+
+
+# --- Iterations of an unseen architecture -----------------------------------------------------------------------------
+def measure_unseen(given: Given) -> Rowed:
+    """Errors of both forms on iterations of architectures that the fits have not seen."""
+    cards = {card: files for card in JUDGED_UNSEEN if (files := _unseen_files(given, card))}
+    found = in_processes(_judged_unseen, cards.items(), given.workers)
+    return {card.chip: row for card, row in zip(cards, found, strict=True)}
+
+
+def _unseen_files(given: Given, card: Card) -> list[Path]:
+    if not card.profile:
+        return tables_of(given.aiconfigurator, card)
+    return [given.data / PROFILES] if given.data and (given.data / PROFILES).is_file() else []
+
+
+def _judged_unseen(item: tuple[Card, list[Path]]) -> dict[str, Any]:
+    card, files = item
+    chip = load_chip(card.chip)
+    rows = _read(files, chip, card.profile)
+    steps = compose(rows)
+    if steps is None:
+        raise UserError(f"{_names(files)}: no whole iterations can be composed of the operators of {card.title}")
+    start = {"ooco": step_fits.fit_roofline(steps, chip, SEED).found,
+             "extended": {op: item.found for op, item in step_fits.fit_kernels(rows, chip, SEED).items()}}
+    found = {form: fitting.errors(one, steps.seconds)
+             for form, one in step_fits.unseen_architectures(steps, rows, chip, SEED, start).items()}
+    return {"title": card.title, "iterations": len(steps), "architectures": [one.name for one in steps.architectures],
+            "forms": found, "sha256": digest(files)}
+
+
+def _read(files: Sequence[Path], chip: ChipSpec, device: str = "") -> Rows:
+    """The clean operators of a device, all-reduces left out: of several kernels the fastest."""
+    rows = Rows.join([part for path in files for part in sources.read(path, sources.Context()).rows])
+    if device:
+        rows = rows.select(rows["device"] == device)
+    rows = fastest_kernels(clean(rows, chip)[0])[0]
+    return rows.select(rows.kind() != "all_reduce")
+
+
+def tables_of(folder: Path | None, card: Card) -> list[Path]:
+    """The tables of linear layers and attention of the newest vLLM that has any; none where one of them lacks."""
+    found: list[Path] = []
+    for kind in ("gemm", "attention"):
+        versions = [files for path in (folder / card.tables / kind / "vllm").glob("*")
+                    if (files := sorted(one for one in path.iterdir() if sources.is_table(one)))] if folder else []
+        if not versions:
+            return []
+        found += max(versions, key=lambda files: [int(part) for part in files[0].parent.name.split(".")
+                                                  if part.isdigit()])
+    return found
+
+
+# --- One chip left out ------------------------------------------------------------------------------------------------
+class Measured(NamedTuple):
+    """One card: its composed iterations, and the roofline fitted to them."""
+
+    card: Card
+    steps: Steps
+    roofline: dict[str, float]
+
+
+def measure_left_out(given: Given) -> Rowed:
+    """Errors on each chip's iterations with the efficiency of its nearest one, its own, and another architecture's."""
+    files = {card: found for card in CARDS if (found := tables_of(given.aiconfigurator, card))}
+    cards = [one for one in in_processes(partial(_measured, files), files, given.workers) if one]
+    rows = {}
+    for one in cards:
+        by = {other.card.chip: _errors(other, one) for other in cards}
+        far = [by[other.card.chip] for other in cards if other.card.family != one.card.family]
+        rows[one.card.chip] = {
+            "title": one.card.title, "iterations": len(one.steps), "sha256": digest(files[one.card]),
+            "nearest": next(card.title for card in CARDS if card.chip == one.card.nearest),
+            "forms": {form: {"own": by[one.card.chip][form], "near": by.get(one.card.nearest, {}).get(form),
+                             "others": [other[form]["mape"] for other in far]} for form in FORMS[:2]}}
+    return rows
+
+
+def _measured(files: Mapping[Card, Sequence[Path]], card: Card) -> Measured | None:
+    chip = load_chip(card.chip)
+    steps = compose(_read(files[card], chip))
+    return Measured(card, steps, step_fits.fit_roofline(steps, chip, SEED).found) if steps is not None else None
+
+
+def _errors(base: Measured, one: Measured) -> dict[str, Any]:
+    """Errors on a card's iterations by form, with the efficiency of another one on its datasheet."""
+    sheet, other = load_chip(one.card.chip), load_chip(base.card.chip)
+    kernels = vars(ExtendedParameters.from_mapping(transferred(other, vars(sheet))["extended"]))
+    rates = transferred(replace(other, extended=None, validity=None, **base.roofline), vars(sheet))
+    roofline = {key: rates.get(key, value) for key, value in base.roofline.items()}
+    return {"extended": fitting.errors(step_fits.extended_s(kernels, one.steps), one.steps.seconds),
+            "ooco": fitting.errors(step_fits.roofline_s(roofline, one.steps), one.steps.seconds)}
+
+
+# --- The recorded run -------------------------------------------------------------------------------------------------
+def measure_replayed(given: Given) -> Rowed:
+    """Errors of the recorded run's means, served again on a chip that was calibrated from kernel times alone."""
+    from experiments.common.recorded import read_run
+    from experiments.studies.replay import calibrated, model_of, replay
+
+    files = [given.data / RUN / name for name in RUN_FILES] if given.data else []
+    if not files or not all(path.is_file() for path in files):
+        return {}
+    run, rows = read_run(files[0].parent), {}
+    runs = {"": (run, files)}
+    if given.prompts:
+        runs["prompts known"] = read_run(files[0].parent, given.prompts), [*files, given.prompts]
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
+        model = model_of(run, None)
+        chip = calibrated(run, DEVICE, None, {}, Path(work))
+        for name, (one, used) in runs.items():
+            found = replay(one, chip, model, list(FORMS))[0]
+            rows[name or "as recorded"] = {
+                "title": run.engine["gpu"], "requests": len(one.requests["arrival_s"]), "what": name,
+                "engine": run.engine["engine"], "sha256": digest(used), "forms": {
+                    form: {key: item[f"{key}_mean_error"] for key in ("ttft", "tpot", "e2e")}
+                    for form, item in found.items()}}
+    return rows
+
+
+# --- Figures and words ------------------------------------------------------------------------------------------------
+def digest(files: Sequence[Path]) -> dict[str, str]:
+    """SHA-256 of each file by its name, with the folder of its version where one has the same."""
+    found = {}
+    for path in files:
+        with path.open("rb") as file:
+            found[f"{path.parent.name}/{path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _names(files: Sequence[Path]) -> str:
+    return ", ".join(f"'{path}'" for path in files)
+
+
+def _signed(value: float) -> str:
+    return minus(percent(value, 1, "+", whole=1.0))
+
+
+def _unseen_cell(item: Mapping[str, Any]) -> str:
+    return f"{item['mape']:.1f} % ({item['p95']:.0f}, {item['worst']:.0f})"
+
+
+def _left_out_cell(item: Mapping[str, Any]) -> str:
+    near = f"{item['near']['mape']:.0f} % ({item['near']['p95']:.0f}, {item['near']['worst']:.0f})" if item[
+        "near"] else NONE
+    others = f"; others {np.median(item['others']):.0f} %, at most {max(item['others']):.0f} %" if item[
+        "others"] else ""
+    return f"{near}; own {item['own']['mape']:.0f} %{others}"
+
+
+def _replayed_cell(item: Mapping[str, float]) -> str:
+    return " / ".join(_signed(item[key]) for key in ("ttft", "tpot", "e2e"))
+
+
+def table(figures: Mapping[str, Rowed]) -> str:
+    """The page's table, in Markdown."""
+    rows = []
+    for row in figures.get(UNSEEN, {}).values():
+        wanted = ", ".join(f"`{form}` ≤ {most:g} %" for form, most in MOST_PERCENT.items())
+        rows.append(["iterations of an architecture that the fit has not seen", row["title"],
+                     f"{row['iterations']:,} iterations of {len(row['architectures'])} architectures in turn",
+                     *_cells(row, _unseen_cell), wanted])
+    for row in figures.get(LEFT_OUT, {}).values():
+        rows.append([f"chip left out: the efficiency of {row['nearest']} on its datasheet", row["title"],
+                     f"{row['iterations']:,} iterations", *_cells(row, _left_out_cell), NONE])
+    for row in figures.get(REPLAYED, {}).values():
+        what = f", {row['what']}" if row["what"] else ""
+        rows.append([f"recorded run of {row['engine']} replayed{what}: mean TTFT / TPOT / end to end", row["title"],
+                     f"{row['requests']:,} requests", *_cells(row, _replayed_cell),
+                     "LLMServingSim: +0.6 / +0.2 / +0.5 %"])
+    return Table("", ["judged", "chip", "on", *(f"`{form}`" for form in FORMS), "wanted or stated"], rows,
+                 align="l" * 7).markdown()
+
+
+def _cells(row: Mapping[str, Any], cell: Any) -> list[str]:
+    return [cell(row["forms"][form]) if form in row["forms"] else NONE for form in FORMS]
+
+
+def written(out: Path) -> str:
+    """The page with its table from the figures; what a person wrote around it stays."""
+    return merged(out / PAGE, "Validity", table(read_figures(out)), BEGIN)
+
+
+def read_figures(out: Path) -> dict[str, Rowed]:
+    """The figures by part and row; of a part that was never measured none."""
+    path = out / FIGURES
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+# --- Command ----------------------------------------------------------------------------------------------------------
+PARTS = {UNSEEN: measure_unseen, LEFT_OUT: measure_left_out, REPLAYED: measure_replayed}
+
+
+def measure(given: Given, out: Path) -> list[str]:
+    """Measures what the data have, and writes figures and page; returns what was measured, in words."""
+    figures, said = read_figures(out), []
+    for name, part in PARTS.items():
+        rows = part(given)
+        figures[name] = figures.get(name, {}) | rows
+        said.append(f"{name}: measured {', '.join(rows)}" if rows else f"{name}: no data, the last figures stay")
+    write_json(out / FIGURES, rounded(figures))
+    write_texts({out / PAGE: written(out)})
+    return said
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs what the words ask for; returns the exit code."""
+    if any(word in ("-h", "--help", "help") for word in words):
+        print(HELP, end="")
+        return 0
+    try:
+        values = {key: value for key, _, value in (word.partition("=") for word in words)}
+        check_keys("validity", values, KEYS)
+        given = Given(_path(values.get("data") or os.environ.get("OOCO_GYM_DATA")), _path(values.get("aiconfigurator")),
+                      _path(values.get("prompts")), _workers(values.get("workers")))
+        for line in measure(given, Path(values.get("out") or ROOT)):
+            print(line)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _workers(text: str | None) -> int:
+    return whole_number("workers", int(text) if text and text.isdigit() else text or cores(), 1)
+
+
+def _path(text: str | None) -> Path | None:
+    path = Path(text).expanduser() if text else None
+    if path and not path.exists():
+        raise UserError(f"'{text}' does not exist")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
