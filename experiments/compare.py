@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     if options["sustain"]:
         return field.main(cfg, options)
-    for key in ("page", "glance", "figures", "cells"):
+    for key in ("page", "figures", "cells"):
         if options[key] is not None:
             raise UserError(f"{key} is of sustain=true, which measures the rate that each policy sustains; add that, "
                             f"or leave {key} out")

@@ -15,7 +15,6 @@ from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import Column, Table, as_text, console, layout, minus, percent, with_interval, write_figure
 from ooco_gym.report.pages import COLOURS
-from ooco_gym.report.svg import Axis, Panel, Series, draw
 from ooco_gym.report.tables import TO, Form
 
 Row = Mapping[str, Any]
@@ -104,8 +103,8 @@ CURVES = (("hit_rate", "hit rate of offline prompts (%)", 100.0), ("online_per_s
 
 
 def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
-    """Writes `echo.html`, the Markdown page (`echo.page`, else `echo.md` in the run folder), plots in a folder of its
-    name, and the figures (`echo.figures`, else `results.json` there).
+    """Writes `echo.html` with the plots, the Markdown page (`echo.page`, else `echo.md` in the run folder) and the
+    figures (`echo.figures`, else `results.json` in a folder of the page's name).
 
     A page that is there keeps what stands outside its marked part.
 
@@ -114,30 +113,24 @@ def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
     """
     page, figures = summary["options"]["page"], summary["options"].get("figures")
     path = Path(page) if page else out / "echo.md"
-    beside = path.with_suffix("")
-    data = Path(figures) if figures else beside / "results.json"
-    figure = figure_of(summary)
+    data = Path(figures) if figures else path.with_suffix("") / "results.json"
     options = {key: value for key, value in summary["options"].items() if key not in ("page", "figures")}
     write_json(data, rounded({**summary, "options": options}, "curve"))
-    texts = {path: merged(path, "Echo", body(summary, beside.name), BEGIN)}
-    day = summary["results"].get("hit_rate")
-    if day:
-        texts[beside / "day.svg"] = draw(day_panels(day))
-    write_texts(texts)
+    written = [data, *write_texts({path: merged(path, "Echo", body(summary), BEGIN)})]
+    figure = figure_of(summary)
     if figure is not None:
         write_figure(out / "echo.html", figure, "Echo and its ablations", "Dotted: the paper's largest speed-up.")
-    return [*texts, data, *([out / "echo.html"] if figure is not None else [])]
+        written.append(out / "echo.html")
+    return written
 
 
-def body(summary: Mapping[str, Any], folder: str) -> str:
+def body(summary: Mapping[str, Any]) -> str:
     """The marked part of the page."""
     parts = []
     for part, result in summary["results"].items():
         parts.append(f"### {TITLES[part]}")
         for table in tables_of(part, result):
             parts += [*([f"{table.title}:"] if table.title else []), table.markdown()]
-        if part == "hit_rate":
-            parts.append(f"![Online load up to the peak, and what offline work made of it]({folder}/day.svg)")
     if summary["rate_scale"] is not None:
         options = summary["options"]
         parts.append(f"`{options['cluster']}` serves {summary['rate_scale']:g} times `{options['online']}`'s own rate "
@@ -154,21 +147,6 @@ def _mean_curve(runs: Any, key: str, factor: float) -> list[float]:
 
 def _hours(day: Mapping[str, Any], curves: Any) -> list[float]:
     return [(day["start_s"] + t) / 3600 for t in curves[0]["t_s"]]
-
-
-def day_panels(day: Mapping[str, Any]) -> list[Panel]:
-    """Curves over time, the mean of the seeds: one panel a figure, one line a variant."""
-    panels = []
-    for key, title, factor in CURVES:
-        series = []
-        for index, (policy, curves) in enumerate(day["curves"].items()):
-            if key == "online_per_s" and index > 0:
-                continue
-            series.append(Series("" if key == "online_per_s" else name_of(policy), _hours(day, curves),
-                                 _mean_curve(curves, key, factor), colour=index))
-        limits = (0.0, 100.0) if factor == 100.0 else None
-        panels.append(Panel(title, Axis("hour of the day"), Axis(limits=limits), series))
-    return panels
 
 
 def figure_of(summary: Mapping[str, Any]) -> Any:

@@ -34,7 +34,7 @@ from experiments.common.policies import (
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
-from experiments.studies.field_page import field_table, write_results
+from experiments.studies.field_page import write_results
 from ooco_gym.again import command_line
 from ooco_gym.commands.played import SEARCHED, say_played
 from ooco_gym.commands.simulate import of_cell, scenario_of
@@ -43,7 +43,6 @@ from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.render import reading, write_report
-from ooco_gym.report import show_notes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -105,7 +104,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
     _check_partners(options, policies)
-    for key in ("page", "glance", "figures"):
+    for key in ("page", "figures"):
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
@@ -136,12 +135,11 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
                "cpu_s": jobs.cpu_s,
                "tuning": _tuning(options), "results": rows}
-    field_table(summary)
-    show_notes(summary["notes"])
-    write_report(Path(options["out"]) / "compare.html", reading.sustained(summary, options),
-                 [command_line("compare", options)])
-    write_results(summary, Path(options["out"]), options["page"], options["glance"],
-                  options["figures"])
+    outcomes = reading.sustained(summary, options)
+    for outcome in outcomes:
+        outcome.show()
+    write_report(Path(options["out"]) / "compare.html", outcomes, [command_line("compare", options)])
+    write_results(summary, Path(options["out"]), options["page"], options["figures"])
     return summary
 
 

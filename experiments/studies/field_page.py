@@ -1,4 +1,4 @@
-"""What `compare sustain=true` shows beside its page: tables in the terminal and as Markdown, and a static plot."""
+"""The Markdown page of `compare sustain=true`: one table of all cells, and one for each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,10 @@ from typing import Any
 from experiments.common.output import mean_column, merged, rounded, write_texts
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.report import NONE, Column, Table, console, percent, with_interval
-from ooco_gym.report.svg import Axis, Scale, line, text
+from ooco_gym.report import NONE, Column, Table, percent, with_interval
 from ooco_gym.report.tables import RANGE, TO
 
 Row = Mapping[str, Any]
-
-
-def field_table(summary: Mapping[str, Any]) -> None:
-    """Prints one table a cell: what each policy sustains, and what it did at that rate."""
-    columns = (
-        Column("policy", name_of, align="l"), Column("\ncluster", "cluster", align="l"),
-        mean_column("offline\nrequests/s", "max_offline_rate", ".2f"),
-        Column("\n95 %", lambda row: _between(row["max_offline_rate"])),
-        mean_column("offline\ntokens/s", "offline_tokens_per_s", ",.0f"),
-        Column(f"over {summary['baseline']}'s\ntokens/s (95 %)", ratio),
-        mean_column("wasted\ntokens/s", "wasted_tokens_per_s", ",.0f"),
-        mean_column("\nhit rate", "hit_rate", _whole_percent), mean_column("\nviolations", "violations", percent),
-        Column("\nlimited by", "limited_by", align="l"))
-    for cell in summary["cells"]:
-        Table.of(columns, rows_of(summary, cell), heading(cell, summary["results"]),
-                 interval_words(len(summary["seeds"]))).show(console(), unbroken=2)
 
 
 def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
@@ -41,12 +24,6 @@ def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
 
 def _whole_percent(share: float | None) -> str:
     return percent(share, 0)
-
-
-def heading(cell: Row, rows: Sequence[Row]) -> str:
-    """A cell's title: its name, and the twin of equal hardware that some of its rows ran on."""
-    twins = sorted({row["cluster"] for row in rows if row["cell"] == cell["name"]} - {cell["cluster"]})
-    return f"{cell['name']} or, of equal hardware, {', '.join(twins)}" if twins else str(cell["name"])
 
 
 def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
@@ -131,111 +108,32 @@ def rate(figure: Row) -> str:
     return with_interval(figure["mean"], figure["ci_low"], figure["ci_high"], ".2f", RANGE)
 
 
-def _between(figure: Row) -> str:
-    return NONE if figure["ci_low"] is None else f"{figure['ci_low']:.2f}–{figure['ci_high']:.2f}"
-
-
 def ratio(row: Row) -> str:
     """The ratio with its interval."""
     return with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE)
-
-
-KINDS = {"pools": "#0072B2", "mixed": "#D55E00"}  # instances of two roles, or of one
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM, _STEP, _KEY = 560, 210, 18, 34, 40, 17, 40
-
-
-def field_svg(summary: Mapping[str, Any]) -> str:
-    """One panel a cell, two in a row: offline tokens a second that are sustained, the interval, and each seed."""
-    panels = [(cell["name"], [row for row in summary["results"] if row["cell"] == cell["name"]])
-              for cell in summary["cells"]]
-    across = min(2, len(panels))
-    heights = [max(_TOP + _BOTTOM + _STEP * len(rows) for _, rows in panels[at:at + across])
-               for at in range(0, len(panels), across)]
-    width, height = _WIDTH * across, sum(heights) + _KEY
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-             f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="11">',
-             f'<rect width="{width}" height="{height}" fill="#fff"/>', *_key()]
-    for index, (title, rows) in enumerate(panels):
-        row, column = divmod(index, across)
-        corner = f"{column * _WIDTH} {_KEY + sum(heights[:row])}"
-        parts += [f'<g transform="translate({corner})">', *_panel(title, rows), "</g>"]
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _key() -> list[str]:
-    words = {"pools": "a relaxed and a strict instance", "mixed": "two mixed instances"}
-    parts, at = [], float(_LEFT)
-    for kind, colour in KINDS.items():
-        parts += [_dot(at, 12, colour), text(at + 8, 16, words[kind], "start")]
-        at += 40 + 5.6 * len(words[kind])
-    more = "line: 95 % interval; small dots: each seed by itself; hollow: not ranked"
-    return [*parts, text(_LEFT - 4, 32, more, "start")]
-
-
-def _panel(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    bottom = _TOP + _STEP * len(rows)
-    reach = [_tokens(row, value) for row in rows
-             for value in (row["max_offline_rate"]["mean"], row["max_offline_rate"]["ci_high"] or 0.0)]
-    scale = Scale(Axis(), [0.0, *reach], _LEFT, _WIDTH - _RIGHT)
-    parts = [text(_LEFT, 16, title, "start", 'font-weight="bold" font-size="12"')]
-    for value, label in scale.ticks():
-        parts += [line(scale(value), _TOP, scale(value), bottom, "#eee"), text(scale(value), bottom + 14, label)]
-    parts += [line(_LEFT, _TOP, _LEFT, bottom, "#666"),
-              text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 30, "offline tokens per second, sustained")]
-    for index, row in enumerate(rows):
-        parts += _mark(row, scale, _TOP + _STEP * (index + 0.5))
-    return parts
-
-
-def _mark(row: Mapping[str, Any], scale: Scale, y: float) -> list[str]:
-    colour, found = KINDS[row["kind"]], row["max_offline_rate"]
-    parts = [text(_LEFT - 6, y + 4, name_of(row), "end")]
-    if found["ci_low"] is not None:
-        parts.append(line(scale(_tokens(row, found["ci_low"])), y, scale(_tokens(row, found["ci_high"])), y, colour,
-                          'stroke-width="1.6"'))
-    parts += [f'<circle cx="{scale(_tokens(row, value)):.1f}" cy="{y:.1f}" r="1.6" fill="{colour}" opacity="0.6"/>'
-              for value in found["values"]]
-    return [*parts, _dot(scale(_tokens(row, found["mean"])), y, colour, hollow=not row["feasible"])]
-
-
-def _dot(x: float, y: float, colour: str, hollow: bool = False) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{"#fff" if hollow else colour}" stroke="{colour}"/>'
-
-
-def _tokens(row: Mapping[str, Any], rate: float) -> float:
-    """Offline tokens a second at a rate near the sustained one: in proportion, for a held rate serves what arrives."""
-    mean = row["max_offline_rate"]["mean"]
-    return row["offline_tokens_per_s"]["mean"] * rate / mean if mean > 0 else 0.0
 
 
 TITLE = "Sustainable offline load"
 BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
 
 
-def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None,
-                  figures: str | None = None) -> list[Path]:
-    """Writes the Markdown page with its plot and figures.
+def write_results(summary: Mapping[str, Any], out: Path, page: str | None, figures: str | None = None) -> list[Path]:
+    """Writes the Markdown page and the figures.
 
     Args:
         summary: of the command.
         out: the run folder.
         page: the Markdown file; None: `compare.md` in the run folder. One that is there keeps what stands outside its
-            marked part. The plot lies beside it, in a folder of its name.
-        glance: another one, for the table of all cells alone; None: none.
-        figures: the JSON file of the figures; None: `results.json` beside the plot.
+            marked part.
+        figures: the JSON file of the figures; None: `results.json` in a folder of the page's name beside it.
 
     Returns:
         The paths of what was written.
     """
     path = Path(page) if page else out / "compare.md"
-    beside = path.with_suffix("")
-    data = Path(figures) if figures else beside / "results.json"
+    data = Path(figures) if figures else path.with_suffix("") / "results.json"
     write_json(data, rounded(summary, "curve"))
-    texts = {beside / "sustained.svg": field_svg(summary),
-             path: merged(path, TITLE, body(summary, beside.name), BEGIN)}
-    if glance:
-        texts[Path(glance)] = merged(Path(glance), TITLE, at_a_glance(summary), BEGIN)
-    return [data, *write_texts(texts)]
+    return [data, *write_texts({path: merged(path, TITLE, body(summary), BEGIN)})]
 
 
 def at_a_glance(summary: Mapping[str, Any]) -> str:
@@ -243,9 +141,9 @@ def at_a_glance(summary: Mapping[str, Any]) -> str:
     return "\n\n".join([overview(summary), _legend(summary)])
 
 
-def body(summary: Mapping[str, Any], folder: str) -> str:
+def body(summary: Mapping[str, Any]) -> str:
     """The marked part of the page."""
-    parts = [at_a_glance(summary), f"![Sustainable offline load]({folder}/sustained.svg)"]
+    parts = [at_a_glance(summary)]
     for cell in summary["cells"]:
         parts += [f"### {cell['name']}", _load(cell), cell_table(summary, cell).markdown()]
     return "\n\n".join([*parts, " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])])

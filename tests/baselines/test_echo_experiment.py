@@ -83,7 +83,6 @@ def test_the_page_keeps_what_stands_outside(tmp_path: Path) -> None:
     assert "| BS+E+S+M (Echo) | 300 | 3.00 |" in text
     assert all(path.is_file() for path in written)
     assert json.loads((tmp_path / "echo" / "results.json").read_text())["rate_scale"] == 3.0
-    assert "polyline" in (tmp_path / "echo" / "day.svg").read_text()
     assert name_of("echo_bs_e:late=forget") == "BS+E (late=forget)"
 
 
