@@ -221,8 +221,7 @@ class SplitEpisodes(gym.Wrapper):
         return self.env.get_wrapper_attr("action_masks")()
 
 
-def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None,
-                 group: int = 1) -> VectorEnv:
+def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None) -> VectorEnv:
     """Makes `count` environments over the training split, each with a stream of windows of its own.
 
     Environments of this package step in one compiled call, others one after the other; both reset in the same step.
@@ -230,20 +229,13 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     Args:
         seed: keys which windows each of them plays.
         window_s: length of their episodes, as for `with_length`.
-        group: so many neighbours play the same windows at the same time.
-
-    Raises:
-        UserError: groups of an environment that is not of this package.
     """
     from ooco_gym.envs import is_ours
 
     config, seeds = with_length(config, window_s), split_seeds(config, "train")
     if is_ours(config.get("id")):
         return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
-                          train_stream=seed, train_group=group)
-    if group > 1:
-        raise UserError(f"agent.input_baseline: {config.get('id')} cannot play one window in several places at a time; "
-                        "choose an environment of ooco_gym, or leave it out")
+                          train_stream=seed)
 
     def maker(index: int) -> Callable[[], gym.Env]:
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))

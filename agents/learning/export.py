@@ -21,7 +21,17 @@ from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import is_policy
-from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, MODEL_FILE, write_bundle
+from ooco_gym.runtime import (
+    ARRAYS_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    REFERENCE_FILE,
+    SCHEMA,
+    Policy,
+    read_manifest,
+    write_bundle,
+)
+from ooco_gym.runtime.arrays import read_arrays
 from ooco_gym.runtime.forms import FORMS
 from ooco_gym.runtime.onnx_form import open_graph, run_graph
 from ooco_gym.runtime.scorers import Sizes, built
@@ -43,9 +53,7 @@ def main(cfg: Any) -> dict[str, Any]:
     wanted = forms_wanted(config)
     source = folder_of(str(config["policy"]))
     if (Path(source) / MANIFEST_FILE).is_file():
-        from agents.learning.again import export_again
-
-        return export_again(source, config, wanted, checks, seed)
+        return export_bundle(source, config, wanted)
     if not Path(source).is_dir() and is_policy(source):
         from agents.learning.weighted import export_weighted
 
@@ -73,6 +81,32 @@ def main(cfg: Any) -> dict[str, Any]:
         warnings.warn(untrained(run, str(config["policy"])), UserWarning, stacklevel=2)
     return summarised(out, config, {"env": run.config["env"]["id"], "decisions_learned": learned,
                                     "decisions": list(run.decisions), **agreement})
+
+
+def export_bundle(source: str, config: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
+    """Writes a bundle (one of the zoo, say) anew in the forms asked for; its weights and its origin stay.
+
+    Raises:
+        UserError: the bundle is broken, of an earlier version, or cannot be written in a form that is asked for.
+    """
+    manifest, path, out = read_manifest(source), Path(source), Path(config["out"])
+    if manifest["schema"] != SCHEMA:
+        raise UserError(f"'{source}' has schema {manifest['schema']}; export the run that it was made of anew")
+    if out.resolve() == path.resolve():
+        raise UserError(f"out='{out}' is the bundle itself; give another folder")
+    held = {name: read_arrays(path / name) for name in (ARRAYS_FILE, REFERENCE_FILE) if name in manifest["files"]}
+    forms = forms_of(wanted, ARRAYS_FILE in held, str(config["policy"]))
+    graph = (path / MODEL_FILE).read_bytes() if MODEL_FILE in manifest["files"] else None
+    kept = {key: value for key, value in manifest.items()
+            if key not in ("schema", "manifest_sha256", "files", "forms", "reference")}
+    if config.get("name"):
+        kept["name"] = config["name"]
+    write_bundle(out, kept, held.get(ARRAYS_FILE), held.get(REFERENCE_FILE), forms,
+                 None if graph is None else lambda file: file.write_bytes(graph), config.get("target"))
+    Policy.load(out)  # plays the reference vectors
+    return summarised(out, config, {"env": manifest["environment"], "decisions": manifest["decisions"],
+                                    "checks": len(held.get(REFERENCE_FILE, {}).get("cluster", ())),
+                                    "action_agreement": 1.0, "disagreements": 0, "max_logit_error": 0.0})
 
 
 def forms_wanted(config: Mapping[str, Any]) -> list[str] | None:
@@ -213,8 +247,8 @@ def compare(run: LoadedRun, answers: Any, observations: tuple[np.ndarray, ...]) 
         answers: gives actions and logits of cluster, candidates, mask and decision.
         observations: these four, in that order.
 
-    The trained side is the algorithm's own `predict` and the policy's own log-probabilities or action values, not the
-    module that was exported.
+    The trained side is the algorithm's own `predict` and the policy's own log-probabilities, not the module that was
+    exported.
     """
     observation: dict[str, Any] = dict(zip(OBSERVATION_KEYS, observations, strict=True))
     space: Any = run.model.observation_space
@@ -223,14 +257,13 @@ def compare(run: LoadedRun, answers: Any, observations: tuple[np.ndarray, ...]) 
     legal = observation["action_mask"] > 0
     parts = run.actor.levels or (legal.shape[1],)
     chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, _predicted(run, seen)))
-    trained = _scores(run, seen)
+    trained = _log_probabilities(run, seen)
     rows, first, error, illegal = np.arange(len(legal)), 0, 0.0, 0
     lost = np.zeros(len(legal))
     for place, count in enumerate(parts):
         here = slice(first, first + count)
-        wanted, mine = trained[0][:, here], logits[:, here].astype(np.float64)
-        if trained[1]:
-            mine = mine - np.logaddexp.reduce(mine, axis=1, keepdims=True)
+        wanted, mine = trained[:, here], logits[:, here].astype(np.float64)
+        mine = mine - np.logaddexp.reduce(mine, axis=1, keepdims=True)
         lost = np.maximum(lost, wanted[rows, expected[:, place]] - wanted[rows, chosen[:, place]])
         error = max(error, float(np.abs(mine - wanted)[legal[:, here]].max()))
         illegal += int(np.count_nonzero(~legal[:, here][rows, chosen[:, place]]))
@@ -247,20 +280,15 @@ def _predicted(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> np.ndar
     return np.asarray(run.model.predict(dict(observation), deterministic=True, **masks)[0])
 
 
-def _scores(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> tuple[np.ndarray, bool]:
-    """What the trained policy thinks of each action, float64 (n, A), and whether these are log-probabilities (of each
-    part of an action by themselves) rather than values."""
+def _log_probabilities(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Of each action, or of each part of an action by itself, in the trained policy: float64 (n, A)."""
     import torch
 
     policy: Any = run.model.policy
+    takes_masks = "action_masks" in signature(policy.get_distribution).parameters
+    masks = {"action_masks": observation["action_mask"].astype(bool)} if takes_masks else {}
     with torch.inference_mode():
-        tensors, _ = policy.obs_to_tensor(dict(observation))
-        if hasattr(policy, "get_distribution"):
-            takes_masks = "action_masks" in signature(policy.get_distribution).parameters
-            masks = {"action_masks": observation["action_mask"].astype(bool)} if takes_masks else {}
-            found = policy.get_distribution(tensors, **masks)
-            each = getattr(found, "distributions", None) or found.distribution
-            each = list(each) if isinstance(each, (list, tuple)) else [each]
-            return torch.cat([one.logits for one in each], dim=1).double().numpy(), True
-        values = policy.quantile_net(tensors).mean(1) if hasattr(policy, "quantile_net") else policy.q_net(tensors)
-        return values.double().numpy(), False
+        found = policy.get_distribution(policy.obs_to_tensor(dict(observation))[0], **masks)
+        each = getattr(found, "distributions", None) or found.distribution
+        each = list(each) if isinstance(each, (list, tuple)) else [each]
+        return torch.cat([one.logits for one in each], dim=1).double().numpy()

@@ -47,23 +47,19 @@ class Layout(Sizes):
 class Scorer(nn.Module, ABC):
     """From flat features to scores of the actions (actor) and a value latent (critic).
 
-    Args:
-        outputs: numbers for each action: 1 (logits, action values), or as many quantiles.
-
     Those of `SCORERS` take `joint`, too: whether each kind of decision has a last layer of its own, by the one-hot
     decision.
 
     Attributes:
         latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
-        of_actor, of_critic: the submodules of each.
+        of_actor: the submodules of the actor.
     """
 
     of_actor: Sequence[str] = ()
-    of_critic: Sequence[str] = ("critic",)
 
-    def __init__(self, layout: Layout, hidden: int, outputs: int = 1) -> None:
+    def __init__(self, layout: Layout, hidden: int) -> None:
         super().__init__()
-        self.layout, self.outputs = layout, outputs
+        self.layout = layout
         self.latent_dim_pi, self.latent_dim_vf = layout.actions, hidden
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,17 +67,12 @@ class Scorer(nn.Module, ABC):
         return self.forward_actor(x), self.forward_critic(x)
 
     def forward_actor(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns scores (batch, A), the fixed actions first, or (batch, A, outputs) of several; `MASKED` if illegal.
-        """
-        mask = self.layout.split(x)[3] > 0
-        scores = self._scores(x)
-        if self.outputs == 1:
-            return torch.where(mask, scores.squeeze(-1), MASKED)
-        return torch.where(mask.unsqueeze(-1), scores, MASKED)
+        """Returns scores (batch, A), the fixed actions first; `MASKED` if illegal."""
+        return torch.where(self.layout.split(x)[3] > 0, self._scores(x), MASKED)
 
     @abstractmethod
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns (batch, A, outputs)."""
+        """Returns (batch, A)."""
 
     @abstractmethod
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,11 +82,6 @@ class Scorer(nn.Module, ABC):
         """The parameters that decide."""
         return [parameter for name in self.of_actor for parameter in self.get_submodule(name).parameters()]
 
-    def forget_critic(self) -> None:
-        """Leaves the actor alone, for algorithms without a critic."""
-        for name in self.of_critic:
-            delattr(self, name)
-
     @abstractmethod
     def start_uniform(self) -> None:
         """Makes all actions nearly as likely as each other, as Stable-Baselines3 does."""
@@ -104,22 +90,20 @@ class Scorer(nn.Module, ABC):
 class _Heads(nn.Module):
     """The last layers of an actor: scores of fixed actions from a pooled state, of candidates from their own."""
 
-    def __init__(self, layout: Layout, hidden: int, outputs: int, joint: bool) -> None:
+    def __init__(self, layout: Layout, hidden: int, joint: bool) -> None:
         super().__init__()
-        self.layout, self.outputs, self.kinds = layout, outputs, layout.decisions if joint else 1
+        self.layout, self.kinds = layout, layout.decisions if joint else 1
         own = max(layout.levels) if layout.levels else 1
-        self.of_candidate = nn.Linear(hidden, own * outputs * self.kinds)
-        self.of_fixed = None if layout.levels else nn.Linear(hidden, layout.fixed * outputs * self.kinds)
+        self.of_candidate = nn.Linear(hidden, own * self.kinds)
+        self.of_fixed = None if layout.levels else nn.Linear(hidden, layout.fixed * self.kinds)
 
     def forward(self, pooled: torch.Tensor, own: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """Returns (batch, A, outputs) for pooled (batch, h), own (batch, K, h) and context (batch, C)."""
+        """Returns (batch, A) for pooled (batch, h), own (batch, K, h) and context (batch, C)."""
         due = context[:, self.layout.cluster :]
         mine = self._chosen(self.of_candidate(own), due.unsqueeze(1))
-        if self.of_fixed is None:  # (batch, P, most levels · outputs): those that each parameter has
-            mine = mine.unflatten(-1, (-1, self.outputs))
+        if self.of_fixed is None:  # (batch, P, most levels): those that each parameter has
             return torch.cat([mine[:, place, :count] for place, count in enumerate(self.layout.levels)], dim=1)
-        fixed = self._chosen(self.of_fixed(pooled), due).unflatten(-1, (-1, self.outputs))
-        return torch.cat([fixed, mine], dim=1)
+        return torch.cat([self._chosen(self.of_fixed(pooled), due), mine.squeeze(-1)], dim=1)
 
     def _chosen(self, scores: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
         """Of the scores for every kind of decision, those for the one that is due."""
@@ -163,14 +147,13 @@ class CandidateScorer(Scorer):
     fixed actions = head(mean embedding, context). The context says which decision is due."""
 
     of_actor = ("actor", "own", "own_pool", "fixed_pool", "heads")
-    of_critic = ("critic", "value")
 
-    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
-        super().__init__(layout, hidden, outputs)
+    def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
+        super().__init__(layout, hidden)
         self.actor, self.critic = _SetEncoder(layout, hidden), _SetEncoder(layout, hidden)
         self.own, self.own_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + layout.context, hidden, bias=False)
         self.fixed_pool = nn.Linear(hidden + layout.context, hidden)
-        self.heads = _Heads(layout, hidden, outputs, joint)
+        self.heads = _Heads(layout, hidden, joint)
         self.value = nn.Linear(hidden + layout.context, hidden)
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
@@ -220,10 +203,10 @@ class AttentionScorer(Scorer):
 
     of_actor = ("actor", "heads")
 
-    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
-        super().__init__(layout, hidden, outputs)
+    def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
+        super().__init__(layout, hidden)
         self.actor, self.critic = _AttentionBlock(layout, hidden), _AttentionBlock(layout, hidden)
-        self.heads = _Heads(layout, hidden, outputs, joint)
+        self.heads = _Heads(layout, hidden, joint)
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
         context, candidates, legal, _ = self.layout.split(x)
@@ -245,18 +228,18 @@ class FlatScorer(Scorer):
 
     of_actor = ("actor", "last")
 
-    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
-        super().__init__(layout, hidden, outputs)
+    def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
+        super().__init__(layout, hidden)
         self.kinds = layout.decisions if joint else 1
         self.actor, self.critic = (_layers(layout, hidden) for _ in range(2))
-        self.last = nn.Linear(hidden, layout.actions * outputs * self.kinds)
+        self.last = nn.Linear(hidden, layout.actions * self.kinds)
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        scores = self.last(self.actor(x)).unflatten(-1, (self.layout.actions, self.outputs, self.kinds))
+        scores = self.last(self.actor(x))
         if self.kinds == 1:
-            return scores.squeeze(-1)
+            return scores
         due = x[:, self.layout.cluster : self.layout.context]
-        return (scores * due[:, None, None, :]).sum(-1)
+        return (scores.unflatten(-1, (-1, self.kinds)) * due[:, None, :]).sum(-1)
 
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the value latent (batch, hidden)."""
@@ -378,13 +361,13 @@ def _size(space: spaces.Dict, key: str) -> int:
 class Actor(nn.Module):
     """The decision alone: raw observation and mask in, arg-max action and masked logits out.
 
-    It is what evaluation runs and what `export` writes, so both are the same arithmetic. Logits are what the algorithm
-    learns of each action: logits of its probability, its value, or the mean of its value's quantiles.
+    It is what evaluation runs and what `export` writes, so both are the same arithmetic.
     """
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
-        self.encoder, self.scorer = policy.deciding_parts()
+        self.encoder: ObservationEncoder = policy.pi_features_extractor
+        self.scorer: Scorer = policy.mlp_extractor
         self.levels: tuple[int, ...] = self.encoder.layout.levels
 
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -402,8 +385,6 @@ class Actor(nn.Module):
         """
         observation = {"cluster": cluster, "candidates": candidates, "action_mask": action_mask, "decision": decision}
         logits = self.scorer.forward_actor(self.encoder(observation))
-        if logits.dim() == 3:
-            logits = logits.mean(-1)
         if not self.levels:
             return logits.argmax(dim=1), logits
         return torch.stack([part.argmax(dim=1) for part in logits.split(self.levels, dim=1)], dim=1), logits
@@ -428,21 +409,13 @@ def check_observation_space(space: spaces.Space) -> None:
     candidate_shape(space["candidates"])  # type: ignore[index]
 
 
-def check_action_space(space: spaces.Space, env: str, vectors: bool = True) -> None:
-    """Raises UserError unless actions are Discrete or, where `vectors` of them can be learned, MultiDiscrete."""
-    if isinstance(space, spaces.Discrete) or (vectors and isinstance(space, spaces.MultiDiscrete)):
-        return
-    can = "Discrete or MultiDiscrete" if vectors else "Discrete"
-    raise UserError(f"{env} has {type(space).__name__} actions, which this agent cannot learn: expected {can} ones"
-                    + ("" if vectors else "; choose agent=maskable_ppo or agent=ppo"))
+def check_action_space(space: spaces.Space, env: str) -> None:
+    """Raises UserError unless actions are Discrete or MultiDiscrete."""
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        raise UserError(f"{env} has {type(space).__name__} actions, which this agent cannot learn: expected Discrete "
+                        "or MultiDiscrete ones")
 
 
 def levels_of(space: spaces.Space) -> tuple[int, ...]:
     """How many levels each part of an action has; none where the action is one of a few."""
     return tuple(int(count) for count in space.nvec) if isinstance(space, spaces.MultiDiscrete) else ()
-
-
-def build_scorer(encoder: ObservationEncoder, network: str, hidden: int, joint: bool, outputs: int = 1) -> Scorer:
-    """The scorer of a name of `SCORERS`, for the observations that `encoder` lays out."""
-    return SCORERS[network](encoder.layout, hidden, outputs, joint)
-

@@ -10,12 +10,10 @@ from __future__ import annotations
 import io
 import random
 import shutil
-import sys
 import zlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -112,19 +110,7 @@ def load_model(config: Mapping[str, Any], path: Path, trust: bool = False) -> An
         UserError: an unknown algorithm, or a model that another has written.
     """
     check_archive(path, trust)
-    _know_old_names()
-    return algorithm_of(plain(config["agent"])).classes()[0].load(path, device="cpu")
-
-
-def _know_old_names() -> None:
-    """Lets a model be read that was saved when its classes were in other modules, which its pickles name."""
-    from agents.learning import models, networks
-
-    for old in ("buffer", "lean_ppo", "networks", "policies", "replay", "scorers"):
-        module = ModuleType(f"agents.{old}")
-        for one in (networks, models):
-            vars(module).update({name: value for name, value in vars(one).items() if not name.startswith("__")})
-        sys.modules.setdefault(module.__name__, module)
+    return algorithm_of(plain(config["agent"]))[0].load(path, device="cpu")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -192,12 +178,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 STATE_FILE = Path("checkpoints") / "latest.state"
-_SCHEMA = "ooco-gym/resume/4"
+_SCHEMA = "ooco-gym/resume/5"
 # What may differ from how a run was begun: the first three say where, the others are taken anew.
 _FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
 _LONGER = "agent.generations"  # of a search over whole episodes
 _OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",
-             "_last_episode_starts", "ep_info_buffer", "ep_success_buffer", "exploration_rate", "replay_buffer")
+             "_last_episode_starts", "ep_info_buffer", "ep_success_buffer")
 
 
 # --- The configuration --------------------------------------------------------------------------------------------

@@ -16,13 +16,12 @@ from agents.environments import history_of, split_seeds, training_env, windows, 
 from agents.evaluation.players import BatchPlayer, close_all, play
 from agents.learning import callbacks as cb
 from agents.learning import runs
-from agents.learning.advantages import group_of
-from agents.learning.algorithms import algorithm_of, extra_callbacks, imitated, is_teacher, recipe_of
+from agents.learning.algorithms import BEST, SEARCH, build_model, imitated, recipe_of
+from agents.learning.lagrangian import lagrangian
 from agents.learning.loggers import build_logger, checked_logger, logger_settings
 from agents.learning.networks import Actor, check_action_space, check_observation_space
 from agents.learning.tracking import Tracking
 from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
-from agents.search.hindsight import learn_in_hindsight
 from agents.search.imitation import learn_best, learn_rule, play_and_scale
 from agents.search.linear import learn_searched
 from agents.settings import plain
@@ -60,23 +59,21 @@ class Trainer:
         if state is not None:
             return RewardScale(state["venv"])
         config = self.config["env"]
-        env = training_env(config, self.agent["n_envs"], int(self.config["seed"]), self.config.get("window_s"),
-                           group_of(self.agent))
-        check_action_space(env.single_action_space, config["id"], algorithm_of(self.agent).vectors)
-        wrapped: Any = GymnasiumVecEnv(env, info_keys=algorithm_of(self.agent).info_keys)
+        env = training_env(config, self.agent["n_envs"], int(self.config["seed"]), self.config.get("window_s"))
+        check_action_space(env.single_action_space, config["id"])
+        wrapped: Any = GymnasiumVecEnv(env, info_keys=())
         history = history_of(self.agent)
         return RewardScale(wrapped if history == 1 else ClusterHistory(wrapped, history))
 
     def _model(self) -> Any:
         check_observation_space(self.env.observation_space)
-        return algorithm_of(self.agent).build(self.env, self.agent, int(self.config["seed"]))
+        return build_model(self.env, self.agent, int(self.config["seed"]))
 
     def _callbacks(self) -> list[Any]:
         config, settings = self.config, plain(self.config.get("validation") or {})
         limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
         limit_s, every_s = (None if value is None else float(value)
                             for value in (limit, config.get("checkpoint_every_s")))
-        on_policy = algorithm_of(self.agent).on_policy
         self.stopwatch, self.figures = cb.Stopwatch(), cb.Figures()
         self.between = cb.Between(self._keep, int(every) if every else None, every_s, self.interrupts, limit_s,
                                   self._learned_s)
@@ -84,8 +81,10 @@ class Trainer:
         self.validation: cb.Validation | None = None
         self.tracking = Tracking(config.get("logger"))
         self.validation_envs: list[Any] = []
-        callbacks: list[Any] = [self.stopwatch, self.between, *([cb.TimedTransitions()] if on_policy else []),
-                                self.figures, self.tracking, *extra_callbacks(self.agent, self)]
+        callbacks: list[Any] = [self.stopwatch, self.between, cb.TimedTransitions(), self.figures,
+                                self.tracking]
+        if self.agent.get("lagrangian"):
+            callbacks.append(lagrangian(self))
         if imitated(self.agent) is not None:
             callbacks.append(cb.CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
@@ -98,8 +97,7 @@ class Trainer:
         if every:
             callbacks.append(cb.Checkpoints(self.out / "checkpoints", int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
-        return [*callbacks, *([cb.ObservationStatistics()] if on_policy else []), self.progress,
-                self.stopwatch.begun()]
+        return [*callbacks, cb.ObservationStatistics(), self.progress, self.stopwatch.begun()]
 
     def _learned_s(self) -> float:
         """Seconds of learning so far: what `max_wall_s` limits."""
@@ -223,8 +221,8 @@ def prepare(trainer: Trainer) -> dict[str, Any] | None:
     if rule is None:
         play_and_scale(trainer.model, trainer.env.venv, int(agent["scale_decisions"]), int(trainer.config["seed"]))
         return None
-    teachers = {"best_heuristic": learn_best, "hindsight": learn_in_hindsight, "search": learn_searched}
-    return (teachers[rule] if is_teacher(rule) else learn_rule)(trainer, plain(agent["imitate"]))
+    teacher = learn_best if rule == BEST else learn_searched if rule == SEARCH else learn_rule
+    return teacher(trainer, plain(agent["imitate"]))
 
 
 class Clocks:

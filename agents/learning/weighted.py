@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from agents.learning.again import drawn
 from agents.learning.describing import forms_of, summarised
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy as Rule
@@ -21,7 +20,8 @@ from ooco_gym.policy import get_policy
 from ooco_gym.policy.linear import write_linear_bundle
 from ooco_gym.policy.registry import known_of
 from ooco_gym.runtime import INPUTS, Policy, read_manifest
-from ooco_gym.runtime.scorers import sizes_of
+from ooco_gym.runtime.manifest import FEATURES
+from ooco_gym.runtime.scorers import Sizes, sizes_of
 
 _TOLERANCE = 1e-5
 
@@ -90,10 +90,29 @@ def _parameters(policy: Any, table: np.ndarray, checks: int, seed: int) -> Compa
 
 def _candidates(policy: Any, table: np.ndarray, checks: int, seed: int) -> Compared:
     """Logits of the policy against the logarithms of the rule's scores times the weights' factors."""
-    asked = drawn(policy.manifest, sizes_of(policy.manifest), checks, seed)
+    asked = _drawn(policy.manifest, sizes_of(policy.manifest), checks, seed)
     legal, offered = asked[2] > 0, asked[1].astype(np.float64)
     scores = -(offered[:, :, 0] + offered[:, :, 1:] @ table[0])
     actions, logits = policy.preferences(dict(zip(INPUTS, asked, strict=True)))
     offers, each = np.where(legal, scores, -np.inf), np.arange(len(scores))
     chosen = offers.argmax(axis=1)
     return _errors(logits[legal], scores[legal]), chosen == actions, offers[each, chosen] - offers[each, actions]
+
+
+def _drawn(manifest: Mapping[str, Any], sizes: Sizes, count: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Cluster, candidates, masks with a legal action and decisions, at random within the features' bounds."""
+    random = np.random.default_rng((seed, 13))
+    parts = {}
+    for key in FEATURES:
+        table = manifest["inputs"][key]["features"]
+        low, high = (np.array([float(row.get(end, default)) for row in table])
+                     for end, default in (("low", 0.0), ("high", 1.0)))
+        parts[key] = random.uniform(np.maximum(low, -1e3), np.minimum(high, 1e3),
+                                    (count, *manifest["inputs"][key]["shape"])).astype(np.float32)
+    mask = (random.random((count, sizes.actions)) < 0.5).astype(np.int8)
+    first = 0
+    for choices in sizes.levels or (sizes.actions,):
+        mask[np.arange(count), first + random.integers(0, choices, count)] = 1
+        first += choices
+    decision = np.eye(sizes.decisions, dtype=np.float32)[random.integers(0, sizes.decisions, count)]
+    return parts["cluster"], parts["candidates"], mask, decision

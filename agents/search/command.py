@@ -1,4 +1,4 @@
-"""The command behind `ooco-gym train agent=cma|es|cem`: checks, runs, says what came out."""
+"""The command behind `ooco-gym train agent=cma`: checks, runs, says what came out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`ooco-gym train agent=cma` (es, cem): search over whole episodes, beside the gradients of `agents.learning`.
+"""`ooco-gym train agent=cma`: search over whole episodes, beside the gradients of `agents.learning`.
 
 A generation's candidates (`agents.search.space`) play the same windows (`ooco_gym.population`), are judged against a
-reference in these windows (`agents.search.judging`), and the method (`agents.search.optimisers`) is told. Candidates
+reference in these windows (`agents.search.judging`), and CMA-ES (`agents.search.optimisers`) is told. Candidates
 that are behind after a few windows play no more of them. The policy as it ships is the first candidate of all; every
 few generations the best and the middle of the distribution play windows of the validation split, and what is best there
 is kept, if it is not behind the policy as it ships on its own windows either (docs/search.md).
@@ -22,7 +22,7 @@ import numpy as np
 from agents.environments import check_ours, make_env, split_seeds
 from agents.search import kept
 from agents.search.judging import UNPLAYED, Judge, Judged, by_condition, rungs
-from agents.search.optimisers import Optimiser, build, population_of
+from agents.search.optimisers import Cma, population_of
 from agents.search.space import Space, space_of
 from ooco_gym.envs.config import EpisodeConfig, under
 from ooco_gym.errors import UserError, signal_of
@@ -51,7 +51,7 @@ class Memory:
         rows: of the table of generations.
     """
 
-    method: Optimiser | None
+    method: Cma | None
     best: np.ndarray
     judged: Judged | None = None
     generation: int = 0
@@ -187,12 +187,13 @@ class Search:
         chosen = np.stack([random.permutation(rows)[:count] * groups + one for one in range(groups)], axis=1)
         return chosen.ravel()
 
-    def begin_method(self) -> Optimiser:
+    def begin_method(self) -> Cma:
         """A method at the numbers that are kept so far; after each restart with twice the population (IPOP)."""
         memory = self.memory
         population = population_of(self.agent, self.numbers) * 2**memory.restarts
         seed = int(np.random.SeedSequence([self.seed, 19, memory.restarts]).generate_state(1)[0])
-        return build(self.agent, memory.best, self.space.bounds, population, seed)
+        return Cma(memory.best, float(self.agent["sigma"]), self.space.bounds, population, seed,
+                   bool(self.agent["separable"]), bool(self.agent["lr_adapt"]))
 
     def step(self) -> None:
         """One generation.

@@ -2,9 +2,8 @@
 
 One decision among many moves a window's service by less than its noise, and a policy gradient must find that. Whole
 windows of the same arrivals show at once which of two rules is better. So a rule of a dozen weights is searched by the
-cross-entropy method (Rubinstein and Kroese 2004; de Boer et al. 2005), all candidates on the same training windows, for
-the most offline service within the violation budget. A network copies it, exactly, since it sees the same observation,
-and learns on from there.
+CMA-ES, all candidates on the same training windows, for the most offline service within the violation budget. A network
+copies it, exactly, since it sees the same observation, and learns on from there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from agents.environments import split_seeds, vector_env
 from agents.search.imitation import learn_rule, training_config, watch
-from agents.search.optimisers import CrossEntropy
+from agents.search.optimisers import Cma
 from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, candidate_table
 from ooco_gym.envs.vector import WINDOWS
@@ -91,21 +90,17 @@ PLAIN = {"decline": _plain(99.0, 98.0, 0.0), "shortest": _plain(-9.0, -99.0, -1.
          "longest": _plain(-9.0, -99.0, 1.0)}
 
 
-def cross_entropy(score: Callable[[np.ndarray], float], start: np.ndarray, spread: np.ndarray, generations: int,
-                  population: int, elite: int, seed: int) -> tuple[np.ndarray, float]:
-    """The best weights met, and their score.
-
-    Args:
-        start: where the search begins; it is scored first.
-        spread: deviations of the first generation.
-        elite: of which the next generation's mean and deviation are taken; the best so far is always among them.
-    """
-    method = CrossEntropy(start, spread, None, population, seed, elite)
-    method.best = (score(start), start)
+def highest(score: Callable[[np.ndarray], float], start: np.ndarray, generations: int, population: int, seed: int
+            ) -> tuple[np.ndarray, float]:
+    """The best weights that CMA-ES meets from `start` on, which is scored first, and their score."""
+    method, best, value = Cma(start, 1.0, None, population, seed), start, score(start)
     for _ in range(generations):
         drawn = method.ask()
-        method.tell(drawn, np.array([score(one) for one in drawn]))
-    return method.best[1], method.best[0]
+        values = np.array([score(one) for one in drawn])
+        method.tell(drawn, values)
+        if values.max() > value:
+            best, value = drawn[values.argmax()], float(values.max())
+    return best, value
 
 
 class Windows:
@@ -188,8 +183,7 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
     shift = start / deviation * mean
     start[0] += shift[of_cluster].sum() - shift[~of_cluster].sum()
     start[1] -= shift[~of_cluster].sum()
-    best, value = cross_entropy(score, start, np.ones(len(start)), int(settings["generations"]),
-                                int(settings["population"]), int(settings["elite"]), seed)
+    best, value = highest(score, start, int(settings["generations"]), int(settings["population"]), seed)
     windows.env.close()
     return rule(best), {"score": value, "start_service": scores[0][0], "start_violation_rate": scores[0][1],
                         "weights": dict(zip(names, plain(best).tolist(), strict=True))}

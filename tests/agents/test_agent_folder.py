@@ -127,24 +127,3 @@ def test_a_tuned_policy_that_is_none_is_named_with_its_file(tmp_path, policy, wo
     with pytest.raises(UserError) as error:
         tune.read_tuned(tmp_path / "policy.yaml")
     assert str(tmp_path / "policy.yaml") in str(error.value) and words in str(error.value)
-
-
-def test_saved_policies_are_read_by_the_modules_that_their_classes_were_in(run_folder):
-    import pickle
-
-    from agents.learning import models, networks
-    from agents.learning.runs import load_run
-
-    load_run(run_folder)
-    for module, found in (("policies", models.CandidatePolicy), ("policies", models.CandidateDQNPolicy),
-                          ("buffer", models.TimedRolloutBuffer), ("replay", models.TimedReplayBuffer),
-                          ("networks", networks.ObservationEncoder), ("scorers", networks.CandidateScorer)):
-        assert pickle.loads(f"cagents.{module}\n{found.__name__}\n.".encode()) is found
-
-
-def test_lambda_of_gae_is_known_by_its_former_key_too():
-    from agents.learning.algorithms import discounts_of
-
-    settings = {"discount_per_s": 0.9, "gae_lambda_per_s": 0.97}
-    assert discounts_of({**settings, "trace_per_s": None}) == discounts_of(settings) == settings
-    assert discounts_of({**settings, "trace_per_s": 0.5})["gae_lambda_per_s"] == 0.5

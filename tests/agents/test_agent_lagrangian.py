@@ -9,7 +9,7 @@ from gating_double import composed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agents.learning.advantages import CostCritic, PIDMultiplier, ViolationRate
+from agents.learning.lagrangian import CostCritic, PIDMultiplier, ViolationRate
 from agents.learning.models import timed_advantages
 from ooco_gym.errors import UserError
 

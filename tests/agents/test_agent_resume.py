@@ -16,8 +16,6 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
 IMITATE = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 2}
-DQN = {"buffer_size": 400, "learning_starts": 60, "train_freq": 10, "gradient_steps": 3, "batch_size": 16,
-       "target_update_interval": 90, "exploration_fraction": 0.5, "exploration_final_eps": 0.1, "max_grad_norm": 10.0}
 GATING = {"id": "ooco_gym/Gating-v0", "window_s": 30.0, "warmup_s": 10.0,
           "splits": {"train": [1, 2], "validation": [3], "test": [4]}}
 KINDS = {
@@ -25,8 +23,6 @@ KINDS = {
     "imitated": {"agent": {"imitate": IMITATE}},
     "history": {"agent": {"history": 3, "network": "attention"}},
     "ppo": {"agent": {"name": "ppo", "network": "mlp"}},
-    "dqn": {"agent": {"name": "dqn", **DQN}},
-    "qrdqn": {"agent": {"name": "qrdqn", "n_quantiles": 5, **DQN}},
     "native": {"env": GATING, "window_s": 15.0},
 }
 
@@ -69,7 +65,7 @@ def stop_after(monkeypatch, rollouts, number=signal.SIGINT, times=1):
 def test_a_resumed_run_is_the_run_that_was_never_stopped(kind, tmp_path, monkeypatch):
     whole = train.main(train_config(tmp_path / "whole", **KINDS[kind]))
     number = signal.SIGTERM if kind == "ppo" else signal.SIGINT
-    stop_after(monkeypatch, 2 if "dqn" not in kind else 5, number)
+    stop_after(monkeypatch, 2, number)
     handler = signal.getsignal(number)
     stopped = train.main(train_config(tmp_path / "parts", **KINDS[kind]))
     assert stopped["stopped_by"] == "interrupt" and 0 < stopped["timesteps"] < whole["timesteps"]

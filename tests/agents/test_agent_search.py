@@ -7,7 +7,7 @@ from gating_double import composed
 from agents.environments import make_env
 from agents.evaluation.heuristics import by_name
 from agents.search.imitation import teacher_of
-from agents.search.linear import PLAIN, LinearRule, RuleBook, Windows, cross_entropy
+from agents.search.linear import PLAIN, LinearRule, RuleBook, Windows, highest
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.errors import UserError
 
@@ -55,10 +55,10 @@ def test_the_decisions_no_depends_on_the_cluster_and_illegal_actions_are_never_t
 
 def test_the_search_finds_the_top_of_a_hill_and_never_loses_its_start():
     top = np.array([1.5, -0.5, 0.5])
-    best, value = cross_entropy(lambda x: -float(np.sum((x - top) ** 2)), np.zeros(3), np.ones(3), 12, 30, 6, seed=1)
+    best, value = highest(lambda x: -float(np.sum((x - top) ** 2)), np.zeros(3), 12, 30, seed=1)
     np.testing.assert_allclose(best, top, atol=0.2)
     assert value > -0.1
-    best, value = cross_entropy(lambda x: -float(np.abs(x).max()), np.zeros(3), np.ones(3), 2, 5, 2, seed=1)
+    best, value = highest(lambda x: -float(np.abs(x).max()), np.zeros(3), 2, 6, seed=1)
     assert value == 0.0 and not best.any()
 
 
@@ -84,7 +84,7 @@ def search_config(folder, **imitate):
         "window_s=15", "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16",
         "total_timesteps=64", "agent.imitate.decisions=400", "agent.imitate.others={gate: longest}",
         "agent.imitate.start={decline: -3, partner: -9, tokens: -1, kv_free: 0.5}")
-    config["agent"]["imitate"].update({"windows": 2, "window_s": 15.0, "generations": 1, "population": 2, "elite": 2,
+    config["agent"]["imitate"].update({"windows": 2, "window_s": 15.0, "generations": 1, "population": 4,
                                        "scale_decisions": 100, **imitate})
     return config
 

@@ -19,7 +19,7 @@ from agents.learning import train
 from agents.search import kept
 from agents.search.episodes import Search
 from agents.search.judging import Judge, foreseen_limit, rungs
-from agents.search.optimisers import build, centred_ranks
+from agents.search.optimisers import Cma
 from agents.search.space import space_of, value_at
 from agents.search.standardising import STILL, standards
 from agents.search.tune import Windows
@@ -52,19 +52,10 @@ def bytes_in(folder):
 
 
 # --- Methods ------------------------------------------------------------------------------------------------------
-METHODS = {"cma": {}, "separable": {"name": "cma", "separable": True}, "es": {"sigma": 0.2}, "cem": {"sigma": 1.0}}
-
-
-def method_of(name, start, population, bounds=None, seed=1):
-    own = METHODS[name]
-    return build({**load_yaml("agent", own.get("name", name)), **own}, np.asarray(start, float), bounds, population,
-                 seed)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_climb_a_hill_and_go_on_from_a_pickle_to_the_bit(name):
+@pytest.mark.parametrize("separable", [False, True])
+def test_cma_climbs_a_hill_and_goes_on_from_a_pickle_to_the_bit(separable):
     top = np.array([1.0, -0.5, 0.5])
-    method = method_of(name, np.zeros(3), 12)
+    method = Cma(np.zeros(3), 0.3, None, 12, 1, separable)
     for generation in range(60):
         drawn = method.ask()
         if generation % 7 == 3:
@@ -77,28 +68,15 @@ def test_methods_climb_a_hill_and_go_on_from_a_pickle_to_the_bit(name):
     np.testing.assert_allclose(method.mean, top, atol=0.15)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_no_method_leaves_the_bounds(name):
+@pytest.mark.parametrize("separable", [False, True])
+def test_cma_stays_within_the_bounds(separable):
     bounds = np.array([[0.0, 1.0], [-1.0, 0.0], [-1.0, 1.0]])
-    method = method_of(name, np.zeros(3), 10, bounds)
+    method = Cma(np.zeros(3), 0.3, bounds, 10, 1, separable)
     for _ in range(15):
         drawn = method.ask()
         assert (drawn >= bounds[:, 0]).all() and (drawn <= bounds[:, 1]).all()
         method.tell(drawn, drawn.sum(1))
     assert (method.mean >= bounds[:, 0]).all() and (method.mean <= bounds[:, 1]).all()
-
-
-def test_evolution_draws_pairs_on_either_side_of_the_mean():
-    drawn = method_of("es", [0.5, -0.5], 8).ask()
-    np.testing.assert_allclose(drawn[0::2] + drawn[1::2], np.tile([1.0, -1.0], (4, 1)))
-
-
-@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30))
-@settings(max_examples=60, deadline=None)
-def test_centred_ranks_sum_to_nothing_and_keep_the_order(values):
-    given_, ranks = np.array(values), centred_ranks(np.array(values))
-    assert abs(ranks.sum()) < 1e-9 and np.abs(ranks).max() <= 0.5
-    assert ((ranks[:, None] < ranks) == (given_[:, None] < given_)).all()
 
 
 # --- What is turned -----------------------------------------------------------------------------------------------
@@ -352,11 +330,10 @@ def search_to_the_end(made):
     train.main(made)
 
 
-@pytest.mark.parametrize("name", ["cma", "es", "cem"])
-def test_a_search_that_was_killed_goes_on_to_the_same_bytes(name, tmp_path):
+def test_a_search_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
     changes = {"generations": 6, "pool": 8, "restarts": 1, "validation": {"windows": 4, "every": 2, "patience": 1}}
-    train.main(config(tmp_path / "whole", name, **changes))
-    made = config(tmp_path / "killed", name, **changes)
+    train.main(config(tmp_path / "whole", **changes))
+    made = config(tmp_path / "killed", **changes)
     worker = multiprocessing.get_context("spawn").Process(target=search_to_the_end, args=(made,))
     worker.start()
     table = tmp_path / "killed" / kept.TABLE_FILE

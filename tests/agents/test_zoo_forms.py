@@ -45,7 +45,7 @@ def in_torch(arrays, network, sizes, parts):
     from agents.learning.networks import CandidateScorer, Layout
 
     layout = Layout(sizes.cluster, sizes.decisions, sizes.places, sizes.features, sizes.actions, sizes.levels)
-    scorer = CandidateScorer(layout, network["hidden"], 1, network["kinds"] > 1)
+    scorer = CandidateScorer(layout, network["hidden"], network["kinds"] > 1)
     names = {"embed": "actor.of_candidate", "context": "actor.of_context", "own": "own", "state": "own_pool",
              "pool": "fixed_pool", "head": "heads.of_candidate", "fixed": "heads.of_fixed"}
     state = {f"{names[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": torch.as_tensor(array)
