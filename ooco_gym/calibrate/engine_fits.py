@@ -117,10 +117,8 @@ def seconds(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRo
     prompts, decodes = rows.prompts, rows.n_decode
     prefill: Any = timing.attention(shard, "prefill")
     decode: Any = timing.attention(shard, "decode")
-    padded = np.ceil(rows.q / prefill.tile) * prefill.tile
-    work = rows.over_prompts(padded * (rows.kv - prefill.causal * rows.q))
-    attention = prefill.seconds(work, rows.over_prompts(padded), rows.over_prompts(rows.kv), prompts)
-    total += np.where(prompts > 0, attention, 0.0)
+    sums = (rows.over_prompts(part) for part in prefill.of_prompts(rows.q, rows.kv))
+    total += np.where(prompts > 0, prefill.seconds(*sums), 0.0)
     context = rows.decode_context
     total += np.where(decodes > 0, decode.seconds(context, decodes, context, decodes), 0.0)
     for phase, which in (("prefill", prompts > 0), ("decode", prompts == 0)):

@@ -193,9 +193,7 @@ def _prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
 
     def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
         form = kernels.prefill_attention(p, heads, kv_heads, head_dim)
-        padded = np.ceil(q[index] / form.tile) * form.tile
-        return form.seconds(batch[index] * padded * (kv[index] - form.causal * q[index]), batch[index] * padded,
-                            batch[index] * kv[index], batch[index])
+        return form.seconds(*(batch[index] * each for each in form.of_prompts(q[index], kv[index])))
 
     return _by_heads(rows, seconds)
 

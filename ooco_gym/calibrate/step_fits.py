@@ -204,9 +204,7 @@ def _attention_s(found: Mapping[str, Any], architecture: Architecture, part: Ste
     if part.prefill.any():
         form = kernels.prefill_attention(found["prefill_attention"], *shape)
         one = part.select(part.prefill)
-        rows = np.ceil(one.q / form.tile) * form.tile
-        seconds[part.prefill] = form.seconds(one.batch * rows * (one.context - form.causal * one.q), one.batch * rows,
-                                             one.batch * one.context, one.batch)
+        seconds[part.prefill] = form.seconds(*(one.batch * each for each in form.of_prompts(one.q, one.context)))
     if (~part.prefill).any():
         form, one = kernels.decode_attention(found["decode_attention"], *shape), part.select(~part.prefill)
         total = one.batch * one.context

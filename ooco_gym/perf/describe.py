@@ -9,7 +9,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.timing import OperatorCost, Phase
+from ooco_gym.perf.timing import Attention, OperatorCost, Phase
 
 COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
 CAPACITY = "capacity"
@@ -76,20 +76,14 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
     kinds, resources = dict.fromkeys(KINDS, 0.0), dict.fromkeys(_RESOURCES, 0.0)
     for cost in costs:
         kinds[cost.kind] += float(cost.seconds) / latency
-        resources[_resource(cost)] += float(cost.seconds) / latency
-    kv_share = _kv_share(deployment, requests[:, 1].sum())
-    with_one_more = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
-    bottleneck = CAPACITY if with_one_more > 1 else max(resources, key=lambda name: resources[name])
+        limit = cost.kind if cost.kind in (COMMUNICATION, OVERHEAD) else COMPUTE if cost.compute_bound else MEMORY
+        resources[limit] += float(cost.seconds) / latency
+    held = float(requests[:, 1].sum())
+    full = held + requests[:, 1].mean() > deployment.kv_tokens
+    bottleneck = CAPACITY if full else max(resources, key=lambda name: resources[name])
     shares = {cost.name: float(cost.seconds) / latency for cost in costs}
-    return IterationReport(latency, shares, kinds, resources, bottleneck, float(requests[:, 0].sum()), kv_share)
-
-
-def decode_saturation(deployment: Deployment) -> int:
-    """Batch size from which decode GEMMs are saturated: *every* linear layer of a layer is bound by compute.
-
-    This is the engine's `bs_sat`; the paper's text gives 250 to 300 on 910C.
-    """
-    return deployment.bs_sat
+    return IterationReport(latency, shares, kinds, resources, bottleneck, float(requests[:, 0].sum()),
+                           held / deployment.kv_tokens)
 
 
 def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | None:
@@ -104,7 +98,8 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
     tokens = np.arange(1, limit + 1, dtype=np.float64)
     compute, other = np.zeros(limit), np.zeros(limit)
     form, shard = deployment.form, deployment.shard
-    attention = _attention(deployment, "prefill", *_alone(deployment, tokens))
+    form_of_prompts = form.attention(shard, "prefill")
+    attention = _attention(form_of_prompts, *form_of_prompts.of_prompts(tokens, tokens))
     measured = form.measured_attention(shard)
     if measured:
         attention = attention._replace(seconds=measured.prefill_s(tokens, tokens))
@@ -117,21 +112,12 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
     return int(tokens[saturated[0]]) if len(saturated) else None
 
 
-def _alone(deployment: Deployment, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The attention's sums of prompts prefilled each alone."""
-    attention = deployment.form.attention(deployment.shard, "prefill")
-    rows = np.ceil(tokens / attention.tile) * attention.tile
-    return rows * tokens * (1.0 - attention.causal), rows, tokens, np.ones(tokens.shape)
-
-
 def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[OperatorCost]:
     form, shard = deployment.form, deployment.shard
     q, kv = requests[:, 0], requests[:, 1]
-    if phase == "prefill":
-        features = form.attention(shard, phase).features(q, kv)
-    else:
-        features = np.array([kv.sum(), len(kv), kv.sum(), len(kv)], dtype=np.float64)
-    attention = _attention(deployment, phase, *features)
+    batched = form.attention(shard, phase)
+    attention = _attention(batched, *(batched.features(q, kv) if phase == "prefill"
+                                      else np.array([kv.sum(), len(kv), kv.sum(), len(kv)], dtype=np.float64)))
     measured = form.measured_attention(shard)
     if measured and phase == "prefill":
         attention = attention._replace(seconds=measured.prefill_s(q, kv).sum())
@@ -150,25 +136,10 @@ def _overhead(name: str, seconds: float) -> OperatorCost:
     return OperatorCost(name, "overhead", np.array(seconds), np.array(False))
 
 
-def _attention(deployment: Deployment, phase: Phase, work: np.ndarray, rows: np.ndarray, context: np.ndarray,
-               requests: np.ndarray) -> OperatorCost:
-    attention = deployment.form.attention(deployment.shard, phase)
-    sums = np.stack(np.broadcast_arrays(work, rows, context, requests), axis=-1)
-    roofs = sums @ attention.roofs_s.T
-    return OperatorCost("attention", "attention", attention.seconds(work, rows, context, requests),
+def _attention(attention: Attention, *features: np.ndarray) -> OperatorCost:
+    roofs = np.stack(np.broadcast_arrays(*features), axis=-1) @ attention.roofs_s.T
+    return OperatorCost("attention", "attention", attention.seconds(*features),
                         roofs[..., 0] >= roofs[..., 1:].max(axis=-1))
-
-
-def _resource(cost: OperatorCost) -> str:
-    if cost.kind == "communication":
-        return COMMUNICATION
-    if cost.kind == "overhead":
-        return OVERHEAD
-    return COMPUTE if bool(cost.compute_bound) else MEMORY
-
-
-def _kv_share(deployment: Deployment, tokens: float) -> float:
-    return float(tokens) / deployment.kv_tokens
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError, check_keys, nearest
+from ooco_gym.errors import UserError
+from ooco_gym.perf.fields import check_fields, number, read_fields, sizes
 from ooco_gym.perf.links import check_link
 from ooco_gym.perf.transfer import transferred
 
@@ -32,23 +33,6 @@ class Validity:
     """Most tokens of one request's context."""
     tp: tuple[int, ...] = ()
     """Tensor-parallel degrees that were measured."""
-
-    @classmethod
-    def from_mapping(cls, values: Any, where: str = "validity") -> Validity:
-        """Reads the section `validity` of a chip's YAML.
-
-        Raises:
-            UserError: no mapping, an unknown key, or a value that is not a whole number (`tp`: a list) of at least 1.
-        """
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where} must be a mapping, got '{values}'")
-        check_keys(where, values, [item.name for item in fields(cls)])
-        given = {str(key): value for key, value in values.items() if value is not None}
-        degrees = given.pop("tp", [])
-        if isinstance(degrees, str) or not hasattr(degrees, "__iter__"):
-            raise UserError(f"{where}: field 'tp' must be a list of whole numbers, got '{degrees}'")
-        sizes = {key: _size(f"{where}: field '{key}'", value) for key, value in given.items()}
-        return cls(**sizes, tp=tuple(_size(f"{where}: field 'tp'", degree) for degree in degrees))
 
 
 @dataclass(frozen=True)
@@ -242,17 +226,10 @@ def _load(cls: type[Spec], group: str, source: Any) -> Spec:
     values.setdefault("name", "custom")
     if cls is ChipSpec and values.get("tables"):
         values["tables"] = os.path.abspath(str(values["tables"]))  # of a file: absolute already
-    known = {item.name: item for item in fields(cls)}
-    for key in values:
-        if key not in known:
-            raise UserError(f"{where}: unknown field '{key}'{nearest(str(key), known)}; "
-                            f"expected: {', '.join(known)}")
     if values.get("like"):
+        check_fields(cls, values, where)
         values = _like(values, where)
-    for key, item in known.items():
-        if key not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise UserError(f"{where}: field '{key}' is missing")
-    return cls(**{key: _convert(where, key, str(known[key].type), value) for key, value in values.items()})
+    return read_fields(cls, values, where, _convert)
 
 
 def _like(values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -271,38 +248,29 @@ def _like(values: dict[str, Any], where: str) -> dict[str, Any]:
     return {**found, "not_measured": said, **values}
 
 
-def _convert(where: str, key: str, kind: str, value: Any) -> Any:
-    """Reads one field; numbers such as `80e9`, which YAML 1.1 takes for text, are accepted."""
+def _convert(where: str, kind: str, value: Any) -> Any:
+    """Reads one field by its type."""
     if kind == "str":
         return str(value)
     if kind == "bool":
         if not isinstance(value, bool):
-            raise UserError(f"{where}: field '{key}' must be true or false, got '{value}'")
+            raise UserError(f"{where} must be true or false, got '{value}'")
         return value
     if kind in ("float", "int"):
-        try:
-            number = float(value) if not isinstance(value, bool) else math.nan
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number) or (kind == "int" and number != int(number)):
-            expected = "a whole number" if kind == "int" else "a number"
-            raise UserError(f"{where}: field '{key}' must be {expected}, got '{value}'")
-        return int(number) if kind == "int" else number
+        found = number(value)
+        if not math.isfinite(found) or (kind == "int" and found % 1 != 0):
+            raise UserError(f"{where} must be {'a whole number' if kind == 'int' else 'a number'}, got '{value}'")
+        return int(found) if kind == "int" else found
+    section = where.replace(": field '", ", ").removesuffix("'")
     if kind == "Validity | None":
-        return Validity.from_mapping(value, f"{where}, {key}") if value is not None else None
+        return None if value is None else read_fields(Validity, value, section, sizes)
     if kind == "ExtendedParameters | None":
         from ooco_gym.perf.timing.kernels import ExtendedParameters  # its package imports this module
 
-        return ExtendedParameters.from_mapping(value, f"{where}, {key}") if value is not None else None
+        return None if value is None else ExtendedParameters.from_mapping(value, section)
     if not isinstance(value, Mapping):
-        raise UserError(f"{where}: field '{key}' must be a mapping, got '{value}'")
+        raise UserError(f"{where} must be a mapping, got '{value}'")
     return {str(name): str(text) for name, text in value.items()}
-
-
-def _size(where: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < 1:
-        raise UserError(f"{where} must be a whole number of at least 1, got '{value}'")
-    return int(value)
 
 
 def _check_kernels(chip: ChipSpec) -> None:

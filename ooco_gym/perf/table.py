@@ -233,9 +233,7 @@ def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], com
 
 def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
     """Latencies of prompts prefilled each alone, float64[n], by their lengths in tokens, int64[n]."""
-    q = tokens.astype(np.float64)
-    rows = np.ceil(q / table.attention.tile) * table.attention.tile
-    attention = attention_ps(table, rows * q * (1.0 - table.attention.causal), rows, q, np.ones(q.shape))
+    attention = attention_ps(table, *table.attention.of_prompts(tokens, tokens))
     return np.maximum(table.prefill_floor_ps, dense_ps(table, tokens) + table.head_ps[1] + attention)
 
 
@@ -342,11 +340,9 @@ def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike,
     """
     new, count = np.asarray(new_tokens, np.int64), np.asarray(decodes, np.int64)
     total = np.asarray(context_tokens, np.int64)
-    rows = np.ceil(new / table.attention.tile) * table.attention.tile
     context = np.where(new > 0, new + np.asarray(before, np.int64), 0)
-    work = (rows * (context - table.attention.causal * new)).sum(axis=1)
     prompts = (new > 0).sum(axis=1)
-    sums = (work, rows.sum(axis=1), context.sum(axis=1), prompts)
+    sums = (*(part.sum(axis=1) for part in table.attention.of_prompts(new, context)[:3]), prompts)
     attention = attention_ps(table, *(np.where(prompts > 0, one, 1.0) for one in sums))
     mean = total / np.maximum(count, 1)
     most = mean if longest is None else np.asarray(longest, np.float64)

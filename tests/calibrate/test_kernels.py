@@ -78,7 +78,7 @@ def test_parameters_are_read_and_written() -> None:
 
 
 @pytest.mark.parametrize("values, message", [
-    ({"gem": {}}, r"unknown kernel 'gem' \(did you mean 'gemm'\?\)"),
+    ({"gem": {}}, r"unknown field 'gem' \(did you mean 'gemm'\?\)"),
     ({"gemm": {"flops_per_s": 1}}, r"extended.gemm: field 'memory_bytes_per_s' is missing"),
     ({"gemm": {"flop_per_s": 1}}, r"unknown field 'flop_per_s' \(did you mean 'flops_per_s'\?\)"),
     ({"gemm": {"flops_per_s": "fast", "memory_bytes_per_s": 1}}, r"must be a number of at least 0, got 'fast'"),

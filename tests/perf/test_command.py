@@ -87,7 +87,7 @@ def test_every_cell_names_its_bottleneck():
     ({"contexts": []}, "contexts must be a list of whole numbers"),
     ({"throughput": {"batch": 1.5}}, "throughput.batch must be a whole number"),
     ({"throughput": {"prompt_tokens": "many"}}, "throughput.prompt_tokens must be a number"),
-    ({"throughput": {"prompts": 1}}, "unknown key 'throughput.prompts'"),
+    ({"throughput": {"prompts": 1}}, "throughput: unknown key 'prompts'"),
 ])
 def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, changes, message):
     with pytest.raises(UserError) as error:
@@ -110,7 +110,7 @@ def test_extended_timing_shows_its_operators_and_where_it_extrapolates(tmp_path,
     printed = " ".join(capsys.readouterr().out.split())
     assert "other" in printed and "Note: chip 'h200_kernels': its figures were fitted up to" in printed
     traces = {trace.name for trace in build_figure(figures).data}
-    assert {"norm", "activation", "sampler", "memory bandwidth", "context 250"} <= traces
+    assert {"norm", "activation", "sampler", "prefill", "context 250"} <= traces
 
 
 def test_a_comparison_without_kernels_is_a_note_and_no_error(capsys):

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perf_reference import iteration_latency
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment
-from ooco_gym.perf.describe import colocated_throughput, decode_saturation, describe_iteration, prefill_saturation
-from ooco_gym.perf.reference import iteration_latency
+from ooco_gym.perf.describe import colocated_throughput, describe_iteration, prefill_saturation
 
 
 def deploy(chip: str = "ascend_910c", model: str = "qwen2_5_7b", **values) -> Deployment:
@@ -62,7 +62,7 @@ def test_an_iteration_is_one_kind():
 
 def test_saturation_on_910c_agrees_with_the_paper():
     """The paper: decode GEMMs at about 250 to 300, prefill at about 250 to 300 tokens; the engine: 340."""
-    assert 250 <= decode_saturation(PAIR_7B) <= 350
+    assert 250 <= PAIR_7B.bs_sat <= 350
     assert 200 <= (prefill_saturation(PAIR_7B) or 0) <= 350
     assert 200 <= (prefill_saturation(LARGE) or 0) <= 350
 

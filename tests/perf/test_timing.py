@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perf_reference import iteration_latency
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_latency_ps, timing
-from ooco_gym.perf.reference import iteration_latency
 
 CASES = [
     {"chip": "ascend_910c", "model": "qwen2_5_7b"},

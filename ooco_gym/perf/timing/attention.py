@@ -41,15 +41,19 @@ class Attention(NamedTuple):
     tile: int = 1
     causal: float = 0.0
 
+    def of_prompts(self, q: np.ndarray, kv: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The four features of each prompt by itself, from its new tokens and its context, float64[n] each."""
+        q, kv = np.asarray(q, dtype=np.float64), np.asarray(kv, dtype=np.float64)
+        rows = np.ceil(q / self.tile) * self.tile
+        return rows * (kv - self.causal * q), rows, kv, np.ones(q.shape)
+
     def features(self, q: np.ndarray, kv: np.ndarray) -> np.ndarray:
         """The four sums of one prefill batch: `q` new tokens and `kv` context of each prompt, both [n].
 
         Returns:
             float64[4].
         """
-        q, kv = np.asarray(q, dtype=np.float64), np.asarray(kv, dtype=np.float64)
-        rows = np.ceil(q / self.tile) * self.tile
-        return np.array([(rows * (kv - self.causal * q)).sum(), rows.sum(), kv.sum(), float(q.size)])
+        return np.array([part.sum() for part in self.of_prompts(q, kv)])
 
     def seconds(self, work: np.ndarray, rows: np.ndarray, context: np.ndarray, requests: np.ndarray) -> np.ndarray:
         """Seconds from the four sums, element by element for arrays of batches."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.perf.fields import at_least_0, read_fields
 from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.rounding import steady
 
@@ -41,34 +41,17 @@ class _Mapped:
     """Parameters that are read from a mapping (of a chip's YAML) and written to one."""
 
     @classmethod
-    def from_mapping(cls: type[_Parameters], values: Mapping[str, Any], where: str = "") -> _Parameters:
-        """Reads the parameters; numbers such as `80e9`, which YAML 1.1 takes for text, are accepted.
-
-        Args:
-            values: by field; fields with a default may be missing.
-            where: for messages, for example "chip 'h100', extended.gemm".
+    def from_mapping(cls: type[_Parameters], values: Any, where: str = "") -> _Parameters:
+        """Reads the parameters, numbers of at least 0; fields with a default may be missing.
 
         Raises:
-            UserError: an unknown or missing field, or one that is not a number of at least 0.
+            UserError: says after `where` which field is none.
         """
-        where = where or cls.__name__
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where} must be a mapping, got '{values}'")
-        known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
-        for key in values:
-            if key not in known:
-                raise UserError(f"{where}: unknown field '{key}'{nearest(str(key), known)}; "
-                                f"expected: {', '.join(known)}")
-        numbers = {str(key): _number(f"{where}: field '{key}'", value) for key, value in values.items()}
-        try:
-            return cls(**numbers)
-        except TypeError:
-            missing = [name for name, item in known.items() if name not in numbers and item.default is MISSING]
-            raise UserError(f"{where}: field '{missing[0]}' is missing") from None
+        return read_fields(cls, values, where or cls.__name__, at_least_0)
 
     def to_mapping(self) -> dict[str, float]:
         """The parameters by field, ready for a YAML file."""
-        return {key: float(value) for key, value in asdict(self).items()}  # type: ignore[call-overload]
+        return {key: float(value) for key, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -283,15 +266,9 @@ class ExtendedParameters:
         Raises:
             UserError: an unknown kernel or field, or a value that is not a number of at least 0.
         """
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where} must be a mapping, got '{values}'")
-        for key in values:
-            if key not in KERNELS:
-                raise UserError(f"{where}: unknown kernel '{key}'{nearest(str(key), KERNELS)}; "
-                                f"expected: {', '.join(KERNELS)}")
-        read: dict[str, Any] = {key: KERNELS[key].from_mapping(value, f"{where}.{key}")
-                                for key, value in values.items() if value is not None}
-        return cls(**read)
+        read = read_fields(cls, values, where, lambda *_: None)  # refuses what is no kernel
+        return replace(read, **{key: KERNELS[key].from_mapping(value, f"{where}.{key}")
+                                for key, value in values.items() if value is not None})
 
     def to_mapping(self) -> dict[str, dict[str, float]]:
         """The parameters by kernel and field; kernels without parameters are left out."""
@@ -468,13 +445,3 @@ def norm(exponent: float, *terms: ArrayLike) -> np.ndarray:
 
 def _array(values: ArrayLike) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
-
-
-def _number(where: str, value: Any) -> float:
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if math.isnan(number) or number < 0:
-        raise UserError(f"{where} must be a number of at least 0, got '{value}'")
-    return number

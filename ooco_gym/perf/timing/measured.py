@@ -126,8 +126,7 @@ class Form(extended.Form):
             return decode.seconds(batch * context, batch, batch * context, batch)
 
         def prefill_roof(q: np.ndarray, earlier: np.ndarray) -> np.ndarray:
-            rows = np.ceil(q / prefill.tile) * prefill.tile
-            return prefill.seconds(rows * (earlier + (1.0 - prefill.causal) * q), rows, earlier + q, np.ones(q.shape))
+            return prefill.seconds(*prefill.of_prompts(q, earlier + q))
 
         def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
             if not found.decode:

@@ -1,0 +1,88 @@
+"""Reads the fields of a dataclass from a mapping, as a YAML file has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from ooco_gym.errors import UserError, nearest
+
+Read = TypeVar("Read")
+
+
+def read_fields(cls: type[Read], values: Any, where: str, convert: Callable[[str, str, Any], Any]) -> Read:
+    """Builds a dataclass.
+
+    Args:
+        cls: the dataclass.
+        values: by field; fields with a default may be missing.
+        where: for messages, for example "chip 'h100', extended.gemm".
+        convert: from what a message begins with, the field's type as written, and the value, to the field's value.
+
+    Raises:
+        UserError: no mapping, an unknown or missing field, or what `convert` refuses.
+    """
+    check_fields(cls, values, where)
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    for name, item in known.items():
+        if name not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise UserError(f"{where}: field '{name}' is missing")
+    return cls(**{key: convert(f"{where}: field '{key}'", str(known[key].type), value)
+                  for key, value in values.items()})
+
+
+def check_fields(cls: type, values: Any, where: str) -> None:
+    """Refuses what is no mapping, or has a key that is no field.
+
+    Raises:
+        UserError: names the nearest field.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where} must be a mapping, got '{values}'")
+    known = [item.name for item in fields(cls)]
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}: unknown field '{key}'{nearest(str(key), known)}; expected: {', '.join(known)}")
+
+
+def number(value: Any) -> float:
+    """A number, also one such as `80e9`, which YAML 1.1 takes for text; NaN where it is none."""
+    try:
+        return float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def at_least_0(where: str, _: str, value: Any) -> float:
+    """A number of at least 0, or infinity.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = number(value)
+    if not found >= 0:
+        raise UserError(f"{where} must be a number of at least 0, got '{value}'")
+    return found
+
+
+def size(where: str, _: str, value: Any) -> int | None:
+    """A whole number of at least 1, or None.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = 1.0 if value is None else number(value)
+    if isinstance(value, str) or found % 1 != 0 or found < 1:
+        raise UserError(f"{where} must be a whole number of at least 1, got '{value}'")
+    return None if value is None else int(found)
+
+
+def sizes(where: str, kind: str, value: Any) -> Any:
+    """As `size`; of a field that is a tuple, a list of them."""
+    if not kind.startswith("tuple"):
+        return size(where, kind, value)
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        raise UserError(f"{where} must be a list of whole numbers, got '{value}'")
+    return tuple(size(where, kind, one) for one in value)
