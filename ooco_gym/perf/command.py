@@ -195,7 +195,7 @@ def _title(figures: dict[str, Any]) -> str:
 
 
 def _bound(row: dict[str, Any]) -> str:
-    return _SHORT.get(row["bottleneck"], row["bottleneck"]) if row["fits"] else "does not fit"
+    return str(_SHORT.get(row["bottleneck"], row["bottleneck"])) if row["fits"] else "does not fit"
 
 
 def _decode_table(figures: dict[str, Any]) -> Table:
