@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, unknown, whole_number
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -52,16 +52,16 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
                         f"the layouts {', '.join(sources.list_sources())} (docs/calibration.md)")
     out = Path(values["out"])
     with Console(stderr=True).status("reading") as status:
-        tp = 0 if values["tp"] is None else _whole("tp", values["tp"])
+        tp = 0 if values["tp"] is None else whole_number("tp", values["tp"], 1)
         model = model_named(str(values["model"] or "")) or _text(values["model"])
         context = sources.Context(str(values["device"] or ""), model or "", tp)
         found = sources.read(_where(str(values["data"])), context)
-        device, rows, notes = run.device_rows(found, _text(values["device"]), _names(values["also"]),
-                                              _text(values["source"]))
+        also = [values["also"]] if isinstance(values["also"], str) else list(values["also"] or [])
+        device, rows, notes = run.device_rows(found, _text(values["device"]), also, _text(values["source"]))
         base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {},
                                      named=bool(values["device"]))
         result = run.calibrate(found, base, device, rows, model=model, tp=context.tp or 1,
-                               seed=_whole("seed", values["seed"], 0), tell=lambda text: status.update(
+                               seed=whole_number("seed", values["seed"]), tell=lambda text: status.update(
                                    f"fitting {text}"))
         result.notes += notes
         valid = chips.validity(result.rows, [one.rows for one in result.engine])
@@ -79,7 +79,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         show.write_page(result, figures, out / "calibration.html")
     screen = console()
     for table in show.tables(figures):
-        table.show(screen, frame="simple", unbroken=7 if len(table.head) == 7 else 1)
+        table.show(screen, frame="simple", unbroken=8 if len(table.head) == 8 else 1)
     for line in show.notes(figures):
         screen.print(line, highlight=False, markup=False, soft_wrap=True)
     forms = "ooco, extended or measured" if tables else "ooco or extended"
@@ -98,13 +98,3 @@ def _where(data: str) -> Path:
 
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _names(value: Any) -> list[str]:
-    return [str(value)] if isinstance(value, str) else [str(item) for item in value or []]
-
-
-def _whole(key: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
-        raise UserError(f"{key}={value}: expected a whole number of at least {least}")
-    return int(value)

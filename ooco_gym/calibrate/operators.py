@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Free, folds, least_squares, sample
-from ooco_gym.calibrate.rows import NUMBERS, ORIGIN, TEXTS, Rows
+from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf.specs import ChipSpec
 from ooco_gym.perf.timing import kernels
 from ooco_gym.perf.timing._measurements import NAMES
@@ -176,12 +176,10 @@ def _by_heads(rows: Rows, seconds: Callable[[np.ndarray, float, float, float], n
 
 def _heads(rows: Rows) -> list[tuple[np.ndarray, float, float, float]]:
     """The rows of each head configuration, and its query heads, key/value heads and their dimension."""
-    found, shape = [], rows.distinct("h_q", "h_kv", "d_h")
-    for number in range(int(shape.max(initial=-1)) + 1):
-        index = np.flatnonzero(shape == number)
-        first = index[0]
-        found.append((index, float(rows["h_q"][first]), float(rows["h_kv"][first]), float(rows["d_h"][first])))
-    return found
+    shape = rows.distinct("h_q", "h_kv", "d_h")
+    parts = [np.flatnonzero(shape == number) for number in np.unique(shape)]
+    return [(index, float(rows["h_q"][index[0]]), float(rows["h_kv"][index[0]]), float(rows["d_h"][index[0]]))
+            for index in parts]
 
 
 def _gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
@@ -428,8 +426,7 @@ def with_bytes(rows: Rows) -> tuple[Rows, int]:
     wanted = (kind == "elementwise") & ~(rows["bytes"] > 0)
     moved = np.where(wanted, _DTYPE_BYTES * widths * tokens, rows["bytes"])
     unknown = (kind == "elementwise") & ~(moved > 0)
-    columns = {name: rows[name] for name in (*TEXTS, *NUMBERS, *ORIGIN)} | {"bytes": moved}
-    return Rows(columns).select(~unknown), int((unknown & (names != "sampler")).sum())
+    return rows.with_columns(bytes=moved).select(~unknown), int((unknown & (names != "sampler")).sum())
 
 
 def _inner(rows: Rows, kind: np.ndarray) -> np.ndarray:

@@ -11,12 +11,11 @@ import numpy as np
 
 from ooco_gym.perf.specs import ChipSpec
 
-TEXTS = ("device", "model", "op", "kernel", "source")
-NUMBERS = ("tp", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q", "h_kv", "d_h", "n_gpus",
-           "bytes", "longest", "alone_us", "time_us")
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
            "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "kernel", "time_us", "source")
 """The columns of a measurement in the order in which they are written."""
+TEXTS = ("device", "model", "op", "kernel", "source")
+NUMBERS = tuple(name for name in COLUMNS if name not in TEXTS)
 ORIGIN = ("file", "row")
 """Where a measurement stood: file's name, and row from 1 (a CSV's header counts as row 1)."""
 
@@ -58,21 +57,16 @@ class Rows:
     @classmethod
     def of(cls, path: Path, first_row: int, rows: int, **columns: Any) -> Rows:
         """Rows of one file: columns are arrays or one value for all; what is missing is '' or NaN."""
-        filled: dict[str, np.ndarray] = {}
-        for name in TEXTS:
-            filled[name] = _text(columns.get(name, ""), rows)
-        for name in NUMBERS:
-            filled[name] = np.broadcast_to(np.asarray(columns.get(name, np.nan), dtype=np.float64), (rows,))
-        filled["file"] = _text(path.name, rows)
-        filled["row"] = first_row + np.arange(rows)
-        return cls(filled)
+        texts = {name: _text(columns.get(name, ""), rows) for name in TEXTS}
+        numbers = {name: np.broadcast_to(np.asarray(columns.get(name, np.nan), np.float64), rows) for name in NUMBERS}
+        return cls({**texts, **numbers, "file": _text(path.name, rows), "row": first_row + np.arange(rows)})
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
         """All rows of several."""
         if not parts:
             return cls.of(Path("nothing"), 1, 0)
-        return cls({name: np.concatenate([part[name] for part in parts]) for name in (*TEXTS, *NUMBERS, *ORIGIN)})
+        return cls({name: np.concatenate([part[name] for part in parts]) for name in (*COLUMNS, *ORIGIN)})
 
     def __len__(self) -> int:
         return len(self._columns["op"])
@@ -89,9 +83,10 @@ class Rows:
         """The rows of a mask or of indices."""
         return Rows({name: values[which] for name, values in self._columns.items()})
 
-    def named(self, device: str) -> Rows:
-        """The same, all of one device."""
-        return Rows({**self._columns, "device": _text(device, len(self))})
+    def with_columns(self, **columns: Any) -> Rows:
+        """The same with other columns, arrays or one text for all."""
+        return Rows(self._columns | {name: _text(values, len(self)) if isinstance(values, str) else values
+                                     for name, values in columns.items()})
 
     def once(self, find: Callable[[Rows], Known]) -> Known:
         """What a function finds in these rows, found once: they never change, and a fit asks at each of its steps."""
@@ -115,8 +110,6 @@ class Rows:
     def distinct(self, *columns: str) -> np.ndarray:
         """A number for each row, equal where all `columns` are, int64[n]."""
         keys = [_codes(self._columns[name]) for name in columns]
-        if not keys:
-            return np.zeros(len(self), dtype=np.int64)
         return np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
     def where(self, index: int) -> str:
@@ -125,9 +118,7 @@ class Rows:
 
 
 def _codes(values: np.ndarray) -> np.ndarray:
-    if values.dtype == object:
-        return np.unique(values.astype(str), return_inverse=True)[1]
-    return np.unique(values, return_inverse=True)[1]
+    return np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1]
 
 
 def _text(values: Any, rows: int) -> np.ndarray:
@@ -180,34 +171,24 @@ KNOWN_BAD: tuple[tuple[str, str, Callable[[Rows], np.ndarray]], ...] = (
 
 
 def complete(rows: Rows) -> Rows:
-    """Fills in what follows from other columns: context from new tokens and prefix, and the other way round."""
-    q, prefix, context = rows["q_len"].copy(), np.nan_to_num(rows["prefix"]), rows["context_len"].copy()
+    """Fills in what follows from other columns and rows: context from new tokens and prefix, and the other way round,
+    and what a chunk takes alone where it was measured beside decodes."""
+    q, prefix, context = rows["q_len"], np.nan_to_num(rows["prefix"]), rows["context_len"]
     kind = rows.kind()
     prefill = kind == "attn_prefill"
     context = np.where(prefill & np.isnan(context), q + prefix, context)
     prefix = np.where(prefill & np.isnan(rows["prefix"]), np.maximum(context - q, 0.0), prefix)
     heads = np.where(np.isnan(rows["d_h"]) & np.isin(kind, ("attn_prefill", "attn_decode")), 128.0, rows["d_h"])
-    same = {name: rows[name] for name in (*COLUMNS, *ORIGIN)}
-    return with_alone(Rows(same | {"q_len": q, "prefix": prefix, "context_len": context, "d_h": heads}))
-
-
-_CHUNK = ("device", "q_len", "prefix", "h_q", "h_kv", "d_h")
-
-
-def with_alone(rows: Rows) -> Rows:
-    """Fills in what a chunk takes alone (`alone_us`) where it was measured beside decodes, from rows of that chunk."""
-    kind = rows.kind()
+    rows = rows.with_columns(prefix=prefix, context_len=context, d_h=heads)
     mixed = np.flatnonzero((kind == "attn_mixed") & np.isnan(rows["alone_us"]))
     if not len(mixed):
         return rows
-    prefix = np.nan_to_num(rows["prefix"])
-    chunk = Rows({name: rows[name] for name in _CHUNK} | {"op": rows["op"], "prefix": prefix}).distinct(*_CHUNK)
-    measured = (kind == "attn_prefill") & ((rows["batch"] == 1) | np.isnan(rows["batch"]))
+    chunk = rows.distinct("device", "q_len", "prefix", "h_q", "h_kv", "d_h")
+    measured = prefill & ((rows["batch"] == 1) | np.isnan(rows["batch"]))
     known = dict(zip(chunk[measured].tolist(), rows["time_us"][measured].tolist(), strict=True))
     alone = rows["alone_us"].copy()
     alone[mixed] = [known.get(number, np.nan) for number in chunk[mixed].tolist()]
-    same = {name: rows[name] for name in (*COLUMNS, *ORIGIN)}
-    return Rows(same | {"alone_us": alone})
+    return rows.with_columns(alone_us=alone)
 
 
 def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:

@@ -113,7 +113,7 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
     notes = []
     if not found.engine and len(known) == 1 and chip_named(chosen) and not chip_named(known[0]):
         notes.append(f"the measurements of '{known[0]}', which is no known chip, count as those of '{chosen}'")
-        rows, known = rows.named(chosen), [chosen]
+        rows, known = rows.with_columns(device=chosen), [chosen]
     if known and chosen not in known and "" not in names:
         meant = _same_chip(chosen, rows, known)
         if not meant:

@@ -101,11 +101,8 @@ def compose(rows: Rows, own: str | None = None) -> Steps | None:
         rows: of one device, clean.
         own: name or YAML file of a model that counts before all others.
     """
-    tables, parts = _Tables(rows), []
-    for architecture in _architectures(rows, tables, own):
-        part = tables.steps(architecture)
-        if part is not None:
-            parts.append(part)
+    tables = _Tables(rows)
+    parts = [part for one in _architectures(rows, tables, own) if (part := tables.steps(one)) is not None]
     return _join(parts[:MOST_ARCHITECTURES]) if parts else None
 
 
@@ -141,12 +138,12 @@ def _architecture(model: ModelSpec, tp: int, tables: _Tables) -> tuple[float, Ar
     shapes = [(float(item.d_in), float(item.d_out)) for item in fused_linears(model, tp)]
     nearest = [tables.nearest_gemm(shape) for shape in shapes]
     heads, kv_heads = model.heads / tp, max(model.kv_heads / tp, 1.0)
-    if any(item is None for item in nearest) or not tables.has_heads(heads, kv_heads, model.head_dim):
+    if any(item is None for item in nearest) or (heads, kv_heads, float(model.head_dim)) not in tables.heads:
         return None
     gemms = [Dense("gemm", model.layers, *item[1]) for item in nearest if item]
     others = []
     head = (float(model.hidden), float(math.ceil(model.vocab / tp)))
-    if tables.exact_gemm(head):
+    if head in tables.shapes:
         others.append(Dense("lm_head", 1, *head))
     for item in elementwise(model, tp):
         op = tables.elementwise_op(item.name, model.hidden, tp)
@@ -165,27 +162,19 @@ class _Tables:
     def __init__(self, rows: Rows) -> None:
         self._rows, self._kind = rows, rows.kind()
         gemm = rows.of_kind("gemm")
-        self._shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
+        self.shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
         attention = rows.select((self._kind == "attn_prefill") | (self._kind == "attn_decode"))
-        self._heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
+        self.heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
         self._curves: dict[tuple, dict[float, float]] = {}
 
     def nearest_gemm(self, shape: tuple[float, float]) -> tuple[float, tuple[float, float]] | None:
         """The measured GEMM nearest to a shape, and how far it is; None beyond `_NEAR`."""
-        if not self._shapes:
+        if not self.shapes:
             return None
-        measured = np.array(self._shapes)
+        measured = np.array(self.shapes)
         distance = np.abs(np.log(measured / np.array(shape))).max(axis=1)
         best = int(distance.argmin())
-        return (float(distance[best]), self._shapes[best]) if distance[best] <= _NEAR else None
-
-    def exact_gemm(self, shape: tuple[float, float]) -> bool:
-        """Whether a GEMM of this very shape was measured."""
-        return shape in self._shapes
-
-    def has_heads(self, heads: float, kv_heads: float, head_dim: float) -> bool:
-        """Whether attention of these heads was measured."""
-        return (heads, kv_heads, float(head_dim)) in self._heads
+        return (float(distance[best]), self.shapes[best]) if distance[best] <= _NEAR else None
 
     def elementwise_op(self, name: str, hidden: int, tp: int) -> str:
         """Name of the rows of an element-wise operator of a model of this width; '' where there are none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -109,8 +109,9 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
     contexts = _contexts(deployment, batch[1:])
     beside_s = dense_s + overhead_s[1]
     alone_lines = _attention_lines(form.attention(shard, "decode"), measured, batch, beside_s, contexts)
-    mixed = form.mixed_kernel(shard)
-    attention_lines = alone_lines if mixed is None else _mixed_lines(mixed, batch, beside_s, contexts)
+    mixed, attention_lines = form.mixed_kernel(shard), alone_lines
+    if mixed is not None and mixed.decode_s is not None:
+        attention_lines = _lines_of(mixed.decode_s, batch, beside_s, contexts, rising=True)
     return CostTable(
         decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1], form.floor_s(shard, "decode"), contexts),
         attention_lines=_lines_ps(attention_lines),
@@ -146,32 +147,29 @@ def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
     return np.where(longest[:, None] == CONTEXTS[-1], CONTEXTS, closer)
 
 
-def _mixed_lines(mixed: MixedKernel, batch: np.ndarray, beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """The work that decodes bring to a kernel with chunks as two lines, as `_attention_lines`."""
-    size = np.broadcast_to(batch[1:, None], contexts.shape)
-    assert mixed.decode_s is not None  # a form's own has it; a table's has lines in its place
-    curve = mixed.decode_s(size.ravel(), contexts.ravel()).reshape(size.shape)
-    curve = np.maximum.accumulate(curve, axis=1)
-    return np.concatenate([np.zeros((1, 4)), fit_lines(curve, batch[1:], beside_s[1:], contexts)])
-
-
 def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray,
                      beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4].
+    """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4]."""
+    if measured is not None:
+        return _lines_of(measured.decode_s, batch, beside_s, contexts)
+    lines = exact_lines(attention, batch)
+    if lines is not None:
+        return lines
+    return _lines_of(lambda size, mean: attention.seconds(size * mean, size, size * mean, size), batch, beside_s,
+                     contexts)
 
-    They are fitted so that whole steps are right, which take `beside_s` besides, float64[n].
+
+def _lines_of(seconds: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: np.ndarray, beside_s: np.ndarray,
+              contexts: np.ndarray, rising: bool = False) -> np.ndarray:
+    """The same of a function of batch sizes and mean contexts, float64[n] each; made not to fall where `rising`.
+
+    The lines are fitted so that whole steps are right, which take `beside_s` besides, float64[n].
     """
-    lines = exact_lines(attention, batch) if measured is None else None
-    if lines is None:
-        sizes = batch[1:]
-        if measured is None:
-            total = sizes[:, None] * contexts
-            curve = attention.seconds(total, sizes[:, None], total, sizes[:, None])
-        else:
-            size = np.broadcast_to(sizes[:, None], contexts.shape)
-            curve = measured.decode_s(size.ravel(), contexts.ravel()).reshape(size.shape)
-        lines = np.concatenate([np.zeros((1, 4)), fit_lines(curve, sizes, beside_s[1:], contexts)])
-    return lines
+    size = np.broadcast_to(batch[1:, None], contexts.shape)
+    curve = seconds(size.ravel(), contexts.ravel()).reshape(size.shape)
+    if rising:
+        curve = np.maximum.accumulate(curve, axis=1)
+    return np.concatenate([np.zeros((1, 4)), fit_lines(curve, batch[1:], beside_s[1:], contexts)])
 
 
 def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float, floor_s: float,

@@ -105,8 +105,8 @@ def test_numbers_are_read_back_as_numbers(run: Path) -> None:
     (["data=rows.csv", "device=testchop"], "unknown device of the data 'testchop' (did you mean 'testchip'?)"),
     (["data=rows.csv", "base=a100_80g", "also=[other]"], "unknown device of the data (also) 'other'"),
     (["data=rows.csv", "base=a100_80g", "source=vllm"], "source=vllm: no measurement of device 'testchip'"),
-    (["data=rows.csv", "base=a100_80g", "seed=-1"], "seed=-1: expected a whole number of at least 0"),
-    (["data=rows.csv", "base=a100_80g", "tp=0"], "tp=0: expected a whole number"),
+    (["data=rows.csv", "base=a100_80g", "seed=-1"], "seed=-1 must be a whole number of at least 0"),
+    (["data=rows.csv", "base=a100_80g", "tp=0"], "tp=0 must be a whole number"),
     (["refit"], "unknown action of ooco-gym calibrate 'refit'"),
 ])
 def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

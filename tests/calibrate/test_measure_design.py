@@ -113,7 +113,7 @@ def test_every_number_of_tokens_is_run_once() -> None:
     ("decode_factor", 1.0), ("decode_steps", 0), ("fill_tokens", 2.5), ("spread", 1.0), ("stream_rounds", -1)])
 def test_a_plan_that_is_none_is_named(key: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"engine\.design\.{key}={value}"):
-        check({**PLAN, key: value})
+        check({"design": {**PLAN, key: value}, "serve": SERVE})
 
 
 def test_an_engine_too_small_for_the_plan_is_named() -> None:

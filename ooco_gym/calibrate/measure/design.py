@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, whole_number
 
 Requests = list[list[float]]
 """`[arrival_s, prompt_tokens, output_tokens]` of each, sorted by arrival."""
@@ -149,22 +149,30 @@ def _varied(size: int, plan: dict[str, Any], draws: np.random.Generator, most: i
 
 
 def check(plan: dict[str, Any]) -> None:
-    """Checks a plan before an engine is started for it.
+    """Checks a plan, `design` and `serve`, before an engine is started for it.
 
     Raises:
-        UserError: a factor, a count or a share that is none.
+        UserError: a factor, a count, a share, a load or a length that is none.
     """
+    states, serve = plan["design"], plan["serve"]
     for key in ("decode_factor", "context_factor", "prefill_factor"):
-        if not plan[key] > 1:
-            raise UserError(f"engine.design.{key}={plan[key]} must be greater than 1")
-    for key in ("first_context", "first_prefill", "decode_steps", "fill_tokens", "stream_output", "passes"):
-        if not isinstance(plan[key], int) or plan[key] < 1:
-            raise UserError(f"engine.design.{key}={plan[key]} must be a whole number of at least 1")
-    for key in ("stream_rounds", "warmup_passes"):
-        if not isinstance(plan[key], int) or plan[key] < 0:
-            raise UserError(f"engine.design.{key}={plan[key]} must be a whole number of at least 0")
-    if not 0 <= plan["spread"] < 1:
-        raise UserError(f"engine.design.spread={plan['spread']} must be at least 0 and less than 1")
+        _expect(f"engine.design.{key}", states[key], states[key] > 1, "greater than 1")
+    for key in ("first_context", "first_prefill", "decode_steps", "fill_tokens", "stream_output", "passes",
+                "stream_rounds", "warmup_passes"):
+        whole_number(f"engine.design.{key}", states[key], int(key not in ("stream_rounds", "warmup_passes")))
+    _expect("engine.design.spread", states["spread"], 0 <= states["spread"] < 1, "at least 0 and less than 1")
+    for key in ("prompt_tokens", "output_tokens"):
+        _expect(f"engine.serve.{key}.median", serve[key]["median"], serve[key]["median"] >= 1, "at least 1")
+        _expect(f"engine.serve.{key}.sigma", serve[key]["sigma"], serve[key]["sigma"] >= 0, "at least 0")
+    for name, load in (serve["loads"] or {}).items():
+        _expect(f"engine.serve.loads.{name}", load, load > 0, "positive: a share of the measured capacity")
+    for key in ("duration_s", "max_requests", "burst"):
+        _expect(f"engine.serve.{key}", serve[key], serve[key] > 0, "positive")
+
+
+def _expect(key: str, value: Any, right: bool, expected: str) -> None:
+    if not right:
+        raise UserError(f"{key}={value} must be {expected}")
 
 
 def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Generator) -> np.ndarray:
@@ -207,21 +215,3 @@ def poisson(plan: dict[str, Any], rate_per_s: float, longest: int, draws: np.ran
     arrivals = np.cumsum(draws.exponential(1.0 / rate_per_s, count))
     return [[float(arrival), int(p), int(o)]
             for arrival, (p, o) in zip(arrivals, lengths(plan, count, longest, draws), strict=True)]
-
-
-def check_load(plan: dict[str, Any]) -> None:
-    """Checks a plan before an engine is started for it.
-
-    Raises:
-        UserError: a load, a duration, a count or a length that is not positive.
-    """
-    for key in ("prompt_tokens", "output_tokens"):
-        median, sigma = plan[key]["median"], plan[key]["sigma"]
-        if not (median >= 1 and sigma >= 0):
-            raise UserError(f"engine.serve.{key}: median={median} must be at least 1 and sigma={sigma} at least 0")
-    for name, load in (plan["loads"] or {}).items():
-        if not load > 0:
-            raise UserError(f"engine.serve.loads.{name}={load} must be positive: a share of the measured capacity")
-    for key in ("duration_s", "max_requests", "burst"):
-        if not plan[key] > 0:
-            raise UserError(f"engine.serve.{key}={plan[key]} must be positive")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, whole_number
 from ooco_gym.files import write_json
 
 VARIABLE = "OOCO_GYM_ENGINE_PYTHON"
@@ -119,8 +119,7 @@ def write_random_model(folder: Path, sizes: dict[str, Any], longest: int) -> Pat
         UserError: a size is not a positive whole number.
     """
     for key in SIZES:
-        if not isinstance(sizes.get(key), int) or sizes[key] < 1:
-            raise UserError(f"engine.random_model.{key}={sizes.get(key)} must be a whole number of at least 1")
+        whole_number(f"engine.random_model.{key}", sizes.get(key), 1)
     write_json(folder / "config.json", {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
         "num_hidden_layers": sizes["layers"], "hidden_size": sizes["hidden"], "head_dim": sizes["head_dim"],

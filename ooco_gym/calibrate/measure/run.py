@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ooco_gym.calibrate.measure.design import Limits, burst, capacity_per_s, check_load, design, every_size, poisson
-from ooco_gym.calibrate.measure.design import check as check_design
+from ooco_gym.calibrate.measure.design import Limits, burst, capacity_per_s, check, design, every_size, poisson
 from ooco_gym.calibrate.measure.interpreter import Driver, find_python, write_random_model
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, whole_number
 from ooco_gym.files import atomic_write, write_json
 
 if TYPE_CHECKING:
@@ -68,8 +67,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
     """Measures by `plan`, a mapping like `conf/engine/vllm.yaml`; the rest is as `main` has it."""
-    check_design(plan["design"])
-    check_load(plan["serve"])
+    check(plan)
     python = find_python(plan["python"])
     settings = dict(plan["settings"])
     out.mkdir(parents=True, exist_ok=True)
@@ -207,9 +205,7 @@ def _last_cpus(count: int | None) -> list[int] | None:
     if count is None:
         return None
     there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"engine.cpus={count} must be a whole number of at least 1, or null for no pinning")
-    return there[-count:]
+    return there[-whole_number("engine.cpus", count, 1):]
 
 
 def iteration_rows(steps: list[dict[str, Any]], engine: dict[str, Any], repeat: int = 0) -> list[dict[str, Any]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -84,8 +85,8 @@ class Frame:
         try:
             return column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
         except pyarrow.ArrowException:
-            pass
-        return np.array([self._number(name, index, cell) for index, cell in enumerate(column.to_pylist())])
+            return np.array([np.nan if cell is None or str(cell).isspace() or cell == "" else self._read(
+                name, index, cell, float, "a number") for index, cell in enumerate(column.to_pylist())])
 
     def texts(self, name: str, default: str = "") -> np.ndarray:
         """A column as text; empty cells are '', a column that is missing is `default` throughout."""
@@ -99,24 +100,19 @@ class Frame:
         Raises:
             UserError: a cell holds something else; names its row.
         """
-        found = []
-        for index, cell in enumerate(self._table[name].to_pylist()):
-            try:
-                parts = str(cell).strip("[]").replace(",", " ").split() if isinstance(cell, str) else cell or []
-                found.append([float(part) for part in parts])
-            except (TypeError, ValueError, OverflowError):
-                raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be a list of "
-                                f"numbers, got '{cell}'") from None
-        return found
+        def read(cell: Any) -> list[float]:
+            parts = cell.strip("[]").replace(",", " ").split() if isinstance(cell, str) else cell or []
+            return [float(part) for part in parts]
 
-    def _number(self, name: str, index: int, cell: object) -> float:
-        if cell is None or (isinstance(cell, str) and not cell.strip()):
-            return np.nan
+        return [self._read(name, index, cell, read, "a list of numbers")
+                for index, cell in enumerate(self._table[name].to_pylist())]
+
+    def _read(self, name: str, index: int, cell: Any, read: Callable[[Any], Any], what: str) -> Any:
         try:
-            return float(cell)  # type: ignore[arg-type]
+            return read(cell)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be a number, "
-                            f"got '{cell}'") from None
+            raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be {what}, got "
+                            f"'{cell}'") from None
 
 
 def _read(path: Path) -> pyarrow.Table:

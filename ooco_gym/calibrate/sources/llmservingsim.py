@@ -13,7 +13,7 @@ import numpy as np
 
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
-from ooco_gym.documents import read_json
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.perf.specs import ModelSpec, list_models, load_model, model_named
 
@@ -53,13 +53,9 @@ def read(frame: Frame, context: Context, found: Found) -> None:
 def _copied(frame: Frame, layer: str) -> bool:
     """Whether a layer's times are those of one chip: early profiles wrote the norms of all heads to every degree."""
     alone = frame.path.parent.parent / "tp1" / frame.path.name
-    if not alone.is_file():
-        return False
-    first = Frame(alone)
-    if "layer" not in first or "time_us" not in first:
-        return False
-    return np.array_equal(frame.numbers("time_us")[frame.texts("layer") == layer],
-                          first.numbers("time_us")[first.texts("layer") == layer])
+    tables = [frame, Frame(alone)] if alone.is_file() else []
+    times = [one.numbers("time_us")[one.texts("layer") == layer] for one in tables]
+    return len(times) == 2 and np.array_equal(times[0], times[1])
 
 
 def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
@@ -77,16 +73,15 @@ def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
 
 def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
     new, cached, batch, context = (frame.numbers(name) for name in _ATTENTION)
-    times = frame.numbers("time_us")
-    heads = _heads(model, tp)
-    prefill = Rows.of(frame.path, frame.first_row, len(frame), op="attn_prefill", batch=1.0, q_len=new, prefix=cached,
-                      context_len=new + cached, n_tokens=new, time_us=times, **heads, **common)
-    decode = Rows.of(frame.path, frame.first_row, len(frame), op="attn_decode", batch=batch, q_len=1.0,
-                     context_len=context, n_tokens=batch, time_us=times, **heads, **common)
-    mixed = Rows.of(frame.path, frame.first_row, len(frame), op="attn_mixed", batch=batch, q_len=new, prefix=cached,
-                    context_len=context, n_tokens=new + batch, time_us=times, **heads, **common)
-    found.rows += [prefill.select((new > 0) & (batch == 0)), decode.select((new == 0) & (batch > 0)),
-                   mixed.select((new > 0) & (batch > 0))]
+    shared = {"time_us": frame.numbers("time_us"), **_heads(model, tp), **common}
+    for op, which, columns in (
+            ("attn_prefill", (new > 0) & (batch == 0),
+             {"batch": 1.0, "q_len": new, "prefix": cached, "context_len": new + cached, "n_tokens": new}),
+            ("attn_decode", (new == 0) & (batch > 0),
+             {"batch": batch, "q_len": 1.0, "context_len": context, "n_tokens": batch}),
+            ("attn_mixed", (new > 0) & (batch > 0),
+             {"batch": batch, "q_len": new, "prefix": cached, "context_len": context, "n_tokens": new + batch})):
+        found.rows.append(Rows.of(frame.path, frame.first_row, len(frame), op=op, **columns, **shared).select(which))
 
 
 def _skew(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
@@ -132,7 +127,4 @@ def _tp(path: Path, context: Context) -> int:
 def _settings(path: Path) -> dict[str, Any]:
     """The engine's settings beside a table; empty where there are none."""
     settings = path.parent / "engine.json"
-    if not settings.exists():
-        return {}
-    values = read_json(settings)
-    return values if isinstance(values, dict) else {}
+    return read_mapping(settings) if settings.exists() else {}
