@@ -107,7 +107,7 @@ validity: $(VENV)/.demo
 	$(BIN)/python -m experiments.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) prompts=$(PROMPTS)
 
 # All trained policies and tuned opponents from nothing, within three hours on two cores (docs/zoo.md); what is there
-# already is kept. The table of them: ooco-gym evaluate +preset=learned_table zoo=zoo
+# already is kept. With cards into the package: ooco-gym zoo ship=true zoo=zoo out=shipped
 zoo: $(VENV)/.all
 	$(BIN)/ooco-gym zoo out=$(ZOO) $(ZOO_FLAGS)
 

@@ -150,36 +150,3 @@ def profile(suite: Mapping[str, Any]) -> Panel:
     return Panel("share of runs and windows with more", Axis(f"offline service as a share of {_unit(suite)}"),
                  Axis(limits=(0.0, 1.02)), [Series("", found["thresholds"], found["shares"][entry["policy"]]["value"],
                                                    colour=index) for index, entry in enumerate(suite["policies"])])
-
-
-# --- Under a distribution shift -------------------------------------------------------------------------------------
-def under_shift(shift: str, records: scoring.Records, heuristic: scoring.Records, best: str) -> dict[str, Any]:
-    """A policy beside the best heuristic on the same windows of a shift.
-
-    Returns:
-        `holds_budget`; `behind`: less service than the heuristic by an interval clear of zero; `service_minus_best`:
-        that difference (mean, low, high); `words`: all of it in one or two sentences.
-    """
-    upper, rate = scoring.upper_violation_limit(records), float(scoring.grid(records, "violation_rate").mean())
-    holds = upper is not None and upper <= scoring.VIOLATION_LIMIT
-    gain = scoring.mean_interval(scoring.grid(records, scoring.HEADLINE) - scoring.grid(heuristic, scoring.HEADLINE))
-    behind = gain[2] is not None and gain[2] < 0.0
-    words = _budget(shift, rate, upper, holds)
-    if not holds and not scoring.without_online(heuristic):
-        words += f" The best heuristic, {best}, has {scoring.grid(heuristic, 'violation_rate').mean():.2%} there."
-    if behind:
-        words += (f"{' Do not use it there:' if holds else ' And'} it serves less than {best}: "
-                  f"{with_interval(*gain, form='+.4f')} reference GPU-s/s.")
-    return {"holds_budget": holds, "behind": behind, "service_minus_best": list(gain), "words": words}
-
-
-def _budget(shift: str, rate: float, upper: float | None, holds: bool) -> str:
-    if upper is None:
-        return f"Under '{shift}' no online request arrived: nothing can be said of the budget."
-    if holds:
-        return f"Under '{shift}' it holds the violation budget: {rate:.2%}, upper limit {upper:.2%}."
-    if rate > scoring.VIOLATION_LIMIT:
-        return (f"Do not use it under '{shift}': it breaks the violation budget of {scoring.VIOLATION_LIMIT:.0%}, at "
-                f"{rate:.2%}.")
-    return (f"Under '{shift}' it is not shown to hold the violation budget: {rate:.2%}, upper limit {upper:.2%}, "
-            f"over {scoring.VIOLATION_LIMIT:.0%}.")

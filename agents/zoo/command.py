@@ -1,9 +1,8 @@
 """`ooco-gym zoo`: trains every environment's policies over several seeds, tunes their opponents, ships the best.
 
-A zoo's working folder has `<env>/seed_<n>/` (runs of `ooco-gym train`), `<env>/variants/<name>/` (the first seed's run
-with one thing changed: what was tried) and `<env>/tuned/<policy>/` (of `ooco-gym tune`), as conf/zoo.yaml plans them.
-What is complete there under the same settings is not made again, so that a zoo that was stopped goes on with what is
-left (docs/zoo.md).
+A zoo's working folder has `<env>/seed_<n>/` (runs of `ooco-gym train`) and `<env>/tuned/<policy>/` (of
+`ooco-gym tune`), as conf/zoo.yaml plans them. What is complete there under the same settings is not made again, so that
+a zoo that was stopped goes on with what is left (docs/zoo.md).
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from ooco_gym.resources import names as known
 TRAIN, TUNE = "train", "tune"
 TUNED = "tuned:"  # in a training configuration: the policy that this environment's search of the one named came to
 JOB_FILE, LOG_FILE = "job.yaml", "log.txt"
-VARIANTS = "variants"
-_ENTRY_KEYS = ("name", "agent", "seeds", "train", "tune", VARIANTS, "tried", "estimate_s")
+_ENTRY_KEYS = ("name", "agent", "seeds", "train", "tune", "tried", "estimate_s")
 _NOT_ASKED = ("out", "overwrite", "storage")  # of a configuration: not what is made, only where
 _OPEN = ("agent", "env")  # parts of a configuration to which an entry may add keys
 
@@ -143,12 +141,9 @@ def planned(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]],
                      float(seconds.get(TUNE, 0.0)) * smaller(config, "trials", plain(entry.get(TUNE) or {})))
                  for one in searches(config, name, entry, out)]
         runs = trainings(config, name, entry)
-        named = {f"seed_{one['seed']}": one for one in runs}
-        if config.get(VARIANTS) and runs:
-            named |= {f"{VARIANTS}/{variant}": one for variant, one in variants(name, entry, runs[0]).items()}
         jobs += [Job(TRAIN, name, label, out / name / label, {**one, "out": str(out / name / label)},
                      float(seconds.get(TRAIN, 0.0)) * smaller(config, "total_timesteps", plain(entry.get(TRAIN) or {})))
-                 for label, one in named.items()]
+                 for label, one in ((f"seed_{one['seed']}", one) for one in runs)]
     return jobs
 
 
@@ -193,12 +188,6 @@ def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any]) ->
         if seed > LARGEST_SEED:
             raise UserError(f"seeds={asked}: {seed} is larger than {LARGEST_SEED}")
     return [{**made, "seed": seed} for seed in numbers]
-
-
-def variants(name: str, entry: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The configurations of what was tried beside a recipe: name → the recipe's run with a few keys changed."""
-    return {variant: merged(recipe, plain(changes or {}), f"environments.{name}.{VARIANTS}.{variant}")
-            for variant, changes in plain(entry.get(VARIANTS) or {}).items()}
 
 
 def searches(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], out: Path) -> list[dict[str, Any]]:
@@ -259,12 +248,11 @@ def show_plan(jobs: Sequence[Job], left: Sequence[Job], workers: int) -> None:
         mine = [job for job in jobs if job.env == env]
         runs, found = ([job for job in mine if job.kind == kind] for kind in (TRAIN, TUNE))
         rest = [job for job in left if job.env == env]
-        beside = sum(job.label.startswith(VARIANTS) for job in runs)
-        rows.append([env, len(runs) - beside, beside, f"{runs[0].config['total_timesteps']:,}" if runs else None,
+        rows.append([env, len(runs), f"{runs[0].config['total_timesteps']:,}" if runs else None,
                      ", ".join(job.config["policy"] for job in found) or None,
                      found[0].config["trials"] if found else None, len(rest), minutes(rest, workers)])
-    Table(f"{len(left)} of {len(jobs)} jobs to do, {workers} at a time", ("environment", "seeds", VARIANTS, "decisions",
-          "tuned", "trials", "to do", "min"), rows, align="l").show(unbroken=1)
+    Table(f"{len(left)} of {len(jobs)} jobs to do, {workers} at a time", ("environment", "seeds", "decisions", "tuned",
+          "trials", "to do", "min"), rows, align="l").show(unbroken=1)
     print(f"about {minutes(left, workers)} min, by estimate_s of conf/zoo.yaml: seconds of one free core for the "
           "budgets that it names")
     replaced = sum(job.under_other_settings() for job in left)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.environments import split_seeds, windows
-from agents.evaluation import scoring
-from agents.evaluation.heuristics import play_heuristic
-from agents.evaluation.players import SEEDS, load_learned, play, runs_of
-from agents.evaluation.tables import under_shift
+from agents.environments import make_env, split_seeds
+from agents.evaluation import evaluate, scoring
+from agents.evaluation.heuristics import heuristics_of
+from agents.evaluation.players import SEEDS, runs_of
 from agents.learning.algorithms import recipe_of
 from agents.learning.runs import SUMMARY_FILE, read_config
-from agents.settings import plain
+from agents.search.tune import POLICY_FILE, read_tuned
+from agents.settings import plain, whole
 from ooco_gym.again import command_line
-from ooco_gym.documents import read_json, read_mapping, read_yaml
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.documents import read_mapping, read_yaml
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table, as_text, with_interval
 from ooco_gym.version import __version__
@@ -30,53 +29,31 @@ from ooco_gym.zoo import CARD_FILE, CARD_SCHEMA
 CARD_TEXT = "card.md"
 CHECKS = 1000  # random observations on which graph and trained policy must agree
 _INTERVAL = ("mean", "ci_low", "ci_high")
-_OF_TABLE = ("best_tuned", "learned_minus_best_tuned", "learned_minus_best_tuned_reward", "share_of_gap_closed",
-             "clairvoyant_minus_best_tuned", "no_headroom", "verdict", "n_seeds", "n_windows", "window_s", "warmup_s")
 
 
 def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Puts the best run on validation of each environment that `zoo` has into the package, or the folder `into`.
 
     Raises:
-        UserError: no zoo or table, an environment that one of them lacks, or a run that does not export.
+        UserError: no zoo, an environment that it lacks, or a run that does not export.
     """
     import ooco_gym.zoo
 
-    zoo, table = Path(str(config.get("zoo"))), _table(config.get("table"))
+    zoo = Path(str(config.get("zoo")))
     if not zoo.is_dir():
         raise UserError(f"zoo={config.get('zoo')} does not exist; expected the 'out' of 'ooco-gym zoo'")
     if config.get("into") and Path(config["into"]).is_file():
         raise UserError(f"into={config['into']} is a file; expected the folder that gets one folder a policy")
     into = Path(config["into"]) if config.get("into") else Path(ooco_gym.zoo.__file__).parent
     there = [env for env in entries if config.get("envs") is not None or any((zoo / env).glob(SEEDS))]
-    measured = {env: _of_table(table, env) for env in there}  # all of them, before the first is exported
     made = read_yaml(zoo / "config.yaml") if (zoo / "config.yaml").is_file() else config
-    shipped = {str(entries[env]["name"]): shipped_one(env, entries[env], zoo / env, one, into / entries[env]["name"],
-                                                      made) for env, one in measured.items()}
+    how = {key: whole(config, key, 1) for key in ("episodes", "workers")}
+    shipped = {str(entries[env]["name"]): shipped_one(env, entries[env], zoo / env, into / entries[env]["name"], made,
+                                                      how) for env in there}
     if not shipped:
         raise UserError(f"zoo={zoo} has none of the environments {', '.join(entries)}; expected the 'out' of "
                         "'ooco-gym zoo'")
     return {"command": "zoo", "ship": True, "into": str(into), "policies": shipped}
-
-
-def _table(path: Any) -> dict[str, Any]:
-    if path is None:
-        raise UserError("ship=true needs table=FILE: the learned_table.json of 'ooco-gym evaluate "
-                        "+preset=learned_table zoo=ZOO'")
-    table = read_json(str(path), f"table={path}", "; expected the learned_table.json of 'ooco-gym evaluate "
-                                                  "+preset=learned_table zoo=ZOO'")
-    if not isinstance(table, dict) or not isinstance(table.get("environments"), dict):
-        raise UserError(f"table={path} has no 'environments'; expected the learned_table.json of 'ooco-gym evaluate "
-                        "+preset=learned_table zoo=ZOO'")
-    return table
-
-
-def _of_table(table: Mapping[str, Any], env: str) -> dict[str, Any]:
-    for key, one in table["environments"].items():
-        if env in (key, one.get("name")) or key.lower() == f"ooco_gym/{env}-v0":
-            return one
-    raise UserError(f"the table has no environment '{env}'{nearest(env, table['environments'])}; measure it first: "
-                    "ooco-gym evaluate +preset=learned_table zoo=ZOO")
 
 
 def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, Any]]]:
@@ -97,16 +74,15 @@ def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, An
                                "limit": read_config(Path(path))["validation"]["violation_limit"]}
     if not found:
         raise UserError(f"'{folder}' has no complete run with a validation; expected seed_<n> of 'ooco-gym zoo'")
-
     best = max(found, key=lambda name: scoring.feasible_first(found[name]["violation_rate"], found[name]["reward"],
-                                                      found[name]["limit"]))
+                                                              found[name]["limit"]))
     shown = {name: {key: one[key] for key in ("reward", "violation_rate", "windows", "timesteps") if key in one}
-            for name, one in found.items()}
+             for name, one in found.items()}
     return Path(found[best]["folder"]), shown[best], shown
 
 
-def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mapping[str, Any], folder: Path,
-                made: Mapping[str, Any]) -> dict[str, Any]:
+def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, folder: Path, made: Mapping[str, Any],
+                how: Mapping[str, int]) -> dict[str, Any]:
     """Exports one policy with its card; the folder is replaced when all of it is there. `made` configured the zoo.
 
     Returns what the summary says of it.
@@ -114,17 +90,17 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
     from agents.learning import export
 
     run, validation, all_runs = best_run(runs)
-    _check_same_runs(env, all_runs, measured)
+    config = read_config(run)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         new = Path(temporary) / folder.name
         with contextlib.redirect_stdout(io.StringIO()):
             exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1,
                                     "forms": ["onnx", "npz"], "name": entry["name"]})
-        card = card_of(entry, env, read_config(run), measured, {
+            suites = played(config["env"], new, runs, Path(temporary) / "scores", how)
+        card = card_of(entry, env, config, suites, exported, made, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
-            "validation_of_all": all_runs}, scores_of(new, read_config(run), measured),
-            shifts_of(new, read_config(run), measured), exported, made)
+            "validation_of_all": all_runs})
         write_json(new / CARD_FILE, card)
         with atomic_write(new / CARD_TEXT) as text:
             text.write_text(markdown(card), encoding="utf-8")
@@ -139,101 +115,88 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
             "not_for": card["not_for"]}
 
 
-def _check_same_runs(env: str, runs: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
-    """Refuses a table that was made of other training runs than the zoo has."""
-    of_table = {one["run"] for one in measured.get("each_run") or []} or None
-    if of_table is not None and of_table != set(runs):
-        raise UserError(f"the table's runs of {env} are {', '.join(sorted(of_table))}, the zoo's "
-                        f"{', '.join(sorted(runs))}; make the table of this zoo: ooco-gym evaluate "
-                        "+preset=learned_table zoo=ZOO")
+def played(env: Mapping[str, Any], bundle: Path, runs: Path, out: Path, how: Mapping[str, int]) -> list[dict[str, Any]]:
+    """What was exported beside all training runs, every heuristic and what was tuned: the suites of `evaluate`, without
+    a distribution shift and under each."""
+    tuned = [read_tuned(path)["policy"] for path in sorted(runs.glob(f"tuned/*/{POLICY_FILE}"))]
+    with contextlib.closing(make_env(env)) as inside:
+        heuristics = [one.name for one in heuristics_of(inside.unwrapped, None)]
+    summary = evaluate.main({"env": plain(env), "policies": [str(bundle), str(runs), *dict.fromkeys(
+        (*heuristics, *tuned))], "shift": "all", "out": str(out), **how})
+    return summary.get("suites") or [summary]
 
 
-def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What the exported policy itself scores on the table's windows: service and violations with intervals."""
-    env = _as_measured(config, measured)
-    games = windows(split_seeds(env, "test"), int(measured["n_windows"]))
-    records = play(env, load_learned(str(bundle)).player(bundle.name), games)
-    service, violations = (dict(zip(_INTERVAL, scoring.mean_interval(scoring.grid(records, metric)), strict=True))
-                           for metric in (scoring.HEADLINE, "violation_rate"))
-    return {"service": service, "violation_rate": {**violations, "upper_limit": scoring.upper_violation_limit(records)},
-            "n_windows": len(games)}
-
-
-def _as_measured(config: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment of the training, with the table's windows."""
-    return {**plain(config["env"]), **{key: measured[key] for key in ("window_s", "warmup_s")}}
-
-
-def shifts_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each distribution shift of the table does to the exported policy itself, beside the best heuristic."""
-    found = []
-    for one in measured.get("shifts") or []:
-        env = {**_as_measured(config, measured), "shift": one["shift"]}
-        games = windows(split_seeds(env, "test"), int(one["n_windows"]))
-        mine = play(env, load_learned(str(bundle)).player(bundle.name), games)
-        other = play_heuristic(env, measured["best_tuned"], games)
-        found.append({"shift": one["shift"], "n_windows": len(games),
-                      **under_shift(one["shift"], mine, other, measured["best_tuned"]),
-                      "service": dict(zip(_INTERVAL, scoring.mean_interval(scoring.grid(mine, scoring.HEADLINE)),
-                                          strict=True)),
-                      "all_seeds": {key: one.get(key) for key in ("holds_budget", "behind", "words")}})
-    return found
-
-
-def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measured: Mapping[str, Any],
-            choice: Mapping[str, Any], own: Mapping[str, Any], shifts: Sequence[Mapping[str, Any]],
-            exported: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+# --- The card ---------------------------------------------------------------------------------------------------------
+def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], suites: Sequence[Mapping[str, Any]],
+            exported: Mapping[str, Any], made: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
     """The card: everything that one should know before using a policy."""
-    rows = {row["policy"]: row for row in measured["rows"]}
-    kinds = {row["kind"]: row for row in measured["rows"]}
-    learned, imitates = kinds.get("learned", {}), plain(config["agent"].get("imitate") or {}).get("rule")
-    seeds = sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"])
-    itself = next((one for one in measured.get("each_run") or [] if one["run"] == choice["run"]), None)
+    name, suite = str(entry["name"]), suites[0]
+    rows = {one["policy"]: _figures(suite, one) for one in suite["policies"]}
+    shifts = [_shift(name, one) for one in suites[1:]]
+    own = rows.pop(name)
     upper = own["violation_rate"]["upper_limit"]
     doubts = [] if upper is not None and upper <= scoring.VIOLATION_LIMIT else [
         "Where the violation budget must hold: on its own held-out windows it is not shown to, at "
         f"{_figure(own['violation_rate'], '.2%')} (upper limit {as_text(upper, '.2%')}, budget "
         f"{scoring.VIOLATION_LIMIT:.0%})."]
+    seeds = sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"])
     return {
-        "schema": CARD_SCHEMA, "name": entry["name"], "environment": config["env"]["id"], "ooco_gym": __version__,
+        "schema": CARD_SCHEMA, "name": name, "environment": config["env"]["id"], "ooco_gym": __version__,
         "decides": exported["decisions"], "bytes": exported["bytes"],
         "data": {"scenario": config["env"]["scenario"], "partner": config["env"].get("partner"),
-                 "training_seeds_of_windows": split_seeds(config["env"], "train"),
-                 "validation_seeds_of_windows": split_seeds(config["env"], "validation"),
-                 "test_seeds_of_windows": split_seeds(config["env"], "test"),
+                 **{f"{key}_seeds_of_windows": split_seeds(config["env"], split) for key, split in (
+                     ("training", "train"), ("validation", "validation"), ("test", "test"))},
                  "training_window_s": config.get("window_s") or config["env"].get("window_s")},
-        "training": {"agent": recipe_of(config["agent"]), "imitates": imitates, "decisions": config["total_timesteps"],
-                     "seeds": seeds, **choice},
-        "scores": {"this_policy": own,
-                   "by_itself": itself,
-                   "all_seeds": {key: learned[key] for key in ("service", "violation_rate", "reward")
-                                 if key in learned},
-                   "heuristics": {name: {key: row[key] for key in ("service", "violation_rate", "feasible")}
-                                  for name, row in rows.items() if row["kind"] in ("heuristic", "tuned")},
-                   **{key: measured.get(key) for key in _OF_TABLE}},
-        "plays_as": _alike(own, measured["rows"]), "shifts": list(shifts),
+        "training": {"agent": recipe_of(config["agent"]), "decisions": config["total_timesteps"], "seeds": seeds,
+                     "imitates": plain(config["agent"].get("imitate") or {}).get("rule"), **choice},
+        "scores": {"this_policy": own, "all_seeds": rows.pop(env, None), "heuristics": rows,
+                   "best_heuristic": suite["reference"], **_difference(name, suite),
+                   "n_windows": suite["episodes"], "window_s": config["env"].get("window_s")},
+        "shifts": shifts, "tried": list(entry.get("tried") or []),
         "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"] or one["behind"]],
-        "tried": list(entry.get("tried") or []),
-        "reproduce": [command_line("zoo", {**made, **dict.fromkeys(("zoo", "table", "into")), "ship": False,
-                                           "envs": [env], "seeds": seeds}, "ZOO"),
-                      "ooco-gym evaluate +preset=learned_table zoo=ZOO out=TABLE",
-                      f"ooco-gym zoo ship=true envs=[{env}] zoo=ZOO table=TABLE/learned_table.json"],
+        "reproduce": [command_line("zoo", {**made, **dict.fromkeys(("zoo", "into")), "ship": False, "envs": [env],
+                                           "seeds": seeds}, "ZOO"), f"ooco-gym zoo ship=true envs=[{env}] zoo=ZOO"],
     }
 
 
-def _alike(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The heuristics that serve and miss just as much: in so many windows, what decides as the policy does."""
-    return [row["policy"] for row in rows if row["kind"] in ("heuristic", "tuned") and all(
-        row[key]["mean"] is not None and math.isclose(row[key]["mean"], own[key]["mean"], rel_tol=1e-12, abs_tol=1e-15)
-        for key in ("service", "violation_rate"))]
+def _figures(suite: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Service and violations of one policy of a suite, with intervals."""
+    rows = {row["metric"]: {key: row[key] for key in _INTERVAL} for row in suite["results"]
+            if row["policy"] == entry["policy"]}
+    return {"service": rows[scoring.HEADLINE], "feasible": entry["feasible"],
+            "violation_rate": {**rows["violation_rate"], "upper_limit": entry["violation_upper_limit"]}}
+
+
+def _difference(name: str, suite: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy's service less that of the suite's best heuristic, window by window, and the verdict."""
+    row = next(one for one in suite["paired"] if (one["policy"], one["metric"]) == (name, scoring.HEADLINE))
+    return {"minus_best_heuristic": {"mean": row["mean_difference"], **{key: row[key] for key in _INTERVAL[1:]}},
+            "verdict": row["verdict"]}
+
+
+def _shift(name: str, suite: Mapping[str, Any]) -> dict[str, Any]:
+    """What a distribution shift does to a policy, and in words."""
+    entry = next(one for one in suite["policies"] if one["policy"] == name)
+    difference = _difference(name, suite)
+    high = difference["minus_best_heuristic"]["ci_high"]
+    behind = high is not None and high < 0.0
+    words = f"Under '{suite['shift']}': {scoring.budget_words(entry, suite['results'], suite['violation_limit'])}"
+    if behind:
+        words += (f" It serves less than {suite['reference']}: "
+                  f"{_figure(difference['minus_best_heuristic'], '+.4f')} reference GPU-s/s.")
+    return {"shift": suite["shift"], "n_windows": suite["episodes"], "holds_budget": entry["feasible"],
+            "behind": behind, "words": words, **_figures(suite, entry), **difference}
 
 
 def markdown(card: Mapping[str, Any]) -> str:
     """The card for people."""
     scores, training, data = card["scores"], card["training"], card["data"]
-    gain, closed = scores["learned_minus_best_tuned"], scores["share_of_gap_closed"]
     start = f"starts from a copy of `{_said(training['imitates'])}`" if training["imitates"] else "from random play"
     ranked = sorted(scores["heuristics"].items(), key=lambda pair: -(pair[1]["service"]["mean"] or 0.0))
+    rows = [_row("this policy", scores["this_policy"])]
+    rows += [_row(f"all {len(training['seeds'])} training seeds", scores["all_seeds"])] if scores["all_seeds"] else []
+    rows += [_row(f"`{name}`{' (the best)' if name == scores['best_heuristic'] else ''}", row) for name, row in ranked]
+    table = Table("", ["policy", "offline ref. GPU-s/s", "violations", "upper limit"], rows, align="l")
     lines = [
         f"# {card['name']}", "",
         f"Decides {', '.join(card['decides'])} in `{card['environment']}`. Load it with "
@@ -243,44 +206,27 @@ def markdown(card: Mapping[str, Any]) -> str:
         f"({_span(data['test_seeds_of_windows'])}) were never trained or chosen on.",
         f"* **Training.** `{training['agent']}`, {training['decisions']:,} decisions, {start}; "
         f"seeds {_span(training['seeds'])}. This is {training['run'].replace('_', ' ')}, the best by "
-        f"{training['chosen_by']}, as it was after {training['validation']['timesteps']:,} decisions"
-        f"{' (the copy itself)' if not training['validation']['timesteps'] and training['imitates'] else ''}.",
+        f"{training['chosen_by']}, as it was after {training['validation']['timesteps']:,} decisions.",
         f"* **Scores** on {scores['n_windows']} held-out windows of {scores['window_s']:g} s, with 95 % intervals.",
-        ""]
-    rows = [_row("this policy", scores["this_policy"])]
-    if scores["all_seeds"]:
-        seeds = f"all {scores['n_seeds']} training seeds" if scores["n_seeds"] > 1 else "its one training seed"
-        rows.append(_row(seeds, scores["all_seeds"]))
-    rows += [_row(f"`{name}`{' (best tuned)' if name == scores['best_tuned'] else ''}", row) for name, row in ranked]
-    table = Table("", ["policy", "offline ref. GPU-s/s", "violations", "upper limit"], rows, align="l")
-    lines += [table.markdown(), "",
-              f"Learned (every seed) minus the best tuned heuristic, `{scores['best_tuned']}`: "
-              f"{_figure(gain)} reference GPU-s/s: {scores['verdict']}."
-              + (f" It closes {_figure(closed)} of the gap to the clairvoyant rollout." if closed else "")
-              + (" The clairvoyant rollout itself shows no headroom here." if scores["no_headroom"] else "")]
-    if scores["by_itself"]:
-        own = scores["by_itself"]
-        lines[-1] += f" This one by itself: {_figure(own['service_minus_best_tuned'])}: {own['verdict']}."
-    if card["plays_as"]:
-        lines += ["", "On these windows its figures are, to the last digit, those of "
-                  + ", ".join(f"`{name}`" for name in card["plays_as"]) + ": it does what they do."]
+        "", table.markdown(), "",
+        f"Less the best heuristic of these very windows, `{scores['best_heuristic']}`: "
+        f"{_figure(scores['minus_best_heuristic'])} reference GPU-s/s: {scores['verdict']}."]
     if card["shifts"]:
         lines += ["", "## Under other conditions", ""] + [f"* {one['words']}" for one in card["shifts"]]
     lines += ["", "## Where not to use it", "", *(f"* {one}" for one in card["not_for"]),
               "* On another cluster, workload or partner than above and beyond these shifts: nothing is known."]
     if card["tried"]:
         lines += ["", "## What was tried", "", *(f"* {one}" for one in card["tried"])]
-    lines += ["", "## Make it anew", "", "```", *card["reproduce"], "```", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "## Make it anew", "", "```", *card["reproduce"], "```", ""])
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
-    limit = row["violation_rate"].get("upper_limit")
-    return [name, _figure(row["service"]), _figure(row["violation_rate"], ".2%"), as_text(limit, ".2%")]
+    return [name, _figure(row["service"]), _figure(row["violation_rate"], ".2%"),
+            as_text(row["violation_rate"]["upper_limit"], ".2%")]
 
 
-def _figure(figure: Mapping[str, Any] | None, spec: str = ".4g") -> str:
-    return as_text(None) if figure is None else with_interval(*(figure[key] for key in _INTERVAL), form=spec)
+def _figure(figure: Mapping[str, Any], spec: str = ".4g") -> str:
+    return with_interval(*(figure[key] for key in _INTERVAL), form=spec)
 
 
 def _span(seeds: Sequence[int]) -> str:

@@ -33,30 +33,8 @@ def config(out, **changes):
                        "env": {**SHORT, "partner": "tuned:ooco"},
                        "validation": {"windows": 2, "every_steps": 40}, "checkpoint_every_steps": 40},
              "tune": {"policies": ["ooco"], "env": SHORT, **SHORT, "windows": 2, "trials": 2,
-                      "params": ["interrupt"], "validation": {"windows": 2}}, "tried": ["a wider network"],
-             "variants": {}}
+                      "params": ["interrupt"], "validation": {"windows": 2}}, "tried": ["a wider network"]}
     return {**base, "environments": {"preemption": entry}, "workers": 1, "out": str(out), **changes}
-
-
-def table(folder):
-    """What `evaluate +preset=learned_table` would say of it."""
-    figure = {"mean": 1.0, "ci_low": 0.9, "ci_high": 1.1}
-    rate = {"mean": 0.01, "ci_low": 0.0, "ci_high": 0.02, "upper_limit": 0.02}
-    row = {"service": figure, "violation_rate": rate, "reward": figure, "feasible": True}
-    one = {"name": "preemption", "env": "ooco_gym/Preemption-v0", "n_seeds": 2, "n_windows": 2, **SHORT,
-           "best_tuned": "ooco:interrupt=slack", "learned_minus_best_tuned": figure,
-           "learned_minus_best_tuned_reward": figure, "share_of_gap_closed": None,
-           "clairvoyant_minus_best_tuned": figure, "no_headroom": False, "verdict": "better",
-           "each_run": [{"run": f"seed_{n}", "feasible": n == 1, "service_minus_best_tuned": figure,
-                         "violation_rate": rate, "verdict": "better"} for n in (1, 2)],
-           "rows": [{"policy": "learned", "kind": "learned", **row}, {"policy": "partner", "kind": "heuristic", **row},
-                    {"policy": "ooco:interrupt=slack", "kind": "tuned", **row},
-                    {"policy": "fluid bound", "kind": "bound", "service": figure}],
-           "shifts": [{"shift": "rate", "holds_budget": False, "behind": False, "n_windows": 2, "learned": row,
-                       "best_tuned": row, "words": "Do not use it under 'rate': it breaks the budget."}]}
-    path = folder / "learned_table.json"
-    path.write_text(json.dumps({"environments": {"ooco_gym/Preemption-v0": one}}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +46,7 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shipped(made, tmp_path_factory):
     into = tmp_path_factory.mktemp("package")
-    summary = zoo.main(config("", ship=True, zoo=str(made[0]), table=str(table(into)), into=str(into)))
+    summary = zoo.main(config("", ship=True, zoo=str(made[0]), into=str(into), episodes=2))
     return into / "preemption-ppo-v1", summary
 
 
@@ -82,7 +60,6 @@ def test_the_plan_that_ships_is_of_all_environments_with_ten_seeds_each():
         mine = [job for job in jobs if job.env == name]
         assert sum(job.label.startswith("seed_") for job in mine) >= 10 and any(job.kind == zoo.TUNE for job in mine)
         assert all(job.config["trials"] == 200 for job in mine if job.kind == zoo.TUNE), "one budget for all"
-        assert sum(job.label.startswith("variants/") for job in mine) == len(entry["variants"])
         assert {"name", "agent", "tried"} <= set(entry) and all(job.estimate_s > 0 for job in mine)
     assert len({entry["name"] for entry in entries.values()}) == len(entries)
     seconds = sum(job.estimate_s for job in jobs)
@@ -98,7 +75,7 @@ def test_what_names_nothing_is_refused_before_anything_is_made(tmp_path):
         zoo.main(plan)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        zoo.main(config("", ship=True, zoo=str(tmp_path), table=str(table(tmp_path)), into=str(tmp_path / "file")))
+        zoo.main(config("", ship=True, zoo=str(tmp_path), into=str(tmp_path / "file")))
 
 
 def test_smaller_budgets_take_less_time_by_the_plan(tmp_path):
@@ -106,20 +83,6 @@ def test_smaller_budgets_take_less_time_by_the_plan(tmp_path):
     jobs = zoo.planned(plan, zoo.chosen(plan), tmp_path)
     halves = zoo.planned({**plan, "total_timesteps": 40, "trials": 1}, zoo.chosen(plan), tmp_path)
     assert [one.estimate_s for one in halves] == pytest.approx([job.estimate_s / 2 for job in jobs])
-
-
-def test_a_variant_is_the_first_seeds_run_with_one_thing_changed(tmp_path):
-    plan = config(tmp_path)
-    plan["environments"]["preemption"]["variants"] = {"attention": {"agent": {"network": "attention"}}}
-    jobs = {job.label: job for job in zoo.planned(plan, zoo.chosen(plan), tmp_path)}
-    variant, recipe = jobs["variants/attention"], jobs["seed_1"]
-    assert variant.folder == tmp_path / "preemption" / "variants" / "attention"
-    assert variant.config["agent"] == {**recipe.config["agent"], "network": "attention"}
-    assert {key for key in recipe.config if recipe.config[key] != variant.config[key]} == {"agent", "out"}
-    write_tuned(recipe.folder.parent / "tuned" / "ooco" / "policy.yaml", "ooco:interrupt=never")
-    assert zoo.resolved(variant).config["env"]["partner"] == "ooco:interrupt=never"
-    assert "variants/attention" not in [job.label for job in zoo.planned({**plan, "variants": False}, zoo.chosen(plan),
-                                                                        tmp_path)]
 
 
 def write_tuned(path, policy):
@@ -136,7 +99,7 @@ def write_tuned(path, policy):
     ({"environments": {"gating": {"agents": "x"}}}, "environments.gating: unknown key 'agents'"),
     ({"environments": {"gating": {"agent": "maskable_ppo", "seeds": [1], "train": {"total_timestep": 1}}}},
      "environments.gating.train: unknown key 'total_timestep'"),
-    ({"ship": True, "zoo": "nowhere", "table": None}, "ship=true needs table=FILE"),
+    ({"ship": True, "zoo": "nowhere"}, "zoo=nowhere does not exist"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
@@ -148,7 +111,7 @@ def test_parts_of_a_zoo_can_be_asked_for(tmp_path):
     jobs = zoo.planned({**plan, "seeds": 7, "total_timesteps": 5, "trials": 3}, zoo.chosen({**plan, "envs": "control"}),
                        tmp_path)
     assert [job.label for job in jobs[:2]] == ["tuned/ooco", "seed_7"]
-    assert all(job.config["seed"] == 7 and job.label.startswith("variants/") for job in jobs[2:])
+    assert len(jobs) == 2
     assert (jobs[0].config["trials"], jobs[1].config["total_timesteps"]) == (3, 5)
     asked = jobs[1].config
     assert asked["agent"]["imitate"]["rule"] == "partner" and asked["agent"]["imitate"]["epochs"] > 0
@@ -237,14 +200,13 @@ def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     assert card["training"]["run"] in feasible
     assert runs[card["training"]["run"]]["reward"] == max(one["reward"] for one in feasible.values())
     assert summary["policies"]["preemption-ppo-v1"]["run"] == card["training"]["run"]
-    assert card["scores"]["best_tuned"] == "ooco:interrupt=slack" and card["tried"] == ["a wider network"]
-    assert card["training"]["seeds"] == [1, 2]
-    (rate,) = card["shifts"]
-    assert rate["all_seeds"]["words"].startswith("Do not use it under 'rate'"), "what the table says of all runs"
-    own = rate["words"]
-    assert own.startswith(("Under 'rate' it", "Do not use it under 'rate'")) and own in (folder / "card.md").read_text()
-    assert (own in card["not_for"]) == (not rate["holds_budget"] or rate["behind"])
-    assert card["scores"]["by_itself"]["run"] == card["training"]["run"]
+    scores = card["scores"]
+    assert scores["best_heuristic"] in scores["heuristics"] and scores["all_seeds"]
+    assert card["tried"] == ["a wider network"] and card["training"]["seeds"] == [1, 2] and scores["n_windows"] == 2
+    assert [one["shift"] for one in card["shifts"]] == list(load_yaml("env", "preemption")["shifts"])
+    for one in card["shifts"]:
+        assert one["words"].startswith(f"Under '{one['shift']}': ")
+        assert (one["words"] in card["not_for"]) == (not one["holds_budget"] or one["behind"])
     text = (folder / "card.md").read_text()
     upper = card["scores"]["this_policy"]["violation_rate"]["upper_limit"]
     doubtful = upper is None or upper > 0.03
@@ -252,14 +214,6 @@ def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     assert all(one in text for one in card["not_for"]) and "ooco-gym zoo 'envs=[preemption]' 'seeds=[1,2]'" in text
     assert " environments.preemption.train.total_timesteps=80 " in text, "what the zoo was told is in its command"
     assert str(made[0]) not in text + (folder / "card.json").read_text() + (folder / "manifest.json").read_text()
-
-
-def test_a_table_of_other_runs_is_refused(made, tmp_path):
-    path = table(tmp_path)
-    path.write_text(path.read_text().replace("seed_2", "seed_3"))
-    with pytest.raises(UserError, match="the table's runs of preemption are seed_1, seed_3, the zoo's seed_1, seed_2"):
-        zoo.main(config("", ship=True, zoo=str(made[0]), table=str(path), into=str(tmp_path / "into")))
-    assert not (tmp_path / "into" / "preemption-ppo-v1").exists()
 
 
 def test_a_shipped_policy_is_loaded_by_name_and_decides_as_the_run_it_is_from(made, shipped, monkeypatch):
