@@ -217,7 +217,6 @@ class LearnedPolicy:
         shapes: of one observation of the environment that it was made for, candidates as (K, F).
         decisions: what it was asked in training.
         history: how many of the last cluster vectors, the newest first, it sees as one.
-        preferences: as `decide` → actions and logits (batch, A); None: it has no logits.
         env: the `env` configuration that it was trained on, where its folder says.
     """
 
@@ -225,7 +224,6 @@ class LearnedPolicy:
     shapes: dict[str, tuple[int, ...]]
     decisions: tuple[str, ...]
     history: int = 1
-    preferences: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
     env: dict[str, Any] = field(default_factory=dict)
 
     def player(self, name: str) -> BatchPlayer:
@@ -251,11 +249,10 @@ def load_learned(folder: str) -> LearnedPolicy:
         inputs = policy.manifest["inputs"]
         return LearnedPolicy(
             policy.decide_unchecked, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS}, policy.history),
-            tuple(policy.decisions), int(policy.history),
-            lambda *parts: policy.preferences(dict(zip(OBSERVATION_KEYS, parts, strict=True))), environment_of(folder))
+            tuple(policy.decisions), int(policy.history), environment_of(folder))
     run = load_run(folder)
     return LearnedPolicy(run.decide_batch, _shapes(observed_shapes(run.model.observation_space), run.history),
-                         run.decisions, run.history, run.actor.answer, dict(run.config["env"]))
+                         run.decisions, run.history, dict(run.config["env"]))
 
 
 def _shapes(seen: Mapping[str, Sequence[int]], history: int) -> dict[str, tuple[int, ...]]:

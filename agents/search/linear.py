@@ -93,7 +93,7 @@ PLAIN = {"decline": _plain(99.0, 98.0, 0.0), "shortest": _plain(-9.0, -99.0, -1.
 def highest(score: Callable[[np.ndarray], float], start: np.ndarray, generations: int, population: int, seed: int
             ) -> tuple[np.ndarray, float]:
     """The best weights that CMA-ES meets from `start` on, which is scored first, and their score."""
-    method, best, value = Cma(start, 1.0, None, population, seed), start, score(start)
+    method, best, value = Cma(start, 2.0, None, population, seed), start, score(start)
     for _ in range(generations):
         drawn = method.ask()
         values = np.array([score(one) for one in drawn])

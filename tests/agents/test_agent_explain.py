@@ -11,26 +11,14 @@ from hypothesis import strategies as st
 from agents.environments import Window, make_env, windows
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, load_learned, play
 from agents.explaining import command as explain
-from agents.explaining.analysis import (
-    UNKNOWN,
-    Recording,
-    agreement,
-    canonical,
-    distilled,
-    fewest,
-    importances,
-    labels,
-    log_probabilities,
-    merged,
-    record,
-)
+from agents.explaining.analysis import UNKNOWN, Recording, agreement, canonical, distilled, importances, labels, record
 from agents.explaining.command import markdown
-from agents.explaining.rules import ANOTHER, NO, PARTNER, Tree, best_candidate, load_tree, whether_names, words
+from agents.explaining.rules import ANOTHER, NO, PARTNER, Tree, best_candidate, load_tree, whether_names
 from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISIONS
 from ooco_gym.errors import UserError
 
-CHANGES = {"fit_windows": 2, "episodes": 3, "decisions": 400, "repeats": 2, "leaves": 6, "plots": 2, "seed": 1,
+CHANGES = {"fit_windows": 2, "episodes": 3, "decisions": 400, "repeats": 2, "leaves": 6, "seed": 1,
            "env": None, "heuristics": None}
 
 
@@ -42,12 +30,15 @@ def synthetic(rule, count=600, cluster=FC, features=F, seed=0):
     observed[2][:, :FIXED + 1] = 1
     decision = np.tile(np.eye(D, dtype=np.float32)[0], (count, 1))
 
-    def think(cluster, candidates, mask, decision):
-        actions = rule(cluster, candidates, mask)
-        return actions, np.where(mask > 0, 3.0 * np.eye(A)[actions], -1e8).astype(np.float32)
+    def decide(cluster, candidates, mask, decision):
+        return rule(cluster, candidates, mask)
 
-    return think, Recording(0, *observed, decision, np.arange(count) % 4, np.full(count, UNKNOWN),
-                            *think(*observed, decision))
+    return LearnedPolicy(decide, {}, ()), Recording(0, *observed, decision, np.arange(count) % 4,
+                                                    np.full(count, UNKNOWN), decide(*observed, decision))
+
+
+def leaf(says):
+    return {"feature": [-2], "at": [-2.0], "below": [-1], "above": [-1], "says": [says]}
 
 
 def smallest(feature, patience=0.4):
@@ -60,13 +51,12 @@ def smallest(feature, patience=0.4):
 
 # --- Importance -----------------------------------------------------------------------------------------------------
 def test_only_what_a_policy_looks_at_is_important():
-    think, recording = synthetic(smallest(2))
-    found = {(one.part, one.feature): one for one in importances(think, recording, 3, 1)}
-    moved = {key for key, one in found.items() if one.changed > 0 or one.moved > 0}
-    assert moved == {("cluster", "cluster_0"), ("candidates", "candidates_2")}
+    policy, recording = synthetic(smallest(2))
+    found = {(one["part"], one["feature"]): one["changed"] for one in importances(policy, recording, 3, 1)}
+    assert {key for key, changed in found.items() if changed > 0} == {("cluster", "cluster_0"),
+                                                                      ("candidates", "candidates_2")}
     assert len(found) == FC + F
-    chance = 2 * 0.4 * 0.6  # of two independent draws falling on different sides
-    assert found["cluster", "cluster_0"].changed == pytest.approx(chance, abs=0.08)
+    assert found["cluster", "cluster_0"] == pytest.approx(2 * 0.4 * 0.6, abs=0.08)  # two draws on different sides
 
 
 def test_a_feature_is_shuffled_with_its_past():
@@ -76,57 +66,40 @@ def test_a_feature_is_shuffled_with_its_past():
         return np.where(cluster[:, 0] > cluster[:, FC], 1, 0)  # whether the first feature rises
 
     random = np.random.default_rng(3)
-    think, recording = synthetic(rule, cluster=2 * FC)
+    policy, recording = synthetic(rule, cluster=2 * FC)
     rising = random.random(len(recording)) < 0.5
     recording.cluster[:, 0] = recording.cluster[:, FC] + np.where(rising, 0.1, -0.1)
-    actions, logits = think(*recording.parts)
-    recording = replace(recording, actions=actions, logits=logits, history=2)
+    actions = policy.decide(recording.cluster, recording.candidates, recording.mask, recording.decision)
+    recording = replace(recording, actions=actions, history=2)
     assert recording.now.shape == (len(recording), FC)
-    found = {one.feature: one for one in importances(think, recording, 2, 1) if one.part == "cluster"}
+    found = {one["feature"]: one for one in importances(policy, recording, 2, 1) if one["part"] == "cluster"}
     assert set(found) == {f"cluster_{place}" for place in range(FC)}
-    assert found["cluster_0"].changed == pytest.approx(0.5, abs=0.08)  # of rises among falls: pairs stay pairs
-    assert agreement(distilled(recording, 4, 1), recording).mean() < 0.75  # a rule that sees no past
+    assert found["cluster_0"]["changed"] == pytest.approx(0.5, abs=0.08)  # of rises among falls: pairs stay pairs
+    assert agreement(distilled(recording, 4, 1)[0], recording).mean() < 0.75  # a rule that sees no past
 
 
-def test_importance_is_ordered_repeatable_and_leaves_the_recording_alone():
-    think, recording = synthetic(smallest(1))
-    before = [part.copy() for part in recording.parts]
-    one, two = (importances(think, recording, 2, 5) for _ in range(2))
+def test_importance_is_ordered_and_repeatable():
+    policy, recording = synthetic(smallest(1))
+    one, two = (importances(policy, recording, 2, 5) for _ in range(2))
     assert one == two
-    assert [each.changed for each in one] == sorted((each.changed for each in one), reverse=True)
-    assert all(np.array_equal(a, b) for a, b in zip(before, recording.parts, strict=True))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10_000))
-def test_log_probabilities_are_of_legal_actions_part_by_part(seed):
-    random = np.random.default_rng(seed)
-    mask = (random.random((5, 7)) < 0.6).astype(np.int8)
-    mask[:, [0, 4]] = 1
-    logits = np.where(mask > 0, random.normal(0, 50, (5, 7)), -1e8)
-    for levels in ((), (4, 3)):
-        found = log_probabilities(logits, mask, levels)
-        assert np.array_equal(np.isfinite(found), mask > 0)
-        for low, high in ([(0, 7)] if not levels else [(0, 4), (4, 7)]):
-            assert np.nansum(np.exp(found[:, low:high]), axis=1) == pytest.approx(1.0)
+    assert [each["changed"] for each in one] == sorted((each["changed"] for each in one), reverse=True)
 
 
 # --- The rule -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("feature", range(F))
 def test_a_simple_policy_is_distilled_to_itself(feature):
-    recording = synthetic(smallest(feature))[1]
-    rule = distilled(recording, 4, 1)
-    _, fresh = synthetic(smallest(feature), seed=9)
-    assert agreement(rule, fresh).mean() > 0.98
-    assert rule["whether"]["feature"] == "cluster_0" and rule["whether"]["at"] == pytest.approx(0.4, abs=0.02)
-    assert rule["tie"] == {"feature": f"candidates_{feature}", "most": False}
-    assert rule["whether"]["below"]["answer"] == NO and rule["whether"]["above"]["answer"] == ANOTHER
+    rule, lines = distilled(synthetic(smallest(feature))[1], 4, 1)
+    assert agreement(rule, synthetic(smallest(feature), seed=9)[1]).mean() > 0.98
+    assert rule["whether"]["feature"][0] == 0 and rule["whether"]["at"][0] == pytest.approx(0.4, abs=0.02)
+    assert (rule["which"], rule["most"]) == (f"candidates_{feature}", False)
+    assert rule["whether"]["says"][1:] == [NO, ANOTHER]
+    assert "|   |--- no: start nothing" in lines[2] or lines[2].startswith("|   |--- no")
+    assert lines[-1] == f"another candidate: that with the least candidates_{feature}"
 
 
 def test_a_policy_that_is_the_partner_becomes_one_leaf():
     _, recording = synthetic(lambda cluster, candidates, mask: np.ones(len(cluster), int))
-    rule = distilled(recording, 8, 1)
-    assert rule == {"whether": {"answer": PARTNER, "share": 1.0, "agree": 1.0}}
+    assert distilled(recording, 8, 1)[0]["whether"]["says"] == [PARTNER]
 
 
 def test_what_does_the_same_as_the_partner_counts_as_the_partner():
@@ -136,7 +109,7 @@ def test_what_does_the_same_as_the_partner_counts_as_the_partner():
     recording = replace(recording, partner=recording.actions.copy())
     assert set(labels(recording)) == {PARTNER}
     assert (canonical(recording.actions, recording) == PARTNER_ACTION).all()
-    assert agreement({"whether": {"answer": PARTNER}}, recording).all()
+    assert agreement({"whether": leaf(PARTNER)}, recording).all()
     other = replace(recording, partner=np.where(recording.actions == 0, FIXED, 0))
     assert set(labels(other)) == {NO, ANOTHER}
 
@@ -147,27 +120,13 @@ def test_settings_get_a_tree_a_parameter():
     actions = np.stack([(cluster[:, 1] > 0.5) * 2, np.ones(400, int)], axis=1)
     recording = Recording(6, cluster, np.zeros((400, 5, F), np.float32), np.ones((400, 5), np.int8),
                           np.tile(np.eye(7, dtype=np.float32)[6], (400, 1)), np.zeros(400, int), np.full(400, UNKNOWN),
-                          actions, np.zeros((400, 5), np.float32))
-    rule = distilled(recording, 4, 1, {"margin": [0.8, 0.9, 1.0], "tries": [1, 2]})
+                          actions)
+    rule, lines = distilled(recording, 4, 1, {"margin": [0.8, 0.9, 1.0], "tries": [1, 2]})
     assert agreement(rule, recording).mean() > 0.98
-    assert rule["parameters"][1] == {"name": "tries", "values": [1.0, 2.0], "level": {"level": 1}}
-    tree = Tree({"rules": {"control": rule}, "shapes": {}})
-    assert np.array_equal(tree.decide_batch(*recording.parts), actions)
-    assert "  margin:" in tree.lines() and any(line.endswith("margin = 1") for line in tree.lines())
-    assert tree.lines()[-1] == "  tries = 2 always"
-
-
-def test_a_tree_has_no_more_leaves_than_windows_left_out_ask_for():
-    window = np.repeat(np.arange(8), 50)
-
-    def fewest_for(shares):
-        return fewest(lambda mine, count: count, lambda count, mine: np.full(mine.sum(), shares.get(count, 0.9)),
-                      window, 8)
-
-    assert fewest_for({1: 0.5, 2: 0.895}) == 2
-    assert fewest_for({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.7, 6: 0.7, 8: 0.9}) == 8
-    assert fewest_for({}) == 1
-    assert fewest(lambda mine, count: 1 / 0, lambda rule, mine: 1 / 0, np.zeros(5, int), 8) == 8
+    tree = Tree({"rules": {"control": rule}, "shapes": {"candidates": (5, F)}})
+    assert np.array_equal(tree.decide_batch(recording.cluster, recording.candidates, recording.mask,
+                                            recording.decision), actions)
+    assert "margin:" in lines and "|   |--- 1" in lines and lines[-2:] == ["tries:", "|--- 2"]
 
 
 def test_windows_are_not_learned_by_heart():
@@ -179,13 +138,13 @@ def test_windows_are_not_learned_by_heart():
     cluster = recording.cluster.copy()
     cluster[:, 0] = window / 8
     actions = np.where(np.isin(window, (1, 2, 4, 7)), 0, PARTNER_ACTION)
-    rule = distilled(replace(recording, cluster=cluster, actions=actions, window=window), 8, 1)
-    assert "feature" not in rule["whether"]
+    rule, _ = distilled(replace(recording, cluster=cluster, actions=actions, window=window), 8, 1)
+    assert len(rule["whether"]["says"]) == 1
 
 
 def test_where_nothing_is_asked_a_rule_answers_something_legal():
-    rule = {"parameters": [{"name": "margin", "values": [0.8, 0.9], "level": {"level": 1}}]}
-    tree = Tree({"rules": {"control": rule}, "shapes": {}})
+    rule = {"parameters": [{"name": "margin", "tree": leaf(1)}]}
+    tree = Tree({"rules": {"control": rule}, "shapes": {"candidates": (1, F)}})
     decision = np.eye(7, dtype=np.float32)[[6, 6, 6]]
     decision[1] = 0  # this episode is over, the others go on
     actions = tree.decide_batch(np.zeros((3, FC)), np.zeros((3, 1, F)), np.ones((3, 2), np.int8), decision)
@@ -193,7 +152,7 @@ def test_where_nothing_is_asked_a_rule_answers_something_legal():
 
 
 def test_a_tree_plays_windows_of_unequal_length_side_by_side():
-    rule = {"whether": {"answer": PARTNER}}
+    rule = {"whether": leaf(PARTNER)}
     tree = Tree({"rules": {"gate": rule}, "shapes": {"candidates": (8, CANDIDATE_SIZE)}})
     config = {"id": "ooco_gym/Gating-v0", "window_s": 20.0, "warmup_s": 10.0}
     records = play(config, BatchPlayer("its rule", tree.decide_batch), [Window(one, 0) for one in (1, 2, 3)])
@@ -207,8 +166,8 @@ def test_a_rule_never_answers_illegally(seed, said):
     mask = (random.random((20, A)) < 0.3).astype(np.int8)
     mask[np.arange(20), random.integers(0, A, 20)] = 1
     candidates = random.random((20, K, CANDIDATE_SIZE), np.float32)
-    rule = {"whether": {"answer": said}, "which": {"score": 1.0}, "tie": {"feature": "tokens", "most": True}}
-    tree = Tree({"rules": {DECISIONS[0]: rule}, "shapes": {}})
+    rule = {"whether": leaf(said), "which": "tokens", "most": True}
+    tree = Tree({"rules": {DECISIONS[0]: rule}, "shapes": {"candidates": (K, CANDIDATE_SIZE)}})
     actions = tree.decide_batch(random.random((20, CLUSTER_SIZE), np.float32), candidates, mask, np.eye(7)[[0] * 20])
     assert (mask[np.arange(20), actions] == 1).all()
     wanted = {NO: 0, PARTNER: 1}.get(said)
@@ -216,52 +175,40 @@ def test_a_rule_never_answers_illegally(seed, said):
         assert (actions[mask[:, wanted] == 1] == wanted).all()
 
 
-def test_ties_go_to_the_most_or_least_and_then_to_the_first():
+def test_the_candidate_is_the_legal_one_with_the_most_or_least_and_the_first_of_equals():
     candidates = np.zeros((1, 4, F), np.float32)
     candidates[0, :, 1] = [2, 5, 5, 9]
     legal = np.array([[True, True, True, False]])
-    split = {"feature": "candidates_1", "at": 3.0, "below": {"score": 0.1}, "above": {"score": 0.9}}
-    for tree, most, place in (({"score": 1.0}, True, 1), ({"score": 1.0}, False, 0), (split, False, 1)):
-        rule = {"which": tree, "tie": {"feature": "candidates_1", "most": most}}
-        assert best_candidate(rule, candidates, legal)[0] == place
+    for most, place in ((True, 1), (False, 0)):
+        assert best_candidate({"which": "candidates_1", "most": most}, candidates, legal)[0] == place
 
 
-def test_splits_that_say_the_same_are_merged():
-    leaf, other = {"answer": NO}, {"answer": PARTNER}
-    same = {"feature": "a", "at": 1.0, "below": leaf, "above": leaf}
-    assert merged(same, "answer") == leaf
-    assert merged({"feature": "b", "at": 2.0, "below": same, "above": leaf}, "answer") == leaf
-    kept = {"feature": "b", "at": 2.0, "below": same, "above": other}
-    assert merged(kept, "answer") == {**kept, "below": leaf}
+def test_text_has_meanings_and_units():
+    from sklearn.tree import DecisionTreeClassifier
 
+    from agents.explaining.analysis import text
 
-def test_words_have_names_and_units():
-    second = {"feature": "least tokens", "at": 0.5, "below": {"answer": PARTNER}, "above": {"answer": ANOTHER}}
-    split = {"feature": "online_slack", "at": 0.1, "below": {"answer": NO}, "above": second}
-    rule = {"whether": split, "which": {"score": 1.0}, "tie": {"feature": "wait", "most": True}}
-    text = "\n".join(words("gate", rule))
-    assert "gate: Start an offline prefill?" in text and "if online_slack ≤ 0.5 s:" in text
-    assert "if least tokens ≤ 180 tokens:" in text  # exp(0.5 ln(32769)) - 1
-    assert "which candidate: that with the most wait" in text
-    flag = {"feature": "push_waiting", "at": 0.5, "below": {"answer": NO}, "above": {"answer": PARTNER}}
-    assert "if push_waiting is no:" in "\n".join(words("gate", {"whether": flag}))
+    model = DecisionTreeClassifier().fit([[0.0, 0.4], [0.2, 0.4], [0.2, 0.6]], [NO, PARTNER, ANOTHER])
+    lines = "\n".join(text(model, ["push_waiting", "least tokens"], {NO: "no: wait", PARTNER: "as the partner"}))
+    assert "no: wait" in lines and "as the partner" in lines and "class" not in lines
+    assert "push_waiting is no" in lines and "least tokens > 180 tokens" in lines  # exp(0.5 ln(32769)) - 1
     assert len(whether_names(CLUSTER_SIZE, CANDIDATE_SIZE)) == CLUSTER_SIZE + 1 + 3 * CANDIDATE_SIZE
 
 
 # --- Recording ------------------------------------------------------------------------------------------------------
 def test_recording_keeps_what_was_asked_and_what_the_partner_would_do():
-    def think(cluster, candidates, mask, decision):
-        return np.ones(len(mask), int), np.zeros(mask.shape, np.float32)
+    def decide(cluster, candidates, mask, decision):
+        return np.ones(len(mask), int)
 
     games = windows([2000, 2001], 2)
-    (gate,), records = record(SHORT, LearnedPolicy(think, {}, (), preferences=think), games, 40, 1)
+    (gate,), records = record(SHORT, LearnedPolicy(decide, {}, ()), games, 40, 1)
     assert gate.name == "gate" and set(gate.window) == {0, 1} and len(gate) <= 40
     assert [one["window"] for one in records] == [game.number for game in games]
     assert (gate.mask[np.arange(len(gate)), gate.partner] == 1).all()
     assert (gate.cluster != 0).any(axis=1).all()
-    again, _ = record(SHORT, LearnedPolicy(think, {}, (), preferences=think), games, 40, 1)
+    again, _ = record(SHORT, LearnedPolicy(decide, {}, ()), games, 40, 1)
     assert np.array_equal(again[0].cluster, gate.cluster)
-    partner = play(SHORT, BatchPlayer("x", lambda *parts: think(*parts)[0]), games)
+    partner = play(SHORT, BatchPlayer("x", decide), games)
     assert partner == records
 
 
@@ -276,7 +223,7 @@ def test_the_command_writes_what_it_says(explained, run_folder):
     summary, out = explained
     assert sorted(path.name for path in out.iterdir()) == sorted(summary["files"])
     result = json.loads((out / "explain.json").read_text())
-    assert result["schema"] == "ooco-gym/explanation/1"
+    assert result["schema"] == "ooco-gym/explanation/2"
     policies = {row["policy"] for row in result["scores"]["results"]}
     assert {run_folder.name, "its rule", "ooco"} <= policies
     assert set(result["rule_minus"]) == policies - {"its rule"}
@@ -284,7 +231,7 @@ def test_the_command_writes_what_it_says(explained, run_folder):
     text, html = (out / "explain.md").read_text(), (out / "explain.html").read_text()
     assert text == markdown(result)
     assert "Played on the same held-out windows" in text and all(line in text for line in result["rule"])
-    assert html.count('class="plotly-graph-div"') == 2 * len(result["held_out"]["decisions"])
+    assert html.count('class="plotly-graph-div"') == len(result["held_out"]["decisions"])
     assert "<script src" not in html
 
 
@@ -323,8 +270,6 @@ def test_a_bundle_is_explained_as_its_run(run_folder, tmp_path):
     (first, second), (third, fourth) = (record(CONFIG, thinker, games, 30, 1)[0] for thinker in (run, bundle))
     for one, other in ((first, third), (second, fourth)):
         assert np.array_equal(one.actions, other.actions)
-        legal = one.mask > 0
-        np.testing.assert_allclose(one.logits[legal], other.logits[legal], atol=1e-4)
     assert bundle.env["id"] == run.env["id"]
 
 
@@ -343,7 +288,7 @@ def test_mistakes_are_named(run_folder, tmp_path, change, match):
 
 def test_a_policy_of_the_zoo_is_explained_by_name_and_not_on_decisions_that_it_never_learned(tmp_path):
     short = {**CHANGES, "policy": "gating-ppo-v1", "window_s": 10.0, "warmup_s": 5.0, "fit_windows": 1, "episodes": 1,
-             "decisions": 40, "repeats": 1, "plots": 0, "heuristics": [], "out": str(tmp_path / "out")}
+             "decisions": 40, "repeats": 1, "heuristics": [], "out": str(tmp_path / "out")}
     with pytest.raises(UserError, match="'gating-ppo-v1' was never asked to evict, only to gate"):
         explain.main({**short, "env": "eviction"})
     with pytest.raises(UserError, match=r"'gating-ppo-v2' does not exist \(did you mean 'gating-ppo-v1'\?\)"):
