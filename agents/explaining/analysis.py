@@ -177,8 +177,8 @@ def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed:
                                              ("candidates", recording.candidates.shape[-1]))
              for name in rules.names_of(part, size)]
     table = np.tile(np.arange(len(recording))[:, None], (1, len(names)))
-    found: Any = permutation_importance(_Asked(policy, recording), table, None, scoring=lambda asked, x, _: asked.same(x),
-                                   n_repeats=repeats, random_state=seed)
+    found: Any = permutation_importance(_Asked(policy, recording), table, None, n_repeats=repeats, random_state=seed,
+                                        scoring=lambda asked, rows, _: asked.same(rows))
     listed = [{"decision": recording.name, "part": part, "feature": name, "changed": float(mean),
                "changed_sd": float(deviation)} for (part, name), mean, deviation in
               zip(names, found.importances_mean, found.importances_std, strict=True)]
