@@ -1,13 +1,12 @@
 """ooco-gym: a reinforcement-learning research gym for co-locating online and offline LLM requests.
 
-All of it is imported at its first use, so that `import ooco_gym` is quick, and an engine that wants `ooco_gym.runtime`
-alone loads nothing else. Environments are registered as soon as both this package and Gymnasium are imported.
+Importing it registers the environments with Gymnasium, where that is installed; all else is imported at its first use,
+so that an engine that wants `ooco_gym.runtime` alone loads no simulator.
 """
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module, util
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.errors import UserError
@@ -44,28 +43,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ooco_gym' has no attribute '{name}'")
 
 
-class _AfterGymnasium:
-    """Registers the environments right after Gymnasium has been imported: it has no plug-ins that it looks for itself.
-    """
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Finds Gymnasium as others do, and has its loader register ours behind it; all else is not found here."""
-        if fullname != "gymnasium" or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_register(module: Any) -> None:
-                load(module)
-                import_module("ooco_gym.envs")  # which registers them
-
-            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
-        return spec
-
-
-if sys.modules.get("gymnasium") is not None:
-    import_module("ooco_gym.envs")
-else:
-    sys.meta_path.insert(0, _AfterGymnasium())
+try:
+    import_module("ooco_gym.envs")  # which registers the environments
+except ModuleNotFoundError as missing:  # an engine that runs `ooco_gym.runtime` needs no Gymnasium
+    if missing.name != "gymnasium":
+        raise

@@ -21,8 +21,12 @@ def test_environments_are_registered_in_any_order_of_imports(code):
     assert said(code + FOUND) == ["True"]
 
 
-def test_the_runtime_loads_numpy_alone():
-    heavy = ("gymnasium", "numba", "scipy", "pyarrow", "yaml", "plotly", "rich", "hydra", "torch", "onnxruntime")
+def test_an_engine_needs_no_gymnasium():
+    assert said("import sys\nsys.modules['gymnasium'] = None\nimport ooco_gym.runtime\nprint('loaded')") == ["loaded"]
+
+
+def test_the_runtime_loads_no_simulator():
+    heavy = ("numba", "scipy", "pyarrow", "yaml", "plotly", "rich", "hydra", "torch", "onnxruntime")
     assert said(f"import sys, ooco_gym.runtime\nprint([one for one in {heavy} if one in sys.modules])") == ["[]"]
 
 

@@ -1,13 +1,12 @@
 """Gymnasium environments on the simulator. Importing `ooco_gym` registers them; ids are `ooco_gym/<Name>-v<N>`.
 
-An environment is one file of this package, whose class names its `id`, and one YAML file in `conf/env`. The ids are
-found by reading the files' text: their code, which needs the compiled simulator, is imported when one is made. An
-environment elsewhere registers itself when its file is imported (`vector.register`).
+An environment is one file of this package, whose class names its `id`, one YAML file in `conf/env` and its name in
+`_CLASSES`: its code, which needs the compiled simulator, is imported when one is made. An environment elsewhere
+registers itself when its file is imported (`vector.register`).
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from functools import partial
 from importlib import import_module
@@ -19,22 +18,13 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ooco_gym.errors import UserError
 
-_ID = re.compile(r'^class (\w+)\(|^    id: ClassVar\[str\] = "([^"]+)"$', re.MULTILINE)
-
-
-def _found() -> dict[str, str]:
-    """Ids of this package's environments, each with its class as `module:class`."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        owner = ""
-        for name, env_id in _ID.findall(path.read_text(encoding="utf-8")):
-            owner = name or owner
-            if env_id:
-                found[env_id] = f"{__name__}.{path.stem}:{owner}"
-    return found
-
-
-ENVIRONMENTS = _found()
+_CLASSES = {"admission": ("Admission",), "batching": ("Batching",), "colocation": ("Colocation",),
+            "control": ("Control",), "eviction": ("Eviction", "EvictionPredicted"), "gating": ("Gating",),
+            "migration": ("Migration", "MigrationPredicted"), "packing": ("Packing",), "preemption": ("Preemption",),
+            "reclaiming": ("Reclaiming",), "routing": ("Routing",), "serving": ("Serving",)}
+ENVIRONMENTS = {f"ooco_gym/{name}-v0": f"{__name__}.{module}:{name}Env" for module, names in _CLASSES.items()
+                for name in names}
+"""Ids of this package's environments, each with its class as `module:class`."""
 RENAMED = {f"ooco_gym/{name}-v1": f"ooco_gym/{name}Predicted-v0" for name in ("Eviction", "Migration")}
 
 
