@@ -202,62 +202,6 @@ class Between(_Regular):
         self._took_s = self._kept - started
 
 
-class Stopwatch(Callback):
-    """Says where the time goes: seconds in environments, in inference (all of a rollout beside them) and in updates.
-
-    It stands first and its `begun` last, so that what else happens at a rollout's start, such as validation, is not
-    counted.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.spent_s = {"environment": 0.0, "inference": 0.0, "update": 0.0}
-        self.decisions = 0
-        self._ended: float | None = None
-
-    def begun(self) -> BaseCallback:
-        """The callback that starts the watch, once all others are through with a rollout's start."""
-        return _Begun(self)
-
-    def start(self) -> None:
-        """Starts the watch."""
-        self._started, self._stepped = time.perf_counter(), self.env.wall_s
-
-    def _on_rollout_start(self) -> None:
-        self._add_update()
-
-    def _add_update(self) -> None:
-        if self._ended is not None:
-            self._add("update", time.perf_counter() - self._ended)
-            self._ended = None
-
-    def _on_step(self) -> bool:
-        self.decisions += self.env.num_envs
-        return True
-
-    def _on_rollout_end(self) -> None:
-        self._ended = time.perf_counter()
-        stepped_s = self.env.wall_s - self._stepped
-        self._add("environment", stepped_s)
-        self._add("inference", self._ended - self._started - stepped_s)
-
-    def _on_training_end(self) -> None:
-        self._add_update()
-
-    def _add(self, part: str, seconds: float) -> None:
-        self.spent_s[part] += seconds
-        self.logger.record(f"time/{part}_s", seconds)
-
-
-class _Begun(Callback):
-    def __init__(self, watch: Stopwatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def _on_rollout_start(self) -> None:
-        self._watch.start()
-
-
 class Figures(Callback):
     """Logs, each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
 
@@ -273,7 +217,6 @@ class Figures(Callback):
         self._ended: list[dict[str, Any]] = []
         self._elapsed_s, self._decisions, self._noes, self._partners, self._choices = 0.0, 0, 0, 0, False
         self._started = time.monotonic()
-
 
     def _on_rollout_start(self) -> None:
         self._begin()

@@ -20,7 +20,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
 STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
-TIMELINE, WINDOWS = "validation/timeline", "validation/table"  # a picture, and a table of one row a window
+WINDOWS = "validation/table"  # one row a window
 ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, or actions/control/<parameter>
 
 
@@ -185,8 +185,7 @@ def workspace(entity: str, project: str, name: str) -> Any:
     for title in dict.fromkeys(chart.section for chart in CHARTS):
         panels = [_line_plot(chart) for chart in CHARTS if chart.section == title]
         if title == HELD_OUT:
-            panels += [wr.MediaBrowser(title="The first window", media_keys=[TIMELINE], num_columns=1),
-                       wr.WeavePanelSummaryTable(table_name=WINDOWS)]
+            panels.append(wr.WeavePanelSummaryTable(table_name=WINDOWS))
         sections.append(_section(title, panels))
     chosen = wr.MediaBrowser(title="Actions: 0 no, 1 as the partner, 2 + k candidate k",
                              media_keys=[f"{ACTIONS}/{name}" for name in DECISIONS[:-1]])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
-    Image,
     KVWriter,
     Logger,
     TensorBoardOutputFormat,
@@ -87,7 +86,7 @@ class WandbOutputFormat(KVWriter):
             self.run.define_metric(name, step_metric=STEP, summary=kept)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
-        """Logs one dump: numbers, histograms (arrays of whole numbers), pictures and tables."""
+        """Logs one dump: numbers, histograms (arrays of whole numbers) and tables."""
         kept = filter_excluded_keys(key_values, key_excluded, "wandb")
         logged = {key: _wandb_value(value) for key, value in kept.items()}
         self.run.log({**{key: value for key, value in logged.items() if value is not None}, STEP: step})
@@ -107,8 +106,6 @@ def _wandb_value(value: Any) -> Any:
 
     if isinstance(value, Table):
         return wandb.Table(columns=list(value.columns), data=value.rows)  # type: ignore[arg-type]
-    if isinstance(value, Image):
-        return wandb.Image(value.image)
     if isinstance(value, np.ndarray):
         counts = np.bincount(value, minlength=1)
         return wandb.Histogram(np_histogram=(counts, np.arange(len(counts) + 1) - 0.5))

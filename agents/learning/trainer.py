@@ -39,6 +39,7 @@ class Trainer:
         self.interrupts = cb.Interrupts()
         self.imitation: dict[str, Any] | None = None
         self.clocks = Clocks()
+        self.begun_at, self.stepped_s = 0, 0.0  # decisions, and seconds of stepping, when learning began
         self.env = self._vector_env(state)
         self.model = self._model()
         if state is None:
@@ -74,14 +75,14 @@ class Trainer:
         limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
         limit_s, every_s = (None if value is None else float(value)
                             for value in (limit, config.get("checkpoint_every_s")))
-        self.stopwatch, self.figures = cb.Stopwatch(), cb.Figures()
+        self.figures = cb.Figures()
         self.between = cb.Between(self._keep, int(every) if every else None, every_s, self.interrupts, limit_s,
                                   self._learned_s)
         self.progress = cb.Progress(config["total_timesteps"], limit_s, self._learned_s)
         self.validation: cb.Validation | None = None
         self.tracking = Tracking(config.get("logger"))
         self.validation_envs: list[Any] = []
-        callbacks: list[Any] = [self.stopwatch, self.between, cb.TimedTransitions(), self.figures,
+        callbacks: list[Any] = [self.between, cb.TimedTransitions(), self.figures,
                                 self.tracking]
         if self.agent.get("lagrangian"):
             callbacks.append(lagrangian(self))
@@ -97,7 +98,7 @@ class Trainer:
         if every:
             callbacks.append(cb.Checkpoints(self.out / "checkpoints", int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
-        return [*callbacks, cb.ObservationStatistics(), self.progress, self.stopwatch.begun()]
+        return [*callbacks, cb.ObservationStatistics(), self.progress]
 
     def _learned_s(self) -> float:
         """Seconds of learning so far: what `max_wall_s` limits."""
@@ -146,7 +147,8 @@ class Trainer:
         self.model._last_episode_starts = np.ones(self.env.num_envs, bool)
 
     def _learn(self) -> None:
-        left = int(self.config["total_timesteps"]) - self.model.num_timesteps
+        self.begun_at, self.stepped_s = self.model.num_timesteps, self.env.unwrapped.wall_s
+        left = int(self.config["total_timesteps"]) - self.begun_at
         with suppress(cb.Stop):
             self.model.learn(left, callback=self.callbacks, log_interval=1, reset_num_timesteps=False)
         if self.validation is not None and not self.judged and not self.interrupts.asked:
@@ -200,10 +202,10 @@ class Trainer:
     def _times(self) -> dict[str, Any]:
         """Where the time went. `decisions_per_s` is by the clock, `decisions_per_cpu_s` by the processor's time; both
         are of learning: of everything after the preparation, beside validation."""
-        wall, cpu, decisions = self.clocks.wall_s, self.clocks.cpu_s, self.stopwatch.decisions
+        wall, cpu, decisions = self.clocks.wall_s, self.clocks.cpu_s, self.model.num_timesteps - self.begun_at
         learning_s = wall["learning"] - wall["validation"]
-        spent = {**self.stopwatch.spent_s, "validation": wall["validation"]}
-        spent["other"] = max(0.0, wall["learning"] - sum(spent.values()))
+        spent = {"environment": self.env.unwrapped.wall_s - self.stepped_s, "validation": wall["validation"]}
+        spent["network"] = max(0.0, wall["learning"] - sum(spent.values()))
         whole = max(wall["learning"], 1e-9)
         return {
             "wall_s": time.monotonic() - self.started, "setup_wall_s": self.ready - self.started,

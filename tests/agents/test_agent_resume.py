@@ -187,6 +187,6 @@ def test_the_time_is_accounted_for(run_folder):
     import json
 
     summary = json.loads((run_folder / "summary.json").read_text())
-    assert set(summary["time"]) == {"environment", "inference", "update", "validation", "other"}
+    assert set(summary["time"]) == {"environment", "network", "validation"}
     assert sum(part["share"] for part in summary["time"].values()) == pytest.approx(1.0, abs=0.01)
     assert summary["decisions_per_s"] > 0 and summary["decisions_per_cpu_s"] > 0

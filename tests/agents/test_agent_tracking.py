@@ -1,4 +1,4 @@
-"""What trackers get of a real run: series, tables, histograms, the picture, regret, the policy; read back from disk."""
+"""What trackers get of a real run: series, tables, histograms, regret, the policy; read back from disk."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from agents.evaluation.players import BatchPlayer, play
 from agents.learning import train
 from agents.learning.dashboard import CHARTS, STEP
 from agents.learning.loggers import Table
-from agents.learning.tracking import WIDTH, Moment, Tracking, Watch, nice, regret_of, timeline, window_table
+from agents.learning.tracking import Tracking, Watch, regret_of, window_table
 from ooco_gym.envs.features import CLUSTER_SIZE
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError
@@ -88,10 +88,9 @@ def test_settings_are_no_shares_of_no_and_of_the_partner(tmp_path):
     assert "rollout/simulated_s" in columns and "_share" not in columns
 
 
-def test_config_picture_and_policy_are_kept(tracked):
+def test_config_and_policy_are_kept(tracked):
     out, run = tracked
     assert run.config["env"]["id"] == "ooco_gym/Gating-v0" and run.config["seed"] == 1
-    assert any(row.get("validation/timeline/_type") == "image-file" for row in run.history)
     artifact, = (one for one in run.artifacts if one.type == "model")
     assert (artifact.name, artifact.type) == ("policy-gating", "model")
     names = {entry.path for entry in artifact.manifest.contents}
@@ -126,12 +125,9 @@ def test_watching_changes_no_answer():
         return np.array([np.flatnonzero(row)[-1] for row in mask])
 
     windows = [Window(2000, 0), Window(2001, 1)]
-    watch = Watch(BatchPlayer("x", decide), windows, 3, 20.0, True)
+    watch = Watch(BatchPlayer("x", decide), windows, 3, 20.0)
     assert play(SHORT, watch, windows) == play(SHORT, BatchPlayer("x", decide), windows)
     assert watch.regret()["looks"] == 3
-    first = play(SHORT, BatchPlayer("x", decide), windows[:1])[0]
-    assert len(watch.moments) == first["decisions"]
-    assert all(moment.at_s >= 0.0 for moment in watch.moments)
 
 
 def test_a_policy_that_sees_what_was_is_watched_too():
@@ -142,9 +138,9 @@ def test_a_policy_that_sees_what_was_is_watched_too():
         return np.ones(len(mask), int)
 
     window = [Window(2000, 0)]
-    watch = Watch(BatchPlayer("x", decide, history=3), window, 1, 10.0, True)
-    assert play(SHORT, watch, window)[0]["decisions"] == len(watch.moments)
-    assert sizes == {3 * CLUSTER_SIZE} and watch.moments[0].cluster.shape == (CLUSTER_SIZE,)
+    watch = Watch(BatchPlayer("x", decide, history=3), window, 1, 10.0)
+    play(SHORT, watch, window)
+    assert sizes == {3 * CLUSTER_SIZE} and watch.regret()["looks"] == 1
 
 
 def test_tensorboard_gets_the_same(tmp_path):
@@ -157,7 +153,7 @@ def test_tensorboard_gets_the_same(tmp_path):
     tags = events.Tags()
     missing = EVERYWHERE - set(tags["scalars"])
     assert not {name for name in missing if not name.startswith(("train/", "episode/"))}  # one update: none is dumped
-    assert "actions/gate" in tags["histograms"] and "validation/timeline" in tags["images"]
+    assert "actions/gate" in tags["histograms"]
     assert {"validation/table/text_summary", "config/text_summary"} <= set(tags["tensors"])
 
 
@@ -182,21 +178,6 @@ def test_table_is_markdown_and_rows():
     assert table.rows == [[1, None], [2.5, "x"]]
     short = window_table([{"seed": 1, "window": 2, "decisions": 3, "reward": 4.0, "summary": {"violation_rate": 0.5}}])
     assert short.columns == ["seed", "window", "decisions", "reward", "violation_rate"]
-
-
-def test_picture_of_one_moment_and_of_settings():
-    cluster = np.zeros(36, np.float32)
-    one = timeline([Moment(3.0, 2, 0, cluster)], "x")
-    assert one.shape[1] == WIDTH and one.dtype == np.uint8 and one.min() < 255
-    both = timeline([Moment(0.0, 2, 5, cluster), Moment(9.0, 6, np.array([1, 2]), cluster)], "x")
-    assert both.shape[0] > one.shape[0]
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.floats(1e-6, 1e9))
-def test_scales_are_round_and_cover(value):
-    scale = nice(value)
-    assert value * (1 - 1e-9) <= scale <= 2.5 * value * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=30)
