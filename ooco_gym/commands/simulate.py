@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ooco_gym.render import RunRecord
 
 SCHEMA, PAGE_FILE = "ooco-gym/simulate/1", "simulate.html"
-LEARNED, LEARNED_PLAYER = "learned:", "experiments.common.learned_player:simulate_learned"
+LEARNED = "learned:"
+PLAYERS = "ooco_gym.players"  # entry points that play what no rule is: layers above this one
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
@@ -76,9 +77,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _learned_player() -> Any:
-    """What plays learned policies: found by its name, as a policy's module is, for it is a layer above this one."""
-    module, _, name = LEARNED_PLAYER.partition(":")
-    return getattr(import_module(module), name)
+    """What plays learned policies."""
+    return metadata.entry_points(group=PLAYERS)["learned"].load()
 
 
 def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
