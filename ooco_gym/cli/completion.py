@@ -18,7 +18,6 @@ from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
 
 SHELLS = ("bash", "zsh", "fish")
-ASKED = "_ARGCOMPLETE"  # set by the shell's function where it asks for completions
 OPTIONS = ("--cfg", "--config-dir", "--help", "--multirun")
 GROUP_OF = {"partner": "policy", "rules": "policy", "heuristics": "policy"}  # keys that are not called as their group
 POLICIES = "ooco_gym.policies"  # entry points

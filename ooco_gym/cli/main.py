@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ooco_gym.cli import completion
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, examples, find, names, presets
 from ooco_gym.cli.streams import end_at_once_from_here, quiet_pipes, tidy_end
 from ooco_gym.errors import Terminated, UserError, check_text
@@ -34,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process by default.
     """
-    if argv is None and completion.ASKED in os.environ:
+    if argv is None and "_ARGCOMPLETE" in os.environ:  # set by the shell's function where it asks for completions
+        from ooco_gym.cli import completion
+
         completion.answer()
     words = list(sys.argv[1:] if argv is None else argv)
     with quiet_pipes():
@@ -76,6 +77,8 @@ def _dispatch(words: list[str]) -> int:
         return 0
     name, *rest = words
     if name == "completion":
+        from ooco_gym.cli import completion
+
         print(completion.script(rest[0] if len(rest) == 1 else ""))
         return 0
     if name.startswith("-"):
@@ -135,7 +138,7 @@ def _print_commands() -> None:
     print(f"usage: {USAGE}\n")
     Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
     print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
-    print(f"ooco-gym completion {'|'.join(completion.SHELLS)} prints what makes the Tab key complete all of them.")
+    print("ooco-gym completion bash|zsh|fish prints what makes the Tab key complete all of them.")
 
 
 def _print_help(command: Command) -> None:

@@ -11,7 +11,6 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.perf.links import allreduce_remark, with_allreduce
 from ooco_gym.perf.specs import ChipSpec, ModelSpec, load_chip, load_model
 from ooco_gym.perf.timing import Shard, TimingForm, timing_form
-from ooco_gym.perf.timing.measured import unmeasured
 from ooco_gym.report.terminal import remark
 
 SHORTEST_LINES = 512
@@ -242,6 +241,8 @@ def validity_warnings(deployment: Deployment, *, max_batch: float | None = None,
             found.append(f"chip '{chip.name}': its figures were fitted for tp={degrees}; tp={deployment.tp} is "
                          "extrapolated")
     if deployment.timing == "measured":
+        from ooco_gym.perf.timing.measured import unmeasured  # the kernels, which other forms do without
+
         missing = unmeasured(deployment.shard)
         roofline = "extended" if chip.extended else "ooco"
         if missing:
