@@ -33,9 +33,9 @@ import numpy as np
 from agents.environments import Window, is_partner, make_env
 from agents.evaluation.players import Observations, play
 from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
-from ooco_gym.envs import admission_filling, reclaiming_filling
+from ooco_gym.envs import admission, reclaiming
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs.batching_filling import feature_of
+from ooco_gym.envs.batching import feature_of
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
 from ooco_gym.envs.features import COLUMN
@@ -249,7 +249,7 @@ RECLAIMING: dict[str, Rank] = {  # the least of these gives way; of equals one t
     "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
 RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
 _COLUMNS = {kind: [(feature_of(one), getattr(COLUMN, filling.PLACES[one.name])) for one in listed]
-            for kind, filling, listed in ((b.ADMIT, admission_filling, ENTRY), (b.RECLAIM, reclaiming_filling, VICTIM))}
+            for kind, filling, listed in ((b.ADMIT, admission, ENTRY), (b.RECLAIM, reclaiming, VICTIM))}
 
 
 def _least(env: Any, kind: int, rank: Rank) -> int:

@@ -36,9 +36,8 @@ class DecisionEnv(gym.Env):
     Dict: mask, candidates, cluster, decision, in this order (`gymnasium.spaces.unflatten(env.unwrapped.parts_space,
     observation)` takes it apart again).
 
-    Nothing is clairvoyant: lengths of unfinished outputs are hidden. The wrapper
-    `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`) adds `predicted_output` (K,): what a
-    length predictor with that error believes that each candidate still generates.
+    Nothing is clairvoyant: lengths of unfinished outputs are hidden. What a length predictor believes of them is a part
+    of the observation in EvictionPredicted-v0 and MigrationPredicted-v0 alone.
 
     ## Rewards
     The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`. `service` is positive, all

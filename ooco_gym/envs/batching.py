@@ -10,21 +10,92 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.batching_filling import PLACES, feature_of, observe_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import MOST_CANDIDATES, EpisodeConfig
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.features import COLUMN
+from ooco_gym.envs.features import COLUMN, Feature
+from ooco_gym.envs.reward import BLOCK_ARRIVED, BLOCK_VIOLATED, BUDGET
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, check_keys, is_number
-from ooco_gym.policy.engine_features import even_sums
+from ooco_gym.policy.engine_features import (
+    ALONE_PS,
+    OFFLINE_PS,
+    ONLINE_PS,
+    SLACKS,
+    count_late,
+    engine_row,
+    engine_stack,
+    even_sums,
+)
 from ooco_gym.policy.latency_budget import OFFLINE_CLASS, Limits, decodes, fill, preempt_last
 from ooco_gym.policy.policy import Policy
-from ooco_gym.runtime.batching_features import ACTION, ENGINE
+from ooco_gym.runtime.batching_features import ACTION, ENGINE, Contracted
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
+# --- What is observed: `ooco_gym.runtime.batching_features` has the table, says what each figure means, and computes
+# the same from plain descriptions of requests; a test compares both ------------------------------------------------
+# Which column of a candidate has which figure of `ACTION`: all environments' candidates are of one width.
+PLACES = {"present": "present", "time": "level", "online_share": "memory", "offline_share": "interrupt_risk",
+          "step": "step", "late": "running", "online_time": "prefill", "offline_time": "backlog"}
+_MOST_TIMES = ACTION[1].limit
+
+
+def feature_of(one: Contracted) -> Feature:
+    """A feature of the contract as the environments list theirs."""
+    return Feature(one.name, one.unit, one.scale, one.limit, one.low, one.high, one.meaning)
+
+
+@inner
+def fill_engine(state, instance, account, notes, out):
+    """Writes the `ENGINE` features of a mixed instance, as `engine_row` finds them.
+
+    Args:
+        state: at the decision.
+        instance: the engine.
+        account: of the reward, which keeps the block of 10 minutes.
+        notes: float64[NOTES], what this environment keeps of the episode.
+        out: float32[features].
+    """
+    row = engine_stack()
+    engine_row(state, instance, (account[BUDGET], account[BLOCK_ARRIVED], account[BLOCK_VIOLATED]), notes, row)
+    for index in range(out.size):
+        out[index] = row[index]
+
+
+@inner
+def fill_actions(state, buffers, i):
+    """Writes the `ACTION` features of every candidate; `fill_engine` has been there before."""
+    notes, levels, tpot_ps = buffers.notes[i], buffers.levels, state.config.default_tpot_ps
+    alone, online_work, offline_work = notes[ALONE_PS], notes[ONLINE_PS], notes[OFFLINE_PS]
+    count = np.int64(notes[SLACKS])
+    per_tpot = 1.0 / (tpot_ps * _MOST_TIMES)
+    for k in range(levels.shape[1]):
+        out = buffers.candidates[i, k]
+        room = max(0.0, levels[0, k] * tpot_ps - alone)
+        online = min(levels[1, k] * room, online_work)
+        offline = max(0.0, min(levels[2, k] * room - online, offline_work))
+        step = alone + online + offline
+        out[COLUMN.present] = 1.0
+        out[COLUMN.level] = min(1.0, levels[0, k] / _MOST_TIMES)
+        out[COLUMN.memory] = levels[1, k]
+        out[COLUMN.interrupt_risk] = levels[2, k]
+        out[COLUMN.step] = min(1.0, step * per_tpot)
+        out[COLUMN.running] = count_late(state, count, step) / max(1, count)
+        out[COLUMN.prefill] = min(1.0, online * per_tpot)
+        out[COLUMN.backlog] = min(1.0, offline * per_tpot)
+
+
+@step_kernel
+def observe_engine(state, buffers, i):
+    """Completes the observation of an open decision."""
+    fill_engine(state, state.pending.instance, buffers.account[i], buffers.notes[i], buffers.cluster[i])
+    fill_actions(state, buffers, i)
+    return b.NO_KIND
+
+
+# --- What is offered, and what an action does ---------------------------------------------------------------------
 TIME, ONLINE, OFFLINE = range(3)  # rows of StepBuffers.levels
 SHARES = ("online", "offline")
 LEAST_TOKENS = 256  # of an iteration that nothing fits into: what can run goes on

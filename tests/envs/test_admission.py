@@ -8,7 +8,7 @@ from engine_description import compared, describe, describe_iteration
 from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
 
 from ooco_gym import Simulation, UserError, candidate_table
-from ooco_gym.envs.admission_filling import PLACES
+from ooco_gym.envs.admission import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE

@@ -9,7 +9,7 @@ from engine_description import compared, describe
 from episodes_in_short import ENGINE, alike, arguments, at_random, differences, make, partner, play
 
 from ooco_gym import UserError
-from ooco_gym.envs.batching_filling import PLACES
+from ooco_gym.envs.batching import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.runtime.batching_features import ACTION, observe
 from ooco_gym.runtime.batching_features import ENGINE as FEATURES

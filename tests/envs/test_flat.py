@@ -16,7 +16,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import ooco_gym
 from agents.environments import make_env
 from ooco_gym import UserError
-from ooco_gym.envs.revealing import RevealLengths
 
 GATING = "ooco_gym/Gating-v0"
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
@@ -84,8 +83,6 @@ def test_gymnasiums_checker_passes() -> None:
 def test_what_needs_the_parts_says_so() -> None:
     with pytest.raises(UserError, match="flat='yes' must be True"):
         make(GATING, flat="yes")
-    with pytest.raises(UserError, match="without flat=True"):
-        RevealLengths(make(GATING, flat=True))
     with pytest.raises(UserError, match="env.flat=true: commands take an observation by its parts"):
         make_env({"id": GATING, "flat": True})
 

@@ -13,7 +13,7 @@ from agents.evaluation.heuristics import RECLAIMING, heuristics_of
 from baselines.deadline import compose_within, settings_of
 from ooco_gym import Simulation, UserError, candidate_table
 from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.reclaiming_filling import PLACES
+from ooco_gym.envs.reclaiming import PLACES
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.decisions import COMPOSE, addresses, hook
 from ooco_gym.policy.latency_budget import OPEN_FIGURES

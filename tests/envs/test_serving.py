@@ -8,7 +8,7 @@ from engine_description import compared, describe, describe_iteration, describe_
 from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
 
 from ooco_gym import Simulation, UserError, candidate_table
-from ooco_gym.envs import admission_filling, batching_filling, reclaiming_filling, serving_filling
+from ooco_gym.envs import admission, batching, reclaiming, serving
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
@@ -19,8 +19,8 @@ from ooco_gym.runtime.serving_features import TARGET, observe_targets
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Serving-v0"
-TABLES = {"batch": (ACTION, batching_filling), "admit": (ENTRY, admission_filling), "target": (TARGET, serving_filling),
-          "reclaim": (VICTIM, reclaiming_filling)}
+TABLES = {"batch": (ACTION, batching), "admit": (ENTRY, admission), "target": (TARGET, serving),
+          "reclaim": (VICTIM, reclaiming)}
 COLUMNS = {name: [getattr(COLUMN, filling.PLACES[one.name]) for one in listed]
            for name, (listed, filling) in TABLES.items()}
 SINGLE = {"cluster": "engine_7b", "rate_scale": 1.4, "offline": {"mode": "rate", "rate": 4.0}}
@@ -135,7 +135,7 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
         if kind(one) == "target":
             return 2 + int(np.argmax(table[:, COLUMN.partner]))
         if kind(one) == "admit":
-            first = np.flatnonzero(table[:, getattr(COLUMN, admission_filling.PLACES["first"])])
+            first = np.flatnonzero(table[:, getattr(COLUMN, admission.PLACES["first"])])
             return 2 + int(first[0]) if len(first) else 0 if mask[0] else 1
         return 1
 
