@@ -6,13 +6,9 @@ memory and in the queues is sampled beside it.
 
 from __future__ import annotations
 
-import gzip
-import json
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
-from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +17,8 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
 from ooco_gym.sim import queues as q
 from ooco_gym.sim import state as s
-from ooco_gym.sim.loop import look
 
 ONLINE_PREFILL, OFFLINE_PREFILL, DECODE_WORK, MIXED_WORK, TRANSFER = range(5)
 WORK = ("online prefill", "offline prefill", "decode", "mixed iteration", "transfer")
@@ -71,6 +65,11 @@ class Answered(NamedTuple):
     kind: str  # PARTNERS, DECLINED or OWN
     reward: float
 
+    def line(self) -> str:
+        """In words."""
+        where = f" on {self.instance}" if self.instance >= 0 else ""
+        return f"{self.decision}{where}: {self.action} ({self.kind}), reward {self.reward:+.3f}"
+
 
 class Recording:
     """One episode so far.
@@ -82,10 +81,8 @@ class Recording:
         begin_ps: time of the first entry.
     """
 
-    def __init__(self, episodes: Episodes, i: int) -> None:
-        simulation = episodes.simulations[i]
-        assert simulation is not None
-        state = simulation.state
+    def __init__(self, state: s.State) -> None:
+        self.state = state
         self.begin_ps = int(state.clock.now_ps)
         self.samples: list[Sample] = []
         self.answers: list[Answered] = []
@@ -105,13 +102,11 @@ class Recording:
         members = state.instances["offline_members"] + state.instances["urgent_members"] * self._strict
         self._members = members.tolist()  # requests that could decode: on relaxed instances, offline ones
         state.queues.log_used = 0
-        self._sample(state)
+        self.take()
 
-    def take(self, episodes: Episodes, i: int) -> None:
+    def take(self) -> None:
         """Reads what has happened since the last time, and samples what stands now."""
-        simulation = episodes.simulations[i]
-        assert simulation is not None
-        state = simulation.state
+        state = self.state
         used = int(state.queues.log_used)
         if used:
             part = state.log[:used].copy()
@@ -119,10 +114,6 @@ class Recording:
             self.events.append(part)
             for event in part.tolist():
                 self._read(*event)
-        self._sample(state)
-
-    def _sample(self, state: s.State) -> None:
-        self.state = state
         totals, instances = state.totals, state.instances
         kv = 1.0 - instances["free_blocks"] / instances["total_blocks"]
         self.samples.append(Sample(
@@ -148,13 +139,14 @@ class Recording:
             listed.append(Slice(self._since[lane], now, DECODE_WORK, int(spec["running"]), 0))
         return [one for one in listed if one.end_ps > one.start_ps]
 
-    def copied(self, state: s.State | None = None) -> Recording:
-        """A copy that goes on apart, of the episode with this state."""
+    def copied(self, state: s.State | None) -> Recording:
+        """A copy that goes on apart, of the episode with this state; None for one that is only kept."""
         other = copy(self)
-        other.state = state  # type: ignore[assignment]  a copy that is only kept has none
-        other.samples, other.answers, other.events = list(self.samples), list(self.answers), list(self.events)
-        other.lanes = [list(lane) for lane in self.lanes]
-        other._since, other._open, other._members = list(self._since), list(self._open), list(self._members)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(other, name, value.copy())
+        other.lanes = [lane.copy() for lane in self.lanes]
+        other.state = state  # type: ignore[assignment]
         return other
 
     # --- The log: starts of prefills and transfers, ends of decode runs ---------------------------------------------
@@ -214,24 +206,24 @@ class Recording:
                                            interrupted=interrupted))
 
 
-class Asking:
-    """Which decision is open in each of some episodes, and what was answered to it."""
+class Watcher:
+    """Follows some episodes: which decision is open in each, and what was answered to it."""
 
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
-        self.open = [(0, "", -1, -1)] * len(episodes.simulations)  # time, decision, instance, request
+        self._open = [(0, "", -1, -1)] * len(episodes.simulations)  # time, decision, instance, request
 
-    def note(self, i: int) -> None:
-        """Notes which decision is open in slot i."""
+    def opened(self, i: int) -> None:
+        """The episode in slot i has come to a decision."""
         simulation, asked = self.episodes.simulations[i], self.episodes.asked(i)
         assert simulation is not None
         decision, instance, request = asked.name if asked is not None else "", -1, -1
         if asked is not None and asked.kind < b.CLOCK:
             instance, request = int(simulation.state.pending.instance), int(simulation.state.pending.request)
-        self.open[i] = (int(simulation.state.clock.now_ps), decision, instance, request)
+        self._open[i] = (int(simulation.state.clock.now_ps), decision, instance, request)
 
     def answered(self, i: int) -> Answered:
-        """The decision noted last in slot i, which `buffers.actions[i]` has answered."""
+        """The decision that was open in slot i, which `buffers.actions[i]` has answered; on to the next one."""
         buffers, controls = self.episodes.buffers, self.episodes.controls
         action: Any = buffers.actions[i].tolist()
         if self.episodes.config.box:
@@ -241,20 +233,17 @@ class Asking:
         else:
             action = action[0]
             kind = {b.DECLINE_ACTION: DECLINED, b.PARTNER_ACTION: PARTNERS}.get(action, OWN)
-        return Answered(*self.open[i], action, kind, float(buffers.account[i, r.REWARD]))
+        answered = Answered(*self._open[i], action, kind, float(buffers.account[i, r.REWARD]))
+        Watcher.opened(self, i)
+        return answered
 
 
-class Recorder:
-    """Watches episodes and records them.
-
-    Attributes:
-        recordings: of each slot; None before its start.
-    """
+class Recorder(Watcher):
+    """Watches episodes and records them."""
 
     def __init__(self, episodes: Episodes) -> None:
-        self.episodes = episodes
-        self.recordings: list[Recording | None] = [None] * len(episodes.simulations)
-        self._asking = Asking(episodes)
+        super().__init__(episodes)
+        self._recordings: list[Recording | None] = [None] * len(episodes.simulations)
 
     def begin(self, i: int) -> None:
         """A new episode begins in slot i: from here on its events are logged."""
@@ -263,21 +252,19 @@ class Recorder:
         if simulation.state.log.size != LOG_ENTRIES:
             simulation.state = simulation.state._replace(log=np.zeros(LOG_ENTRIES, s.LOG))
             self.episodes.buffers.handles[i] = simulation.handle.address
-        self.recordings[i] = Recording(self.episodes, i)
+        self._recordings[i] = Recording(simulation.state)
 
     def opened(self, i: int) -> None:
         """It has come to its first decision."""
-        self.recording(i).take(self.episodes, i)
-        self._asking.note(i)
+        self.recording(i).take()
+        super().opened(i)
 
     def took(self, i: int) -> None:
         """The open decision of slot i was answered with `buffers.actions[i]`, and the episode has gone on."""
-        answered = self._asking.answered(i)
-        recording = self.recording(i)
+        answered, recording = self.answered(i), self.recording(i)
         if answered.decision:
             recording.answers.append(answered)
-        recording.take(self.episodes, i)
-        self._asking.note(i)
+        recording.take()
 
     def recording(self, i: int) -> Recording:
         """What has been recorded in slot i.
@@ -285,24 +272,23 @@ class Recorder:
         Raises:
             UserError: nothing yet.
         """
-        recording = self.recordings[i]
+        recording = self._recordings[i]
         if recording is None:
             raise UserError("call reset() first: there is no episode yet")
         return recording
 
     def copied(self, i: int) -> Any:
         """A copy of what has been recorded in slot i, for `put_back`; None before its start."""
-        recording = self.recordings[i]
-        return None if recording is None else (recording.copied(), self._asking.open[i])
+        recording = self._recordings[i]
+        return None if recording is None else (recording.copied(None), self._open[i])
 
     def put_back(self, i: int, copied: Any) -> None:
         """Goes on recording from a copy; from here on, where nothing had been recorded."""
         self.begin(i)
         if copied is None:
-            self._asking.note(i)
+            super().opened(i)
         else:
-            self.recordings[i] = copied[0].copied(self.recording(i).state)
-            self._asking.open[i] = copied[1]
+            self._recordings[i], self._open[i] = copied[0].copied(self.recording(i).state), copied[1]
 
 
 def names_of(state: s.State) -> Sequence[str]:
@@ -315,166 +301,3 @@ def clock_of(day_s: float) -> str:
     """A time of day as people read it, `17:05:30`."""
     second = int(day_s) % 86_400
     return f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
-
-
-# --- A Chrome trace (JSON), for ui.perfetto.dev and chrome://tracing --------------------------------------------------
-# Format: "Trace Event Format" (Google), the object form. A lane for each instance and link with what it ran, from the
-# simulator's log; an asynchronous slice for each request, with its phases nested; counters of KV memory and queues, and
-# instants of decisions and SLO misses, as they stood at each decision. Times are microseconds since the window began.
-# Phases of a request: `waiting`, `prefill`, `resident` (its memory is on an instance: it decodes, or waits for a link),
-# `transfer`, `evicted` (until the log names it again: of a later batch, the log names the first request alone).
-CLUSTER, REQUESTS = 1, 2  # processes of the trace
-_ENDS, _ENDS_ALL, _BEGINS_ALL, _BEGINS, _OTHER = range(5)  # order of what happens at one time
-_PHASES = {q.LOG_PREFILL_START: "prefill", q.LOG_PREFILL_END: "resident", q.LOG_INTERRUPT: "waiting",
-           q.LOG_TRANSFER_START: "transfer", q.LOG_TRANSFER_END: "resident", q.LOG_EVICT: "evicted"}
-Event = dict[str, Any]
-
-
-def write_trace(path: str | PathLike[str], recording: Recording, window_start_ps: int, about: dict[str, Any]) -> None:
-    """Writes the trace of an episode so far.
-
-    Args:
-        path: of the file; gzipped where it ends in `.gz`.
-        recording: what has been recorded of the episode.
-        window_start_ps: time 0 of the trace.
-        about: what the episode is, for `otherData`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    target = Path(path)
-    content = {"traceEvents": trace_events(recording, window_start_ps), "displayTimeUnit": "ms", "otherData": about}
-    text = json.dumps(content, separators=(",", ":")).encode()
-    try:
-        with atomic_write(target) as temporary:
-            temporary.write_bytes(gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
-    except OSError as error:
-        raise UserError(f"export_trace('{target}'): the file cannot be written ({error.strerror}); choose another "
-                        "path") from error
-
-
-def trace_events(recording: Recording, window_start_ps: int) -> list[Event]:
-    """The events of a trace in order of time, names first."""
-    zero_ns = window_start_ps // 1000
-
-    def at(time_ps: int) -> float:
-        return (time_ps // 1000 - zero_ns) / 1000  # whole nanoseconds: what ends at a time does not overlap
-
-    timed: list[tuple[int, int, Event]] = []
-    for time_ps, order, event in (*_lanes(recording), *_requests(recording), *_counters(recording),
-                                  *_instants(recording)):
-        if "dur" in event:
-            event["dur"] = at(event["dur"]) - at(time_ps)
-            event["dur"] = round(event["dur"], 3)
-        timed.append((time_ps, order, {**event, "ts": at(time_ps)}))
-    timed.sort(key=lambda one: one[:2])
-    return [*_names(recording), *(event for _, _, event in timed)]
-
-
-def _names(recording: Recording) -> Iterator[Event]:
-    lanes = [*names_of(recording.state), "decisions", "SLO misses"]
-    for process, name in ((CLUSTER, "cluster"), (REQUESTS, "requests")):
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
-    for lane, name in enumerate(lanes, start=1):
-        for key, value in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": lane})):
-            yield {"ph": "M", "name": key, "pid": CLUSTER, "tid": lane, "ts": 0, "args": value}
-
-
-def _lanes(recording: Recording) -> Iterator[tuple[int, int, Event]]:
-    for lane in range(len(recording.lanes)):
-        for one in recording.slices(lane):
-            yield one.start_ps, _OTHER, {
-                "ph": "X", "name": WORK[one.work], "cat": "work", "pid": CLUSTER, "tid": lane + 1, "dur": one.end_ps,
-                "args": {"requests": one.requests, "amount": one.amount, "interrupted": one.interrupted}}
-
-
-def _counters(recording: Recording) -> Iterator[tuple[int, int, Event]]:
-    before = None
-    for one in recording.samples:
-        if before is None or one.kv_share != before.kv_share:
-            for index, share in enumerate(one.kv_share):
-                yield one.time_ps, _OTHER, _counter(f"KV memory {index} (%)", {"used": round(100 * share, 2)})
-        now = (one.online_waiting, one.offline_waiting)
-        if before is None or now != (before.online_waiting, before.offline_waiting):
-            yield one.time_ps, _OTHER, _counter("waiting (requests)", {"online": now[0], "offline": now[1]})
-        before = one
-
-
-def _counter(name: str, values: dict[str, float]) -> Event:
-    return {"ph": "C", "name": name, "pid": CLUSTER, "tid": 0, "args": values}
-
-
-def _instants(recording: Recording) -> Iterator[tuple[int, int, Event]]:
-    lanes = len(recording.lanes)
-    for one in recording.answers:
-        yield one.time_ps, _OTHER, _instant(f"{one.decision}: {one.kind}", lanes + 1, {
-            "instance": one.instance, "request": one.request, "action": one.action, "reward": one.reward})
-    before = recording.samples[0]
-    for one in recording.samples[1:]:
-        for name, count in (("TTFT", one.ttft_misses - before.ttft_misses),
-                            ("TPOT", one.tpot_misses - before.tpot_misses)):
-            if count:
-                yield one.time_ps, _OTHER, _instant(f"{name} missed", lanes + 2, {"requests": count})
-        before = one
-
-
-def _instant(name: str, lane: int, values: dict[str, Any]) -> Event:
-    return {"ph": "i", "name": name, "cat": "decision", "s": "t", "pid": CLUSTER, "tid": lane, "args": values}
-
-
-# --- Requests -------------------------------------------------------------------------------------------------------
-def _requests(recording: Recording) -> Iterator[tuple[int, int, Event]]:
-    rows = look(recording.state).requests
-    for slot, (phases, end_ps) in phases_of(recording).items():
-        row = rows[slot]
-        begin_ps, common = phases[0][0], {"cat": "online" if row["online"] else "offline", "id": str(slot),
-                                          "pid": REQUESTS, "tid": 0}
-        if begin_ps >= end_ps:
-            continue
-        name = f"{common['cat']} {slot}"
-        about = {"prompt_tokens": int(row["prompt_tokens"]), "generated_tokens": int(row["generated_tokens"]),
-                 "evictions": int(row["evictions"]), "migrations": int(row["migrations"]),
-                 "missed": [slo for bit, slo in ((1, "TTFT"), (2, "TPOT")) if row["violated"] & bit]}
-        yield begin_ps, _BEGINS_ALL, {"ph": "b", "name": name, **common, "args": about}
-        for (start_ps, phase), (stop_ps, _) in zip(phases, [*phases[1:], (end_ps, "")], strict=True):
-            if start_ps < stop_ps:
-                yield start_ps, _BEGINS, {"ph": "b", "name": phase, **common}
-                yield stop_ps, _ENDS, {"ph": "e", "name": phase, **common}
-        yield end_ps, _ENDS_ALL, {"ph": "e", "name": name, **common}
-
-
-def phases_of(recording: Recording) -> dict[int, tuple[list[tuple[int, str]], int]]:
-    """When each request's phases began (its own first), and when it ended, or now; of those of which something was
-    logged."""
-    rows, now = recording.state.requests, recording.now_ps
-    events = np.concatenate(recording.events) if recording.events else np.zeros(0, s.LOG)
-    found: dict[int, list[tuple[int, str]]] = {}
-    ends: dict[int, int] = {}
-    for time_ps, kind, _, slot, _ in events.tolist():
-        if kind not in (q.LOG_ARRIVAL, q.LOG_FINISH, *_PHASES):
-            continue
-        if slot not in found:
-            prefilled = 0 < int(rows["first_token_ps"][slot]) <= recording.begin_ps
-            found[slot] = [(max(recording.begin_ps, int(rows["arrival_ps"][slot])),
-                            "resident" if prefilled else "waiting")]
-        if kind == q.LOG_FINISH:
-            ends[slot] = time_ps
-        elif kind in _PHASES:
-            found[slot].append((time_ps, _PHASES[kind]))
-    _add_first_prefills(recording, found)
-    return {slot: (sorted(listed, key=lambda one: one[0]), ends.get(slot, now)) for slot, listed in found.items()}
-
-
-def _add_first_prefills(recording: Recording, found: dict[int, list[tuple[int, str]]]) -> None:
-    """The log names one request of each prefill; the others are known by when their first token came."""
-    rows = recording.state.requests
-    begun = {(lane, one.end_ps): one.start_ps for lane in range(recording.state.instances.size)
-             for one in recording.lanes[lane]}
-    for slot, listed in found.items():
-        first_ps, origin = int(rows["first_token_ps"][slot]), int(rows["origin"][slot])
-        if first_ps <= recording.begin_ps or any(phase == "prefill" for _, phase in listed):
-            continue
-        start_ps = begun.get((origin, first_ps))
-        if start_ps is not None and recording.state.instances["role"][origin] != s.MIXED:
-            listed.append((start_ps, "prefill"))
-        listed.append((first_ps, "resident"))

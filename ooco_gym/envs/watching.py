@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.recording import Answered, Asking, Recorder, clock_of, write_trace
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.envs.recording import Answered, Recorder, Watcher, clock_of
+from ooco_gym.envs.trace_export import write_trace
+from ooco_gym.errors import EXTRAS, UserError, unknown
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
 
@@ -39,10 +40,8 @@ class Watch:
         self.episodes, self.title, self.mode = episodes, title, mode
         self.recorder: Recorder | None = None
         self.live: Any = None
-        if mode == "rgb_array":
-            from ooco_gym.envs.rendering import pillow
-
-            pillow()
+        if mode == "rgb_array" and find_spec("PIL") is None:
+            raise UserError(f"render_mode='rgb_array' needs Pillow: pip install 'ooco-gym[{EXTRAS['PIL']}]'")
         if mode == "rgb_array" or trace:
             self.recorder = Recorder(episodes)
             episodes.watchers.append(self.recorder)
@@ -120,7 +119,7 @@ _STYLES = {s.IDLE: "dim", s.PREFILL_ONLINE: "magenta", s.PREFILL_OFFLINE: "yello
            s.MIXING: "red"}
 
 
-class LiveView:
+class LiveView(Watcher):
     """Watches the first of some episodes and shows it in the terminal, `fps` times a second at most.
 
     Where the output is no terminal, the last view is printed when it closes.
@@ -133,36 +132,29 @@ class LiveView:
     """
 
     def __init__(self, episodes: Episodes, title: str, fps: float, console: Any = None) -> None:
-        self.title, self._pause_s = title, 1.0 / fps
-        self._asking = Asking(episodes)
-        self._episodes, self._console = episodes, console
+        super().__init__(episodes)
+        self.title, self._pause_s, self._console = title, 1.0 / fps, console
         self._live: Any = None
         self._shown = 0.0
-        self._total = 0.0
-        self._steps = 0
-        self.last: Answered | None = None
+        self.begin(0)
 
-    # --- What the episodes tell -------------------------------------------------------------------------------------
     def begin(self, i: int) -> None:
         """A new episode begins in slot i."""
-        if i == 0:
-            self.last, self._total, self._steps = None, 0.0, 0
+        self.last: Answered | None = None
+        self._total, self._steps = 0.0, 0
 
     def opened(self, i: int) -> None:
         """It has come to its first decision."""
-        if i == 0:
-            self._asking.note(i)
-            self.show()
+        super().opened(i)
+        self.show()
 
     def took(self, i: int) -> None:
         """The open decision was answered."""
-        if i == 0:
-            self.last = self._asking.answered(i)
-            self._asking.note(i)
-            self._total += self.last.reward
-            self._steps += 1
-            if time.perf_counter() - self._shown >= self._pause_s or not self._episodes.open(i):
-                self.show()
+        self.last = self.answered(i)
+        self._total += self.last.reward
+        self._steps += 1
+        if time.perf_counter() - self._shown >= self._pause_s or not self.episodes.open(i):
+            self.show()
 
     def show(self) -> None:
         """Brings the view up to now."""
@@ -188,62 +180,48 @@ class LiveView:
                 self._live.console.print()  # the last line has no end there
             self._live = None
 
-    # --- The view ---------------------------------------------------------------------------------------------------
     def view(self) -> Any:
         """What is shown now, a rich renderable; None before the first episode."""
         from rich.console import Group
 
-        simulation = self._episodes.simulations[0]
+        simulation = self.episodes.simulations[0]
         if simulation is None:
             return None
         state, now_s = look(simulation.state), simulation.now_s
-        seconds = now_s - simulation.window_s[0]
-        clock = clock_of(float(self._episodes.buffers.days[0]) + now_s)
-        seed, window = self._episodes.windows[0]
-        head = (f"[bold]{self.title}[/]  seed {seed}, window {window}: {seconds:.2f} s of "
-                f"{self._episodes.config.window_s:g} s, {clock}")
-        score = f"{self._steps} decisions, reward {self._total:+.2f}"
-        return Group(head, score, _instances(state), _deadlines(state), _misses(state), self._answer())
-
-    def _answer(self) -> str:
-        last = self.last
-        if last is None:
-            return "[dim]no decision yet[/]"
-        where = f" on instance {last.instance}" if last.instance >= 0 else ""
-        return f"last: {last.decision}{where}: action {last.action} ({last.kind}), reward {last.reward:+.3f}"
+        (seed, window), totals = self.episodes.windows[0], state.totals
+        arrived, missed = int(totals.online_arrived), int(totals.violations)
+        ttft, tpot = slack_s(state)
+        return Group(
+            f"[bold]{self.title}[/]  seed {seed}, window {window}: {now_s - simulation.window_s[0]:.2f} s of "
+            f"{self.episodes.config.window_s:g} s, {clock_of(float(self.episodes.buffers.days[0]) + now_s)}",
+            f"{self._steps} decisions, reward {self._total:+.2f}", _instances(state),
+            f"next deadlines: first token {_slack(ttft)}, following tokens {_slack(tpot)}",
+            f"{missed} of {arrived} online requests missed an SLO ({missed / max(1, arrived):.2%}; "
+            f"{int(totals.ttft_misses)} TTFT, {int(totals.tpot_misses)} TPOT)",
+            f"{int(totals.offline_finished)} offline finished, {int(totals.evictions)} evictions, "
+            f"{int(totals.interruptions)} interruptions",
+            "[dim]no decision yet[/]" if self.last is None else f"last: {self.last.line()}")
 
 
 def _instances(state: s.State) -> Any:
+    from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("instance", "runs", "KV memory"):
-        table.add_column(head, no_wrap=True)
+    table = Table("instance", "runs", "KV memory", "", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for head in ("on + off here", "waiting"):
         table.add_column(head, justify="right", no_wrap=True)
     for index, row in enumerate(state.instances[:MOST_INSTANCES]):
-        share = 1.0 - row["free_blocks"] / row["total_blocks"]
-        activity = int(row["activity"])
-        runs = s.ACTIVITY_NAMES[activity].replace("_", " ")
-        batch = f" of {row['running']}" if activity != s.IDLE else ""
-        table.add_row(f"{index}: {s.ROLE_NAMES[row['role']]}", f"[{_STYLES[activity]}]{runs}{batch}[/]",
-                      f"{_bar(share)} {share:4.0%}", f"{row['urgent_members']} + {row['offline_members']}",
+        share, activity = 1.0 - row["free_blocks"] / row["total_blocks"], int(row["activity"])
+        runs = s.ACTIVITY_NAMES[activity].replace("_", " ") + (f" of {row['running']}" if activity != s.IDLE else "")
+        colour = "red" if share > 0.95 else "yellow" if share > 0.8 else "green"
+        table.add_row(f"{index}: {s.ROLE_NAMES[row['role']]}", f"[{_STYLES[activity]}]{runs}[/]",
+                      ProgressBar(1.0, share, BAR, complete_style=colour, finished_style=colour), f"{share:.0%}",
+                      f"{row['urgent_members']} + {row['offline_members']}",
                       f"{row['online_waiting']} + {row['offline_waiting']}")
     more = state.instances.size - MOST_INSTANCES
     if more > 0:
         table.add_row(f"[dim]and {more} more[/]")
     return table
-
-
-def _bar(share: float) -> str:
-    full = round(BAR * share)
-    colour = "red" if share > 0.95 else "yellow" if share > 0.8 else "green"
-    return f"[{colour}]{'━' * full}[/][dim]{'─' * (BAR - full)}[/]"
-
-
-def _deadlines(state: s.State) -> str:
-    ttft, tpot = slack_s(state)
-    return f"next deadlines: first token {_slack(ttft)}, following tokens {_slack(tpot)}"
 
 
 def slack_s(state: s.State) -> tuple[float, float]:
@@ -253,29 +231,17 @@ def slack_s(state: s.State) -> tuple[float, float]:
     """
     rows = state.requests[: int(state.clock.next_arrival)]
     rows = rows[(rows["online"] == 1) & (rows["status"] < s.FINISHED) & (rows["status"] > s.FUTURE)]
-    now = int(state.clock.now_ps)
     begun = rows["first_token_ps"] > 0
     first, rest = rows[~begun & (rows["violated"] & 1 == 0)], rows[begun & (rows["violated"] & 2 == 0)]
-    due = rest["first_token_ps"] + rest["generated_tokens"] * rest["tpot_slo_ps"]
-    return _least(first["arrival_ps"] + first["ttft_slo_ps"] - now), _least(due - now)
-
-
-def _least(times_ps: np.ndarray) -> float:
-    return float(times_ps.min()) / s.PS_PER_S if times_ps.size else float("nan")
+    due = (first["arrival_ps"] + first["ttft_slo_ps"],
+           rest["first_token_ps"] + rest["generated_tokens"] * rest["tpot_slo_ps"])
+    ttft, tpot = (float(times.min() - int(state.clock.now_ps)) / s.PS_PER_S if times.size else math.nan
+                  for times in due)
+    return ttft, tpot
 
 
 def _slack(seconds: float) -> str:
-    if np.isnan(seconds):
+    if math.isnan(seconds):
         return "none open"
     colour = "red" if seconds < 0 else "yellow" if seconds < 0.5 else "green"
     return f"[{colour}]in {seconds:.2f} s[/]" if seconds >= 0 else f"[{colour}]late by {-seconds:.2f} s[/]"
-
-
-def _misses(state: s.State) -> str:
-    totals = state.totals
-    arrived, missed = int(totals.online_arrived), int(totals.violations)
-    share = missed / max(1, arrived)
-    parts = (f"{missed} of {arrived} online requests missed an SLO ({share:.2%}; {int(totals.ttft_misses)} TTFT, "
-             f"{int(totals.tpot_misses)} TPOT)", f"{int(totals.offline_finished)} offline finished",
-             f"{int(totals.evictions)} evictions", f"{int(totals.interruptions)} interruptions")
-    return f"{parts[0]}\n{', '.join(parts[1:])}"

@@ -114,7 +114,7 @@ def test_a_picture_shows_the_work_of_its_time() -> None:
                for work in (ONLINE_PREFILL, OFFLINE_PREFILL)]
     scale = rendering.SPAN_S / lane.shape[1] / lane.shape[0]  # seconds of work that a pixel stands for
     for work, wanted in zip((ONLINE_PREFILL, OFFLINE_PREFILL), seconds, strict=True):
-        pixels = (lane == rendering._rgb(rendering.COLOURS[work])).all(axis=2).sum()
+        pixels = (lane == rendering.getrgb(rendering.COLOURS[work])).all(axis=2).sum()
         assert wanted > 1.0
         assert pixels * scale == pytest.approx(wanted, rel=0.15)  # lines are drawn over it
 
@@ -254,6 +254,6 @@ def test_mixed_instances_show_what_their_iterations_are_made_of() -> None:
     env.reset(seed=1)
     play(env, 25)
     lane = env.render()[rendering._TOP + rendering._MARKS + rendering._GAP:][:72, rendering.LEFT:-rendering.RIGHT]
-    colours = [rendering._rgb(rendering.COLOURS[index]) for index in range(len(WORK))]
+    colours = [rendering.getrgb(rendering.COLOURS[index]) for index in range(len(WORK))]
     found = {index for index, colour in enumerate(colours) if (lane == colour).all(axis=2).any()}
     assert {ONLINE_PREFILL, DECODE_WORK} <= found
