@@ -1,4 +1,4 @@
-"""A trained network's weights as `weights.npz` keeps them (`ooco_gym.runtime.scorers`).
+"""A trained network's weights as `weights.npz` keeps them (`ooco_gym.runtime.networks`).
 
 The layers of `agents.learning.networks` have other names there, because an engine's programmer reads them without the
 classes beside them.

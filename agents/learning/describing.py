@@ -19,8 +19,8 @@ from ooco_gym.envs.decision import PARTNER, kinds, meaning
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, SCHEMA
-from ooco_gym.runtime.forms import FORMS
-from ooco_gym.runtime.scorers import FARTHEST
+from ooco_gym.runtime.networks import FARTHEST
+from ooco_gym.runtime.writing import FORMS
 
 OPSET = 18
 LICENCE = "Apache-2.0"

@@ -26,16 +26,14 @@ from ooco_gym.runtime import (
     MANIFEST_FILE,
     MODEL_FILE,
     REFERENCE_FILE,
-    SCHEMA,
     Policy,
     read_manifest,
     write_bundle,
 )
 from ooco_gym.runtime.arrays import read_arrays
-from ooco_gym.runtime.forms import FORMS
-from ooco_gym.runtime.onnx_form import open_graph, run_graph
-from ooco_gym.runtime.scorers import Sizes, built
-from ooco_gym.runtime.writing import VECTORS
+from ooco_gym.runtime.bundle import graph_network
+from ooco_gym.runtime.networks import Sizes, built
+from ooco_gym.runtime.writing import FORMS, VECTORS
 from ooco_gym.zoo import folder_of
 
 _TOLERANCE = 1e-4
@@ -87,11 +85,9 @@ def export_bundle(source: str, config: Mapping[str, Any], wanted: Sequence[str] 
     """Writes a bundle (one of the zoo, say) anew in the forms asked for; its weights and its origin stay.
 
     Raises:
-        UserError: the bundle is broken, of an earlier version, or cannot be written in a form that is asked for.
+        UserError: the bundle is broken, or cannot be written in a form that is asked for.
     """
     manifest, path, out = read_manifest(source), Path(source), Path(config["out"])
-    if manifest["schema"] != SCHEMA:
-        raise UserError(f"'{source}' has schema {manifest['schema']}; export the run that it was made of anew")
     if out.resolve() == path.resolve():
         raise UserError(f"out='{out}' is the bundle itself; give another folder")
     held = {name: read_arrays(path / name) for name in (ARRAYS_FILE, REFERENCE_FILE) if name in manifest["files"]}
@@ -101,11 +97,11 @@ def export_bundle(source: str, config: Mapping[str, Any], wanted: Sequence[str] 
             if key not in ("schema", "manifest_sha256", "files", "forms", "reference")}
     if config.get("name"):
         kept["name"] = config["name"]
-    write_bundle(out, kept, held.get(ARRAYS_FILE), held.get(REFERENCE_FILE), forms,
+    write_bundle(out, kept, held.get(ARRAYS_FILE), held[REFERENCE_FILE], forms,
                  None if graph is None else lambda file: file.write_bytes(graph), config.get("target"))
     Policy.load(out)  # plays the reference vectors
     return summarised(out, config, {"env": manifest["environment"], "decisions": manifest["decisions"],
-                                    "checks": len(held.get(REFERENCE_FILE, {}).get("cluster", ())),
+                                    "checks": len(held[REFERENCE_FILE]["cluster"]),
                                     "action_agreement": 1.0, "disagreements": 0, "max_logit_error": 0.0})
 
 
@@ -136,7 +132,7 @@ def agreeing(run: LoadedRun, forms: Sequence[str], graph: Path, found: Any, obse
     Raises:
         UserError: one does not agree.
     """
-    agreement = _checked(compare(run, graph_answers(graph), observations), "graph", policy)
+    agreement = _checked(compare(run, graph_network(graph), observations), "graph", policy)
     if found is not None and set(forms) & {"npz", "c"}:
         network = built(found[0], found[1], sizes_of_run(run), Path(ARRAYS_FILE))
         arrays = _checked(compare(run, network, observations), "arrays", policy)
@@ -230,13 +226,6 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
     cluster, candidates = draw(encoder.cluster, space["cluster"].shape), draw(
         encoder.candidates, candidate_shape(space["candidates"]))
     return cluster, candidates, mask, np.eye(kinds, dtype=np.float32)[random.integers(0, kinds, count)]
-
-
-def graph_answers(path: Path) -> Any:
-    """What answers in a graph's place: actions and logits of cluster, candidates, mask and decision."""
-    session = open_graph(path)
-    return lambda *parts: run_graph(session, path, ("action", "logits"),
-                                    dict(zip(OBSERVATION_KEYS, parts, strict=True)))
 
 
 def compare(run: LoadedRun, answers: Any, observations: tuple[np.ndarray, ...]) -> dict[str, Any]:

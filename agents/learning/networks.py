@@ -27,7 +27,7 @@ from torch.nn import functional
 from agents.environments import OBSERVATION_KEYS, candidate_shape
 from agents.settings import ATTENTION_HEADS
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.scorers import Sizes
+from ooco_gym.runtime.networks import Sizes
 
 MASKED = -1e8  # as sb3-contrib masks
 

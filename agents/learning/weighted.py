@@ -21,7 +21,7 @@ from ooco_gym.policy.linear import write_linear_bundle
 from ooco_gym.policy.registry import known_of
 from ooco_gym.runtime import INPUTS, Policy, read_manifest
 from ooco_gym.runtime.manifest import FEATURES
-from ooco_gym.runtime.scorers import Sizes, sizes_of
+from ooco_gym.runtime.networks import Sizes, sizes_of
 
 _TOLERANCE = 1e-5
 

@@ -21,8 +21,8 @@ import numpy as np
 from ooco_gym.runtime import Policy, write_bundle
 from ooco_gym.runtime.admission_features import ENTRY
 from ooco_gym.runtime.batching_features import ENGINE, HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE, observe
+from ooco_gym.runtime.networks import Sizes, built, shapes_of
 from ooco_gym.runtime.rules import Learned
-from ooco_gym.runtime.scorers import Sizes, built, shapes_of
 from ooco_gym.runtime.writing import feature_row
 
 CANDIDATES, HIDDEN, RUNNING, VECTORS = 64, 32, 64, 16

@@ -24,7 +24,7 @@ from ooco_gym.errors import UserError
 
 if TYPE_CHECKING:
     from ooco_gym.policy.policy import Policy
-    from ooco_gym.runtime.scorers import Sizes
+    from ooco_gym.runtime.networks import Sizes
 
 PLACES = 16  # candidates that the forms of a fixed size take
 ORIGIN = "bundle"  # key of a policy's YAML
@@ -95,7 +95,7 @@ class ScoresCandidates:
               name: str | None = None, forms: Sequence[str] = ("npz",), target: str | None = None) -> Path:
         """The bundle of weights (1, columns) over the rule as `policy` sets it."""
         from ooco_gym.runtime.manifest import INPUTS
-        from ooco_gym.runtime.scorers import Sizes, built
+        from ooco_gym.runtime.networks import Sizes, built
         from ooco_gym.runtime.writing import LICENCE, write_bundle
 
         rule = f"{self.rule}:" + ",".join(f"{name}={policy.values[name]}" for name in self.turned)

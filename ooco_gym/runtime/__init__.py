@@ -7,14 +7,13 @@
 `serving_features.observe_targets(request, engines)` what one of `Serving-v0` does where a request arrives.
 """
 
-from ooco_gym.runtime.bundle import ClusterStack, Memory, Policy
+from ooco_gym.runtime.bundle import ClusterStack, Memory, ParameterPolicy, Policy
 from ooco_gym.runtime.guard import REASONS, Guarded
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     INPUTS,
     MANIFEST_FILE,
     MODEL_FILE,
-    READABLE,
     REFERENCE_FILE,
     SCHEMA,
     SCHEMA_FILE,
@@ -22,9 +21,8 @@ from ooco_gym.runtime.manifest import (
     read_manifest,
 )
 from ooco_gym.runtime.metrics import Metrics
-from ooco_gym.runtime.parameters import ParameterPolicy
 from ooco_gym.runtime.writing import write_bundle, write_parameters_bundle
 
-__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "READABLE", "REASONS", "REFERENCE_FILE", "SCHEMA",
+__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "REASONS", "REFERENCE_FILE", "SCHEMA",
            "SCHEMA_FILE", "ClusterStack", "Guarded", "Memory", "Metrics", "ParameterPolicy", "Policy", "file_digest",
            "read_manifest", "write_bundle", "write_parameters_bundle"]

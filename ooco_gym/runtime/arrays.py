@@ -7,6 +7,7 @@ is there; here a claim is first compared with the bytes, and names, kinds of num
 from __future__ import annotations
 
 import io
+import math
 import re
 import zipfile
 from collections.abc import Mapping
@@ -17,8 +18,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 
-LARGEST_BYTES = 16 * 1024 * 1024  # of one array, and of a file: the networks here have thousands of weights
-MOST_ARRAYS = 200
+LARGEST_BYTES = 16 * 1024 * 1024  # of what a file unpacks to: the networks here have thousands of weights
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\.npy")
 _KINDS = ("<f4", "<f8", "<i8", "|i1", "|b1")
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -53,59 +53,36 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
         UserError: it is no such archive, is damaged or larger than it may be, or an array has a name, a kind of number
             or a size that it may not have, or a value that is not finite.
     """
-    file = Path(path)
-    try:
-        size = file.stat().st_size
-        if size > LARGEST_BYTES:
-            raise _wrong(file, f"has {size:,} bytes, more than the {LARGEST_BYTES:,} that it may have")
-        with zipfile.ZipFile(file) as archive:
-            return _members(file, archive)
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"'{file}' cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged bytes; all mean that it is damaged
-        raise _wrong(file, f"is damaged ({type(error).__name__}: {' '.join(str(error).split())[:100]})") from error
-
-
-def _members(file: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
-    entries = archive.infolist()
-    if len(entries) > MOST_ARRAYS:
-        raise _wrong(file, f"has {len(entries)} arrays, more than the {MOST_ARRAYS} that it may have")
     found: dict[str, np.ndarray] = {}
-    for entry in entries:
-        if not _NAME.fullmatch(entry.filename):
-            raise _wrong(file, f"names an array {entry.filename[:60]!r}, which is no plain name")
-        name = entry.filename.removesuffix(".npy")
-        if name in found:
-            raise _wrong(file, f"has the array '{name}' twice")
-        if entry.file_size > LARGEST_BYTES or entry.compress_type != zipfile.ZIP_STORED:
-            raise _wrong(file, f"has an array '{name}' that is compressed, or of {entry.file_size:,} bytes")
-        found[name] = _array(file, name, archive.read(entry))
+    try:
+        with zipfile.ZipFile(bounded_archive(path)) as archive:
+            for entry in archive.infolist():
+                name = entry.filename.removesuffix(".npy")
+                if not _NAME.fullmatch(entry.filename) or name in found:
+                    raise ValueError(f"it names an array {entry.filename[:60]!r}: no plain name, or there twice")
+                found[name] = _array(name, archive.read(entry))
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged bytes; all mean that it is damaged
+        raise _wrong(path, f"is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})") from error
     return found
 
 
-def _array(file: Path, name: str, content: bytes) -> np.ndarray:
+def _array(name: str, content: bytes) -> np.ndarray:
     held = io.BytesIO(content)
-    read = _HEADERS.get(np.lib.format.read_magic(held))
-    if read is None:
-        raise _wrong(file, f"has an array '{name}' in a version of the format that is not read here")
-    shape, by_columns, kind = read(held)
-    count, left = 1, len(content) - held.tell()
-    for length in shape:
-        count *= int(length)
+    shape, by_columns, kind = _HEADERS[np.lib.format.read_magic(held)](held)
     if kind.str not in _KINDS:
-        raise _wrong(file, f"has an array '{name}' of {kind}; expected one of {', '.join(_KINDS)}")
-    if count * kind.itemsize != left:
-        raise _wrong(file, f"has an array '{name}' that claims shape {shape}, {count * kind.itemsize:,} bytes, and "
-                           f"brings {left:,}")
+        raise ValueError(f"array '{name}' is of {kind}; expected one of {', '.join(_KINDS)}")
+    count, brought = math.prod(shape), len(content) - held.tell()
+    if min(shape, default=0) < 0 or count * kind.itemsize != brought:
+        raise ValueError(f"array '{name}' claims {shape}, {count * kind.itemsize:,} bytes, and brings {brought:,}")
     array = np.frombuffer(content, kind, count, held.tell()).reshape(shape, order="F" if by_columns else "C").copy()
     if not np.isfinite(array).all():
-        raise _wrong(file, f"has an array '{name}' with a number that is not finite")
+        raise ValueError(f"array '{name}' has a number that is not finite")
     return array
 
 
-def _wrong(file: Path, what: str) -> UserError:
+def _wrong(file: str | Path, what: str) -> UserError:
     return UserError(f"'{file}' {what}; export the policy again")
 
 

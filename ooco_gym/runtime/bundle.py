@@ -4,7 +4,7 @@
 this module costs nothing; onnxruntime is imported when a policy is loaded that is a graph.
 
 A folder (bundle) holds the `manifest.json` that says what the policy's numbers mean, and the policy as `weights.npz`,
-as `policy.onnx`, or both (docs/bundles.md). Schemas 3 and 2, of a graph alone, are still read.
+as `policy.onnx`, or both (docs/bundles.md).
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from ooco_gym.runtime.manifest import (
     MODEL_FILE,
     PARAMETERS,
     REFERENCE_FILE,
-    SCHEMA,
-    kind_of,
     read_manifest,
 )
-from ooco_gym.runtime.onnx_form import open_graph, run_graph
+from ooco_gym.runtime.networks import read_network
+from ooco_gym.runtime.rules import check_bounds
 
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
+Network = Callable[..., Sequence[np.ndarray]]
+"""Answers its inputs, stacked along a first axis, with its outputs."""
 
 
-# --- The policy -----------------------------------------------------------------------------------------------------
+# --- Looking back -----------------------------------------------------------------------------------------------------
 class ClusterStack:
     """Keeps the last `length` cluster vectors of N episodes side by side, or of one (arrays without an axis N).
 
@@ -101,9 +102,7 @@ class Memory:
         self._begun = False
 
 
-Network = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
+# --- Policies ---------------------------------------------------------------------------------------------------------
 class Policy:
     """A trained policy that scores actions. Many threads may ask at a time.
 
@@ -127,19 +126,21 @@ class Policy:
     """
 
     kind = "candidates"
+    inputs: tuple[str, ...] = INPUTS
+    outputs: tuple[str, ...] = ("action", "logits")
 
     def __init__(self, network: Network, manifest: Mapping[str, Any], form: str = "onnx") -> None:
         self._network, self.manifest, self.form = network, manifest, form
         self.actions: list[str] = list(manifest["actions"])
         self.decisions: list[str] = list(manifest["decisions"])
         inputs = manifest["inputs"]
-        self._shapes = {key: tuple(int(n) for n in inputs[key]["shape"]) for key in FEATURES}
+        self._shapes = {key: tuple(inputs[key]["shape"]) for key in FEATURES}
         self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in FEATURES}
         self.parts: list[dict[str, Any]] = list(manifest.get("parts") or [])
         # Where the levels of each part begin among the actions.
         self._firsts = np.cumsum([0, *(len(part["levels"]) for part in self.parts[:-1])]) if self.parts else None
         self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
-        self.history = int(manifest.get("history") or 1)
+        self.history: int = manifest["history"]
         self.card: dict[str, Any] = {}
 
     @classmethod
@@ -159,52 +160,34 @@ class Policy:
                 the bundle has no such form, or onnxruntime is not installed, where it is needed.
         """
         manifest, path = read_manifest(folder), Path(folder)
-        chosen = _form(manifest, path, form)
-        if kind_of(manifest) == PARAMETERS:
-            from ooco_gym.runtime.parameters import ParameterPolicy
-
-            return ParameterPolicy.read(path, manifest, chosen, threads)
-        if chosen == "npz":
-            from ooco_gym.runtime.scorers import read_scorer
-
-            policy = cls(read_scorer(path, ARRAYS_FILE, manifest), manifest, chosen)
+        chosen, kind = _form(manifest, path, form), ParameterPolicy if manifest["kind"] == PARAMETERS else cls
+        if chosen == "onnx":
+            network = graph_network(path / MODEL_FILE, kind.inputs, kind.outputs, threads)
         else:
-            policy = cls(_graph(path / MODEL_FILE, threads), manifest, chosen)
+            network = read_network(path / ARRAYS_FILE, manifest)
+        policy = kind(network, manifest, chosen)
+        if isinstance(policy, ParameterPolicy):
+            policy.check(f"bundle '{folder}'", str(policy.rule))
         with np.errstate(all="ignore"):  # damaged weights are named, not warned of
-            policy._try(path / _FILES[chosen])
-            policy._replay(path)
+            if not policy.replayed(path):
+                raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
+                                f"{chosen}): the files do not belong together, or this machine computes otherwise")
         return policy
 
-    def _try(self, path: Path) -> None:
-        """Asks the network once: weights that are not finite, and a graph that is not the manifest's, show at once."""
-        parts = [np.zeros((1, *self._shapes[key]), np.float32) for key in FEATURES]
-        legal = np.ones((1, len(self.actions)), np.int8)
-        actions, logits = self._network(parts[0], parts[1], legal, parts[2])
-        if np.shape(logits) != legal.shape or np.shape(actions) != ((1, len(self.parts)) if self.parts else (1,)):
-            raise UserError(f"'{path}' answers with actions {np.shape(actions)} and logits {np.shape(logits)}; "
-                            f"expected logits {legal.shape}, as its manifest says; export the policy again")
-        if not np.isfinite(logits).all():
-            raise UserError(f"'{path}' has weights that are not finite, or too large: its logits are "
-                            f"{np.asarray(logits).ravel()[:4].tolist()}…; train and export the policy again")
-
-    def _replay(self, folder: Path) -> None:
-        """Asks the network what its reference vectors say that it answers."""
-        described = self.manifest.get("reference")
-        if described is None or self.manifest["schema"] != SCHEMA:
-            return
-        file, count, actions = folder / REFERENCE_FILE, described["vectors"], len(self.actions)
-        arrays = read_arrays(file)
-        check_names(file, arrays, {*INPUTS, "logits"})
-        logits = taken(file, arrays, "logits", (count, actions))
-        mask = taken(file, arrays, "action_mask", (count, actions))
-        asked = [taken(file, arrays, key, (count, *self._shapes[key])).astype(np.float32) for key in FEATURES]
-        answered, mine = self._network(asked[0], asked[1], mask.astype(np.int8), asked[2])
-        allowed = described["tolerance"] * np.maximum(1.0, np.abs(logits))
-        if not ((np.abs(mine - logits) <= allowed).all()
-                and self._prefers(answered, np.where(mask > 0, mine, -np.inf), described["tolerance"])):
-            raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
-                            f"{self.form}): the files do not belong together, or this machine computes otherwise")
-        self._legal(answered, mask)
+    def replayed(self, folder: Path) -> bool:
+        """Whether the network answers the bundle's reference vectors as they say."""
+        arrays, tolerance = _reference(folder, self.manifest, {
+            **self._shapes, "action_mask": (len(self.actions),), "logits": (len(self.actions),)})
+        mask = arrays["action_mask"].astype(np.int8)
+        actions, logits = self._network(*(mask if key == "action_mask" else arrays[key].astype(np.float32)
+                                          for key in INPUTS))
+        wanted = (len(mask), len(self.parts)) if self.parts else (len(mask),)
+        if np.shape(actions) != wanted or actions.dtype.kind != "i" or not (
+                _near(logits, arrays["logits"], tolerance)
+                and self._prefers(actions, np.where(mask > 0, logits, -np.inf), tolerance)):
+            return False
+        self._legal(actions, mask)
+        return True
 
     def _prefers(self, actions: np.ndarray, logits: np.ndarray, tolerance: float) -> bool:
         """Whether the actions, (n,) or (n, P), are those with the largest logits (n, A) of each part, within rounding:
@@ -393,21 +376,92 @@ class Policy:
                         "weights are damaged or too large; train and export it again")
 
 
-def _graph(path: Path, threads: int) -> Network:
-    """The network of `policy.onnx`."""
-    session = open_graph(path, threads)
+class ParameterPolicy:
+    """A policy that sets the parameters of a rule.
 
-    def answers(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        actions, logits = run_graph(session, path, ("action", "logits"), dict(zip(INPUTS, parts, strict=True)))
-        if len(actions) != len(parts[0]) or len(logits) != len(parts[0]) or actions.dtype.kind != "i":
-            raise UserError(f"'{path}' answers {len(parts[0])} observations with actions {actions.shape} of "
-                            f"{actions.dtype} and logits {logits.shape}; expected whole numbers, one for each; export "
-                            "the policy again")
-        return actions, logits
+    Attributes:
+        manifest: the bundle's `manifest.json`.
+        names: the parameters, in the order of values.
+        features: names of the features, in their order.
+        form: `npz`, or `onnx`.
+        interval_s: seconds between two decisions, where they come by the clock; else None.
+        rule: the rule whose parameters they are.
+        constants: values of other parameters of the rule with which the policy was trained.
+        low, high: bounds of the parameters.
+    """
 
-    return answers
+    kind = "parameters"
+    inputs: tuple[str, ...] = ("cluster",)
+    outputs: tuple[str, ...] = ("parameters",)
+
+    def __init__(self, network: Network, manifest: Mapping[str, Any], form: str) -> None:
+        self._network, self.manifest, self.form = network, manifest, form
+        self.names: tuple[str, ...] = tuple(one["name"] for one in manifest["parameters"])
+        self.features = [one["name"] for one in manifest["inputs"]["cluster"]["features"]]
+        self.interval_s: float | None = manifest["decision_point"].get("interval_s")
+        self.rule: str | None = manifest.get("rule")
+        self.constants: dict[str, float] = dict(manifest.get("constants", {}))
+        self.low, self.high = (np.array([one[key] for one in manifest["parameters"]]) for key in ("low", "high"))
+        self.decisions: list[str] = list(manifest["decisions"])
+        self.card: dict[str, Any] = {}
+
+    def check(self, where: str, rule: str) -> None:
+        """Refuses what the policy may set, where a rule's own bounds are narrower.
+
+        Raises:
+            UserError: a parameter's bounds, or a constant, are beyond the rule's.
+        """
+        for values in (self.low, self.high):
+            check_bounds(where, rule, {**self.constants, **dict(zip(self.names, values.tolist(), strict=True))})
+
+    def replayed(self, folder: Path) -> bool:
+        """Whether the network answers the bundle's reference vectors as they say."""
+        arrays, tolerance = _reference(folder, self.manifest, {
+            "cluster": (len(self.features),), "parameters": (len(self.names),)})
+        return _near(self.decide_batch(arrays["cluster"]), arrays["parameters"], tolerance)
+
+    def decide(self, observation: Any, mask: Any = None) -> dict[str, float]:
+        """The value of each parameter by name, for one observation.
+
+        Args:
+            observation: the features (F,), scaled, in the manifest's order; or a mapping with them as `cluster`.
+            mask: not looked at: every value within its bounds may be set.
+
+        Raises:
+            UserError: it has another shape or is not finite, or what the policy answers is not.
+        """
+        return dict(zip(self.names, self._values(self._features(observation, ())[None])[0].tolist(), strict=True))
+
+    def decide_batch(self, observation: Any, mask: Any = None) -> np.ndarray:
+        """As `decide`, for observations stacked along a first axis: values float64 (batch, P), in the order `names`."""
+        return self._values(self._features(observation, ("batch",)))
+
+    def _features(self, observation: Any, batch: tuple[str, ...]) -> np.ndarray:
+        given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
+        try:
+            features = np.ascontiguousarray(given, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UserError(f"the observation is not an array of {len(self.features)} numbers, nor a mapping with one "
+                            "as 'cluster'") from error
+        shape = (*batch, len(self.features))
+        if features.shape[-1:] != shape[-1:] or features.ndim != len(shape):
+            raise UserError(f"the observation has shape {features.shape}; expected {shape}: {', '.join(self.features)}")
+        if not np.isfinite(features).all():
+            name = self.features[int(np.argwhere(~np.isfinite(features))[0][-1])]
+            raise UserError(f"the observation is not finite: feature '{name}'")
+        return features
+
+    def _values(self, features: np.ndarray) -> np.ndarray:
+        """The network's values, if they are numbers within bounds: a graph from elsewhere may answer anything."""
+        values = self._network(features)[0]
+        if values.shape == (len(features), len(self.names)) and (
+                (values >= self.low) & (values <= self.high)).all():
+            return values
+        raise UserError(f"the policy answers {values.ravel()[:4].tolist()} of shape {values.shape}; expected for each "
+                        f"observation {len(self.names)} values within their bounds: it is damaged; export it again")
 
 
+# --- Files ------------------------------------------------------------------------------------------------------------
 def _form(manifest: Mapping[str, Any], folder: Path, form: str | None) -> str:
     """The form to load: as wanted, or the first that the bundle has."""
     if form is not None and form not in _FILES:
@@ -417,3 +471,55 @@ def _form(manifest: Mapping[str, Any], folder: Path, form: str | None) -> str:
         raise UserError(f"'{folder}' does not hold the policy as {form or 'npz or onnx'}; it has: "
                         f"{', '.join(manifest['files']) or 'no file'}")
     return form or held[0]
+
+
+def _reference(folder: Path, manifest: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+               ) -> tuple[dict[str, np.ndarray], float]:
+    """The reference vectors, and how far from them an answer may be; `shapes` is that of one."""
+    file, described = folder / REFERENCE_FILE, manifest["reference"]
+    arrays = read_arrays(file)
+    check_names(file, arrays, set(shapes))
+    return {key: taken(file, arrays, key, (described["vectors"], *shape)) for key, shape in shapes.items()}, described[
+        "tolerance"]
+
+
+def _near(mine: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
+    return mine.shape == wanted.shape and bool(
+        (np.abs(mine - wanted) <= tolerance * np.maximum(1.0, np.abs(wanted))).all())
+
+
+def graph_network(path: Path, inputs: Sequence[str] = Policy.inputs, outputs: Sequence[str] = Policy.outputs,
+                  threads: int = 1) -> Network:
+    """The network of a graph; the one place that imports onnxruntime.
+
+    Raises:
+        UserError: onnxruntime is not installed, or cannot load it.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise UserError("onnxruntime is not installed, which running an exported policy needs; install with: "
+                        "pip install 'ooco-gym[export]' (or only: pip install onnxruntime)") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 4  # errors are raised, and need not be printed as well
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exception classes; all mean that the file is no usable model
+        raise UserError(f"'{path}' cannot be loaded by onnxruntime: {_said(error)}") from error
+
+    def answers(*parts: np.ndarray) -> Sequence[np.ndarray]:
+        try:
+            found: Any = session.run(outputs, dict(zip(inputs, parts, strict=True)))
+        except Exception as error:  # as above; all mean that they do not fit each other
+            raise UserError(f"'{path}' does not take what its manifest says: {_said(error)}") from error
+        if any(np.shape(one)[:1] != (len(parts[0]),) for one in found):
+            raise UserError(f"'{path}' answers {len(parts[0])} observations with {', '.join(outputs)} of shapes "
+                            f"{[np.shape(one) for one in found]}; expected one for each; export the policy again")
+        return found
+
+    return answers
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]

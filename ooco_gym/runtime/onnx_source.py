@@ -1,4 +1,8 @@
-"""Writes `policy.onnx` from a policy's arrays, where no trained network is at hand; needs the package onnx."""
+"""Writes `policy.onnx` of a policy's arrays: NumPy's own protocols hand each step of `networks` to who notes it.
+
+Needs the package onnx. A `Value` stands for an array of any number of rows; arrays that it is added to, or multiplied
+by, become constants of the graph.
+"""
 
 from __future__ import annotations
 
@@ -8,172 +12,132 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.scorers import Sizes, sizes_of
+from ooco_gym.runtime.manifest import INPUTS, PARAMETERS
+from ooco_gym.runtime.networks import network_of
 
-_OPS = {"tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid"}
 _OPSET, _IR = 18, 9  # what onnxruntime of some years reads
+_END = (1 << 63) - 1  # of a slice that takes all
+_OPERATORS = {np.add: "Add", np.subtract: "Sub", np.multiply: "Mul", np.divide: "Div", np.matmul: "MatMul",
+              np.maximum: "Max", np.minimum: "Min", np.tanh: "Tanh", np.exp: "Exp"}
 
 
-def parameter_graph(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The graph from `cluster` float32 (batch, F) to `parameters` float64 (batch, P), as `runtime.parameters` computes.
+def graph_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The graph of a policy of either kind.
 
     Raises:
-        UserError: onnx is not installed.
+        UserError: onnx is not installed, or the arrays do not fit the manifest.
     """
-    onnx = _onnx()
-    checker, helper, numpy_helper, kinds = onnx.checker, onnx.helper, onnx.numpy_helper, onnx.TensorProto
-    parameters, names = manifest["parameters"], manifest["network"]["activations"]
-    log = np.array([one["scale"] == "log" for one in parameters])
-    step = np.array([one["step"] for one in parameters], np.float64)
-    constants = {"log": np.where(log, step, 0.0), "linear": np.where(log, 0.0, step),
-                 "least": np.float64(-80.0), "most": np.float64(80.0),
-                 **{key: np.array([one[key] for one in parameters], np.float64) for key in ("base", "low", "high")}}
-    nodes, last = [helper.make_node("Cast", ["cluster"], ["x0"], to=kinds.DOUBLE)], "x0"
-    for place, name in enumerate(names):
-        constants[f"weight{place}"] = np.asarray(arrays[f"layers.{place}.weight"], np.float64).T
-        constants[f"bias{place}"] = np.asarray(arrays[f"layers.{place}.bias"], np.float64)
-        nodes += [helper.make_node("MatMul", [last, f"weight{place}"], [f"product{place}"]),
-                  helper.make_node("Add", [f"product{place}", f"bias{place}"], [f"sum{place}"])]
-        last = f"sum{place}"
-        if name in _OPS:
-            nodes.append(helper.make_node(_OPS[name], [last], [f"x{place + 1}"]))
-            last = f"x{place + 1}"
-    nodes += [helper.make_node(*one) for one in (
-        ("Mul", [last, "log"], ["exponent"]), ("Clip", ["exponent", "least", "most"], ["cut"]),
-        ("Exp", ["cut"], ["factor"]), ("Mul", ["factor", "base"], ["scaled"]),
-        ("Mul", [last, "linear"], ["shift"]), ("Add", ["scaled", "shift"], ["free"]),
-        ("Max", ["free", "low"], ["above"]), ("Min", ["above", "high"], ["parameters"]))]
-    features = len(manifest["inputs"]["cluster"]["features"])
-    graph = helper.make_graph(
-        nodes, "parameters", [helper.make_tensor_value_info("cluster", kinds.FLOAT, ["batch", features])],
-        [helper.make_tensor_value_info("parameters", kinds.DOUBLE, ["batch", len(parameters)])],
-        [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in constants.items()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+    try:
+        import onnx
+        from onnx import checker, helper, numpy_helper  # parts that import onnx does not promise
+    except ImportError as error:
+        raise UserError("onnx is not installed, which writing the form onnx needs; install with: pip install "
+                        "'ooco-gym[export]'") from error
+    graph = _Graph(onnx)
+    given = {key: manifest["inputs"][key]["shape"]
+             for key in (("cluster",) if manifest["kind"] == PARAMETERS else INPUTS)}
+    kinds = {key: np.dtype(np.int8 if key == "action_mask" else np.float32) for key in given}
+    found = network_of(manifest, arrays)(*(Value(graph, key, kind) for key, kind in kinds.items()))
+    names = ("parameters",) if manifest["kind"] == PARAMETERS else ("action", "logits")
+    for name, value in zip(names, found, strict=True):
+        graph.node("Identity", [value.name], name)
+
+    def described(name: str, kind: np.dtype, shape: list[int] | None) -> Any:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(kind),
+                                             None if shape is None else ["batch", *shape])
+
+    proto = helper.make_graph(
+        graph.nodes, "policy", [described(key, kinds[key], shape) for key, shape in given.items()],
+        [described(name, value.dtype, None) for name, value in zip(names, found, strict=True)],
+        [numpy_helper.from_array(value, name) for name, value in graph.constants.items()])
+    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+    model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    del model.graph.value_info[:]
     checker.check_model(model, full_check=True)
     return model.SerializeToString()
-
-
-def scorer_graph(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The graph of a `candidate_scorer` or `scorer` whose action is one of a few, from its arrays, with the inputs and
-    outputs that `ooco-gym export` gives a trained network's.
-
-    Raises:
-        UserError: the network is another, has heads for several decisions, or onnx is not installed.
-    """
-    sizes, network = sizes_of(manifest), manifest["network"]
-    if sizes.levels or network.get("kinds", 1) != 1 or network["form"] not in ("candidate_scorer", "scorer"):
-        raise UserError(f"the graph of a network of the form '{network['form']}' is written by ooco-gym export, of a "
-                        "trained run; leave the form onnx out")
-    graph = _Graph()
-    body = _set_scores if network["form"] == "candidate_scorer" else _layer_scores
-    graph.add("Cast", ["action_mask"], "legal", to="BOOL")
-    raw = body(graph, arrays, sizes, network)
-    graph.add("Where", ["legal", raw, graph.held(np.float32(-1e8))], "logits")
-    graph.add("ArgMax", ["logits"], "action", axis=1, keepdims=0)
-    shapes = {"cluster": [sizes.cluster], "candidates": [sizes.places, sizes.features], "action_mask": [sizes.actions],
-              "decision": [sizes.decisions]}
-    return graph.model(shapes, {"action": ("INT64", []), "logits": ("FLOAT", [sizes.actions])})
 
 
 class _Graph:
     """Nodes and constants of a graph in the making."""
 
-    def __init__(self) -> None:
-        self._onnx = _onnx()
-        self._nodes, self._constants = [], {}
+    def __init__(self, onnx: Any) -> None:
+        self.onnx, self.nodes = onnx, []
+        self.constants: dict[str, np.ndarray] = {}
 
-    def held(self, value: Any) -> str:
-        """The name of a constant."""
-        name = f"constant{len(self._constants)}"
-        self._constants[name] = np.ascontiguousarray(value)
+    def node(self, operator: str, inputs: list[str], output: str | None = None, **attributes: Any) -> str:
+        """Adds a node; returns the name of what it gives."""
+        name = output or f"value{len(self.nodes)}"
+        self.nodes.append(self.onnx.helper.make_node(operator, inputs, [name], **attributes))
         return name
 
-    def add(self, operator: str, inputs: list[str], output: str | None = None, **attributes: Any) -> str:
-        """A node; returns the name of what it gives."""
-        named = output or f"value{len(self._nodes)}"
-        if "to" in attributes:
-            attributes["to"] = getattr(self._onnx.TensorProto, attributes["to"])
-        self._nodes.append(self._onnx.helper.make_node(operator, inputs, [named], **attributes))
-        return named
-
-    def dense(self, x: str, weight: np.ndarray, bias: np.ndarray | None = None, kind: Any = np.float32) -> str:
-        """weight · x (+ bias)."""
-        product = self.add("MatMul", [x, self.held(np.asarray(weight, kind).T)])
-        return product if bias is None else self.add("Add", [product, self.held(np.asarray(bias, kind))])
-
-    def model(self, inputs: Mapping[str, list[int]], outputs: Mapping[str, tuple[str, list[int]]]) -> bytes:
-        """The checked model, as bytes."""
-        helper, kinds = self._onnx.helper, self._onnx.TensorProto
-        taken = [helper.make_tensor_value_info(name, kinds.INT8 if name == "action_mask" else kinds.FLOAT,
-                                               ["batch", *shape]) for name, shape in inputs.items()]
-        given = [helper.make_tensor_value_info(name, getattr(kinds, kind), ["batch", *shape])
-                 for name, (kind, shape) in outputs.items()]
-        constants = [self._onnx.numpy_helper.from_array(value, name) for name, value in self._constants.items()]
-        graph = helper.make_graph(self._nodes, "policy", taken, given, constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
-        self._onnx.checker.check_model(model, full_check=True)
-        return model.SerializeToString()
+    def constant(self, value: Any) -> str:
+        """The name of a constant; whole numbers are places or lengths."""
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = np.ascontiguousarray(value).reshape(np.shape(value))
+        return name
 
 
-def _set_scores(graph: _Graph, arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any]) -> str:
-    def scaled(name: str) -> str:
-        away = graph.add("Sub", [name, graph.held(arrays[f"{name}.mean"])])
-        z = graph.add("Div", [away, graph.held(arrays[f"{name}.deviation"])])
-        return graph.add("Clip", [z, graph.held(np.float32(-8.0)), graph.held(np.float32(8.0))])
+class Value(np.lib.mixins.NDArrayOperatorsMixin):
+    """Stands for an array while a network is traced: arithmetic on it, and what else `networks` uses, adds nodes."""
 
-    def beside(x: str) -> str:
-        return graph.add("Unsqueeze", [x, graph.held(np.array([1], np.int64))])
+    def __init__(self, graph: _Graph, name: str, dtype: np.dtype) -> None:
+        self._graph, self.name, self.dtype = graph, name, dtype
 
-    context = graph.add("Concat", [scaled("cluster"), "decision"], axis=1)
-    flags = graph.add("Slice", ["legal", *(graph.held(np.array([place], np.int64))
-                                           for place in (sizes.fixed, sizes.actions, 1))])
-    there = graph.add("Cast", [flags], to="FLOAT")
-    column = graph.add("Unsqueeze", [there, graph.held(np.array([2], np.int64))])
-    offered = graph.add("Mul", [scaled("candidates"), column])
-    own = graph.add("Add", [graph.dense(offered, arrays["embed.weight"], arrays["embed.bias"]),
-                            beside(graph.dense(context, arrays["context.weight"]))])
-    embedded = graph.add("Tanh", [own])
-    count = graph.add("ReduceSum", [there, graph.held(np.array([1], np.int64))], keepdims=1)
-    weight = graph.add("Div", [there, graph.add("Max", [count, graph.held(np.float32(1.0))])])
-    pooled = graph.add("Squeeze", [graph.add("MatMul", [beside(weight), embedded]),
-                                   graph.held(np.array([1], np.int64))])
-    state = graph.add("Concat", [pooled, context], axis=1)
-    mine = graph.add("Tanh", [graph.add("Add", [graph.dense(embedded, arrays["own.weight"], arrays["own.bias"]),
-                                                beside(graph.dense(state, arrays["state.weight"]))])])
-    each = graph.add("Squeeze", [graph.dense(mine, arrays["head.weight"], arrays["head.bias"]),
-                                 graph.held(np.array([2], np.int64))])
-    fixed = graph.dense(graph.add("Tanh", [graph.dense(state, arrays["pool.weight"], arrays["pool.bias"])]),
-                        arrays["fixed.weight"], arrays["fixed.bias"])
-    return graph.add("Concat", [fixed, each], axis=1)
+    def _node(self, operator: str, inputs: list[str], dtype: Any = None, **attributes: Any) -> Value:
+        return Value(self._graph, self._graph.node(operator, inputs, **attributes), np.dtype(dtype or self.dtype))
 
+    def _named(self, operand: Any, dtype: np.dtype) -> str:
+        """The name of an operand as numbers of a kind."""
+        if isinstance(operand, Value):
+            return operand.astype(dtype).name
+        return self._graph.constant(np.asarray(operand, dtype))
 
-def _layer_scores(graph: _Graph, arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any]) -> str:
-    """Layers in float64, as numpy and C compute them: a sum of few large features loses nothing."""
-    cluster, x = graph.add("Cast", ["cluster"], to="DOUBLE"), graph.add("Cast", ["candidates"], to="DOUBLE")
-    if network["sizes"][0] > sizes.features:
-        wide = graph.add("Unsqueeze", [cluster, graph.held(np.array([1], np.int64))])
-        times = graph.held(np.array([1, sizes.places, 1], np.int64))
-        x = graph.add("Concat", [x, graph.add("Tile", [wide, times])], axis=2)
-    for place, name in enumerate(network["activations"]):
-        x = graph.dense(x, arrays[f"layers.{place}.weight"], arrays[f"layers.{place}.bias"], np.float64)
-        x = graph.add(_OPS[name], [x]) if name in _OPS else x
-    each = graph.add("Squeeze", [x, graph.held(np.array([2], np.int64))])
-    if sizes.fixed:
-        fixed = graph.dense(cluster, arrays["fixed.weight"], arrays["fixed.bias"], np.float64)
-        each = graph.add("Concat", [fixed, each], axis=1)
-    return graph.add("Cast", [each], to="FLOAT")
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Value:
+        dtype = np.result_type(*(getattr(one, "dtype", one) for one in inputs))
+        return self._node(_OPERATORS[ufunc], [self._named(one, dtype) for one in inputs], dtype)
 
+    def __array_function__(self, function: Any, kinds: Any, given: Any, options: Any) -> Value:
+        if function is np.where:
+            dtype = np.result_type(*(one.dtype for one in given[1:]))
+            return self._node("Where", [given[0].name, *(self._named(one, dtype) for one in given[1:])], dtype)
+        parts, axis = given[0], options["axis"]
+        dtype = np.result_type(*(one.dtype for one in parts))
+        if function is np.stack:
+            parts = [one._along("Unsqueeze", axis) for one in parts]
+        return self._node("Concat", [self._named(one, dtype) for one in parts], dtype, axis=axis)
 
-def _onnx() -> Any:
-    """The package onnx, with the parts of it that are used.
+    def __getitem__(self, key: Any) -> Value:
+        found, axis = self, 0
+        for one in key:
+            if isinstance(one, int):
+                found = found._node("Gather", [found.name, self._graph.constant(one)], axis=axis)
+                continue
+            if one is None:
+                found = found._along("Unsqueeze", axis)
+            elif one != slice(None):
+                ends = [[one.start or 0], [_END if one.stop is None else one.stop], [axis]]
+                found = found._node("Slice", [found.name, *(self._graph.constant(end) for end in ends)])
+            axis += 1
+        return found
 
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        import onnx
-        from onnx import checker, helper, numpy_helper  # noqa: F401  (parts that import onnx does not promise)
-    except ImportError as error:
-        raise UserError("onnx is not installed, which writing the form onnx needs; install with: pip install "
-                        "'ooco-gym[export]'") from error
-    return onnx
+    def _along(self, operator: str, axis: int, **attributes: Any) -> Value:
+        return self._node(operator, [self.name, self._graph.constant([axis])], **attributes)
+
+    def astype(self, dtype: Any) -> Value:
+        """As numbers of another kind."""
+        kind = np.dtype(dtype)
+        if kind == self.dtype:
+            return self
+        return self._node("Cast", [self.name], kind, to=self._graph.onnx.helper.np_dtype_to_tensor_dtype(kind))
+
+    def reshape(self, *shape: int) -> Value:
+        """In another shape."""
+        return self._node("Reshape", [self.name, self._graph.constant(shape)])
+
+    def sum(self, axis: int, keepdims: bool = False) -> Value:
+        """Sums along an axis."""
+        return self._along("ReduceSum", axis, keepdims=int(keepdims))
+
+    def argmax(self, axis: int) -> Value:
+        """Places of the largest numbers along an axis."""
+        return self._node("ArgMax", [self.name], np.int64, axis=axis, keepdims=0)

@@ -1,4 +1,4 @@
-"""Writes bundles: the arrays and their reference vectors, the manifest that describes them, all under their digests.
+"""Writes bundles: a policy in the forms that are wanted, its reference vectors, and the manifest that describes them.
 
 `write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle` writes the files and the
 manifest of any. `ooco-gym export` writes those of trained networks (`agents.learning.export`).
@@ -13,22 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.runtime.arrays import write_arrays
-from ooco_gym.runtime.layers import Layers
 from ooco_gym.runtime.manifest import (
+    ARRAYS_FILE,
     MANIFEST_FILE,
+    MODEL_FILE,
     PARAMETERS,
     REFERENCE_FILE,
     SCHEMA,
-    published_schema,
+    described_file,
+    problem_of,
     read_manifest,
     signed,
 )
-from ooco_gym.runtime.parameters import composed
-from ooco_gym.runtime.shapes import problems
+from ooco_gym.runtime.networks import Layers, network_of
 from ooco_gym.version import __version__
 
+FORMS = ("onnx", "npz", "c")
 VECTORS = 32  # reference vectors of a bundle
 TOLERANCE = 1e-5
 LICENCE = "Apache-2.0"
@@ -76,35 +78,34 @@ def write_parameters_bundle(
         UserError: shapes do not fit each other, a parameter's base is not within its bounds, or a form needs an extra
             that is not installed.
     """
-    given = _given_layers(weights, layers)
-    table = [feature_row(feature) for feature in features]
-    if (given.inputs, given.outputs) != (len(table), len(parameters)):
-        raise UserError(f"the network takes {given.inputs} numbers and gives {given.outputs}; expected one for each of "
-                        f"{len(table)} features, and {len(parameters)} parameters")
+    given, table = _given_layers(weights, layers), [feature_row(feature) for feature in features]
     if seen is not None:
-        table = with_seen(table, seen)
-    described = [dict(one) for one in parameters]
-    network = composed(given, described)
-    vectors = drawn(table, VECTORS)
+        bounds = np.asarray(seen, np.float64)
+        if bounds.shape != (2, len(table)) or not np.isfinite(bounds).all() or (bounds[0] > bounds[1]).any():
+            raise UserError(f"seen has shape {bounds.shape}; expected (2, {len(table)}): the least and the largest "
+                            "finite value of each feature in training")
+        table = [{**row, "seen": ends} for row, ends in zip(table, bounds.T.tolist(), strict=True)]
     manifest = {
         "kind": PARAMETERS, "name": name or f"adaptive_{rule}", "rule": rule,
         "decision_point": {"name": decision_point, "meaning": f"values of parameters of the rule '{rule}' by context",
                            **({} if interval_s is None else {"interval_s": float(interval_s)})},
         "environment": environment, "decisions": [decision_point], "history": 1,
         "inputs": {"cluster": {"shape": [len(table)], "dtype": "float32", "features": table}},
-        "outputs": {"parameters": {"shape": [len(described)], "dtype": "float64",
+        "outputs": {"parameters": {"shape": [len(parameters)], "dtype": "float64",
                                    "meaning": "values of parameters, in their order"}},
-        "parameters": described, **({"constants": dict(constants)} if constants else {}),
-        "network": {"form": "layers", **given.described()},
+        "parameters": [dict(one) for one in parameters], **({"constants": dict(constants)} if constants else {}),
+        "network": given.described(),
         "training": {"data": {}, "seeds": [], **(training or {})}, "scores": [dict(one) for one in scores],
         "trained_for": {"slo": {}, "loads": [], **(trained_for or {})}, "licence": licence,
     }
-    reference = {"cluster": vectors, "parameters": network(vectors)}
+    _check(_whole(manifest, forms, VECTORS))
+    vectors = drawn(table, VECTORS)
+    reference = {"cluster": vectors, "parameters": network_of(manifest, given.arrays())(vectors)[0]}
     return write_bundle(directory, manifest, given.arrays(), reference, forms, None, target)
 
 
 def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None,
-                 reference: Mapping[str, np.ndarray] | None, forms: Sequence[str], graph: Writer | None = None,
+                 reference: Mapping[str, np.ndarray], forms: Sequence[str], graph: Writer | None = None,
                  target: str | None = None) -> Path:
     """Writes a bundle's files, then the manifest with their digests, and reads all of it again.
 
@@ -120,35 +121,66 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
     Raises:
         UserError: a form that cannot be written, a manifest that is not as the schema says.
     """
-    from ooco_gym.files import atomic_write, write_json
-    from ooco_gym.runtime.forms import writers
+    from ooco_gym.files import as_json, atomic_write, write_json
 
-    folder = Path(directory)
-    chosen = writers(manifest, arrays, reference, forms, graph, target)
-    chosen |= {} if reference is None else {REFERENCE_FILE: lambda path: write_arrays(path, reference)}
-    whole: dict[str, Any] = {
-        "schema": SCHEMA, **manifest, "forms": list(forms),
-        "versions": {"ooco-gym": __version__, "numpy": np.__version__, "python": platform.python_version(),
-                     **manifest.get("versions", {})},
-        **({} if reference is None else {"reference": {
-            "file": REFERENCE_FILE, "vectors": len(next(iter(reference.values()))), "tolerance": TOLERANCE}})}
-    _refuse_wrong({**whole, "files": {}, "manifest_sha256": "0" * 64})
+    folder, whole = Path(directory), _whole(manifest, forms, len(next(iter(reference.values()))))
+    chosen = _writers(manifest, arrays, reference, forms, graph, target)
+    _check(whole)
     for name, write in chosen.items():
         with atomic_write(folder / name) as temporary:
             write(temporary)
     whole["files"] = {name: described_file(folder / name) for name in chosen}
-    from ooco_gym.files import as_json
-
     write_json(folder / MANIFEST_FILE, signed(as_json(whole)))
     read_manifest(folder)
     return folder
 
 
-def described_file(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file."""
-    from ooco_gym.runtime.manifest import file_digest
+def _whole(manifest: Mapping[str, Any], forms: Sequence[str], vectors: int) -> dict[str, Any]:
+    """The manifest but for its files and its digest."""
+    return {"schema": SCHEMA, **manifest, "forms": list(forms),
+            "reference": {"file": REFERENCE_FILE, "vectors": vectors, "tolerance": TOLERANCE},
+            "versions": {"ooco-gym": __version__, "numpy": np.__version__, "python": platform.python_version(),
+                         **manifest.get("versions", {})}}
 
-    return {"sha256": file_digest(path), "bytes": path.stat().st_size}
+
+def _check(whole: Mapping[str, Any]) -> None:
+    from ooco_gym.files import as_json
+
+    for form in whole["forms"]:
+        if form not in FORMS:
+            raise unknown("form", form, FORMS)
+    problem = problem_of(as_json({**whole, "files": {}, "manifest_sha256": "0" * 64}))
+    if problem is not None:
+        raise UserError(f"the bundle's manifest would not be as its schema says: {problem}")
+
+
+def _writers(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None, reference: Mapping[str, np.ndarray],
+             forms: Sequence[str], graph: Writer | None, target: str | None) -> dict[str, Writer]:
+    """The files of a bundle, each with what writes it.
+
+    Raises:
+        UserError: the policy is a graph alone, and is to be written otherwise.
+    """
+    found: dict[str, Writer] = {}
+    if arrays is None and (graph is None or set(forms) != {"onnx"}):
+        raise UserError(f"this policy's network cannot be written as {', '.join(forms)}: it can be exported as onnx "
+                        "alone")
+    held = arrays or {}
+    if "npz" in forms:
+        found[ARRAYS_FILE] = lambda path: write_arrays(path, held)
+    if "onnx" in forms and graph is None:
+        from ooco_gym.runtime.onnx_source import graph_of
+
+        content = graph_of(manifest, held)
+        graph = lambda path: path.write_bytes(content)  # noqa: E731
+    if "onnx" in forms and graph is not None:
+        found[MODEL_FILE] = graph
+    if "c" in forms:
+        from ooco_gym.runtime.c_source import sources
+
+        found |= {name: lambda path, text=text: path.write_text(text, encoding="ascii")
+                  for name, text in sources(manifest, held, reference, target).items()}
+    return {**found, REFERENCE_FILE: lambda path: write_arrays(path, reference)}
 
 
 def feature_row(feature: Any) -> dict[str, Any]:
@@ -164,23 +196,10 @@ def feature_row(feature: Any) -> dict[str, Any]:
     return row
 
 
-def with_seen(table: Sequence[Mapping[str, Any]], seen: Any) -> list[dict[str, Any]]:
-    """The features with the least and largest value that each had in training; `seen` is (2, F).
-
-    Raises:
-        UserError: it has another shape, is not finite, or a least value is above a largest.
-    """
-    bounds = np.asarray(seen, np.float64)
-    if bounds.shape != (2, len(table)) or not np.isfinite(bounds).all() or (bounds[0] > bounds[1]).any():
-        raise UserError(f"seen has shape {bounds.shape}; expected (2, {len(table)}): the least and the largest finite "
-                        "value of each feature in training")
-    return [{**row, "seen": [float(low), float(high)]} for row, low, high in zip(table, *bounds, strict=True)]
-
-
 def _given_layers(weights: Any, layers: Sequence[tuple[Any, Any, str]] | None) -> Layers:
-    if (weights is None) == (layers is None):
+    if (weights is None) == (not layers):
         raise UserError("give either weights (P, F + 1) of a linear network or its layers")
-    if layers is not None:
+    if layers:
         return Layers(layers)
     table = np.asarray(weights, np.float64)
     if table.ndim != 2 or table.shape[1] < 2:
@@ -195,10 +214,3 @@ def drawn(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
     drawn = np.random.default_rng(7).uniform(-1.0, 1.0, (count, len(table)))
     drawn[0] = 0.0
     return (middle + drawn * half).astype(np.float32)
-
-
-def _refuse_wrong(manifest: Mapping[str, Any]) -> None:
-    from ooco_gym.files import as_json
-
-    for problem in problems(as_json(manifest), published_schema()):
-        raise UserError(f"the bundle's manifest would not be as its schema says: {problem}")

@@ -11,7 +11,7 @@ import pytest
 
 from ooco_gym.runtime import Policy, write_bundle, write_parameters_bundle
 from ooco_gym.runtime.manifest import file_digest, signed
-from ooco_gym.runtime.scorers import Sizes, built, shapes_of
+from ooco_gym.runtime.networks import Sizes, built, shapes_of
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]

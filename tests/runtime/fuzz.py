@@ -34,7 +34,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime.arrays import read_arrays, write_arrays
 from ooco_gym.runtime.manifest import file_digest, signed
-from ooco_gym.runtime.scorers import sizes_of
+from ooco_gym.runtime.networks import sizes_of
 
 ROOM_BYTES = 1 << 30  # of address space; a claim of 2 GB that is believed has no room
 TOLERANCE = 1e-4  # of what still loads: flips in the last bits of a weight change nothing that counts

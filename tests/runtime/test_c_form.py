@@ -10,7 +10,7 @@ from c_double import COMPILERS, NETWORKS, asked_in_c, compiled, library, observa
 
 from ooco_gym.runtime import Policy
 from ooco_gym.runtime.c_source import symbol
-from ooco_gym.runtime.scorers import sizes_of
+from ooco_gym.runtime.networks import sizes_of
 
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="no C compiler on this machine: neither gcc nor clang")
 SOURCES = ("policy.c", "policy_selftest.c")

@@ -1,12 +1,12 @@
 """A bundle that was damaged, or made by another hand, gives one clear sentence and never an illegal action."""
 
 import copy
-import hashlib
 import json
 
 import numpy as np
 import onnx
 import pytest
+from c_double import sign
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import external_data_helper, helper, numpy_helper
@@ -14,6 +14,7 @@ from test_runtime_policy import good, write_bundle
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
+from ooco_gym.runtime.manifest import signed
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-3, 10**7) | st.floats() | st.text(max_size=4),
                     lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=4), one, max_size=3),
@@ -26,9 +27,7 @@ def rewritten(folder, change):
     model = onnx.load(str(path))
     change(model)
     path.write_bytes(model.SerializeToString())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["policy.onnx"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    sign(folder)
     return folder
 
 
@@ -89,7 +88,7 @@ def test_a_malformed_manifest_is_one_sentence(tmp_path, data):
         inside[place[-1]] = data.draw(JSON)
     else:
         del inside[place[-1]]
-    (folder / "manifest.json").write_text(json.dumps(changed))
+    (folder / "manifest.json").write_text(json.dumps(signed(changed) if isinstance(changed, dict) else changed))
     try:
         policy = Policy.load(folder)
     except UserError:
@@ -124,9 +123,9 @@ def test_weights_in_another_file_are_covered_by_a_digest(tmp_path):
     with pytest.raises(UserError, match=r"keeps weights in 'policy.data', which the manifest does not describe"):
         Policy.load(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    digest = hashlib.sha256((folder / "policy.data").read_bytes()).hexdigest()
-    manifest["files"]["policy.data"] = {"sha256": digest}
+    manifest["files"]["policy.data"] = {}
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    sign(folder)
     assert Policy.load(folder).decide(good(), [1] * 5) == 3
     (folder / "policy.data").write_bytes(b"x" + (folder / "policy.data").read_bytes()[1:])
     with pytest.raises(UserError, match=r"policy.data' is not the file that its manifest describes"):

@@ -2,17 +2,16 @@
 
 import numpy as np
 import pytest
-from c_double import observations, parameter_bundle, scorer_bundle
+from c_double import NETWORKS, observations, parameter_bundle, scorer_bundle
 
-from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
-from ooco_gym.runtime.scorers import sizes_of
+from ooco_gym.runtime.networks import sizes_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 
-@pytest.mark.parametrize("name", ["set", "linear", "logit"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_graph_and_arrays_answer_alike(tmp_path, name):
     folder = scorer_bundle(tmp_path, name, forms=("npz", "onnx"))
     arrays, graph = (Policy.load(folder, form=form) for form in ("npz", "onnx"))
@@ -24,7 +23,7 @@ def test_graph_and_arrays_answer_alike(tmp_path, name):
     np.testing.assert_allclose(ours[legal], logits[legal], rtol=1e-5, atol=1e-5)
     assert np.mean(mine == theirs) > 0.999
     one = {key: part[0] for key, part in seen.items()}
-    assert arrays.decide(one) == graph.decide(one) == mine[0]
+    assert np.array_equal(arrays.decide(one), mine[0]) and np.array_equal(graph.decide(one), mine[0])
 
 
 def test_a_graph_that_sets_parameters_sets_those_of_the_arrays(tmp_path):
@@ -33,10 +32,3 @@ def test_a_graph_that_sets_parameters_sets_those_of_the_arrays(tmp_path):
     x = np.random.default_rng(0).uniform(-1, 1, (500, 6)).astype(np.float32)
     np.testing.assert_allclose(graph.decide_batch(x), arrays.decide_batch(x), rtol=1e-9)
     assert graph.decide(x[0]) == pytest.approx(arrays.decide(x[0]), rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["set of kinds", "flat", "set of levels"])
-def test_a_form_that_cannot_be_written_is_named(tmp_path, name):
-    with pytest.raises(UserError, match="leave the form onnx out"):
-        scorer_bundle(tmp_path, name, forms=("npz", "onnx"))
-    assert not (tmp_path / "manifest.json").exists()

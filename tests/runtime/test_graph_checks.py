@@ -162,10 +162,11 @@ def test_an_action_that_is_not_the_preferred_one_is_found(tmp_path):
 
     def least(model):
         node = next(node for node in model.graph.node if node.op_type == "ArgMax")
-        shown = helper.make_node("Where", ["legal", "flipped", node.input[0]], ["shown"])
-        model.graph.node.insert(len(model.graph.node) - 1, helper.make_node("Sigmoid", [node.input[0]], ["flat"]))
-        model.graph.node.insert(len(model.graph.node) - 1, helper.make_node("Neg", ["flat"], ["flipped"]))
-        model.graph.node.insert(len(model.graph.node) - 1, shown)
+        legal = next(one for one in model.graph.node if one.op_type == "Where").input[0]
+        for made in (helper.make_node("Sigmoid", [node.input[0]], ["flat"]),
+                     helper.make_node("Neg", ["flat"], ["back"]),
+                     helper.make_node("Where", [legal, "back", node.input[0]], ["shown"])):
+            model.graph.node.insert(list(model.graph.node).index(node), made)
         node.input[0] = "shown"
     assert "does not answer its reference vectors" in refusal(folder, least)
 
@@ -180,4 +181,4 @@ def test_values_of_another_shape_are_found(tmp_path):
         model.graph.node.append(helper.make_node("Gather", ["every", "first"], ["parameters"], axis=0))
         del model.graph.output[0].type.tensor_type.shape.dim[:]
         model.graph.output[0].type.tensor_type.ClearField("shape")
-    assert "expected 2 for each" in refusal(folder, first_alone)
+    assert "expected one for each" in refusal(folder, first_alone)

@@ -14,7 +14,7 @@ from ooco_gym.runtime import ParameterPolicy, Policy, write_parameters_bundle
 from ooco_gym.runtime.arrays import write_arrays
 from ooco_gym.runtime.batching_features import ENGINE
 from ooco_gym.runtime.manifest import file_digest, signed
-from ooco_gym.runtime.parameters import Scales
+from ooco_gym.runtime.networks import Scales
 
 PARAMETERS = [
     {"name": "tpot_share", "base": 0.9, "scale": "log", "step": 0.3, "low": 0.1, "high": 2.0},
@@ -61,7 +61,7 @@ def test_weights_of_zero_leave_the_rule_as_it_was_tuned(tmp_path):
 def test_bounds_beyond_those_of_the_rule_are_refused_as_the_bundle_is_loaded(tmp_path, change):
     folder = written(tmp_path)
     resigned(folder, lambda manifest: manifest["parameters"][1].update(change))
-    with pytest.raises(UserError, match=r"parameter 'offline_share'|must be|expected"):
+    with pytest.raises(UserError, match=r"parameter 'offline_share'|not of type|expected"):
         Policy.load(folder)
 
 
@@ -114,7 +114,7 @@ def test_an_observation_that_is_none_is_named(tmp_path, given, words):
     ({"weights": np.zeros(4)}, "expected (parameters, features + 1)"),
     ({"parameters": [{**PARAMETERS[0], "base": 3.0}, PARAMETERS[1]]}, "base of parameter 'tpot_share' is 3.0"),
     ({"parameters": [PARAMETERS[0], PARAMETERS[0]]}, "each name once"),
-    ({"parameters": [{**PARAMETERS[0], "scale": "cubic"}, PARAMETERS[1]]}, "expected one of: linear, log"),
+    ({"parameters": [{**PARAMETERS[0], "scale": "cubic"}, PARAMETERS[1]]}, "'cubic' is not one of ['linear', 'log']"),
     ({"seen": np.zeros((2, 3))}, "expected (2, 44)"),
     ({"forms": ["npz", "fortran"]}, "unknown form 'fortran'"),
     ({"features": [{"name": "x"}] * F}, "lacks 'low'"),

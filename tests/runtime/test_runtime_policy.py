@@ -1,6 +1,5 @@
 """The runtime needs no torch, and names what is wrong with a bundle or an observation."""
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -10,15 +9,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ooco_gym import runtime
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
+from ooco_gym.runtime.manifest import signed
 
 K, F, FC, D, A = 3, 2, 2, 2, 5
 
 
 def write_bundle(folder, **changes):
     """A hand-made policy: logits are cluster[0], decision[1], and each candidate's first feature."""
-    folder.mkdir(parents=True, exist_ok=True)
     shapes = {"cluster": ["batch", FC], "candidates": ["batch", K, F], "action_mask": ["batch", A],
               "decision": ["batch", D]}
     inputs = [helper.make_tensor_value_info(key, TensorProto.INT8 if key == "action_mask" else TensorProto.FLOAT, shape)
@@ -41,18 +41,35 @@ def write_bundle(folder, **changes):
     graph = helper.make_graph(nodes, "gate", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)
-    (folder / "policy.onnx").write_bytes(model.SerializeToString())
-    digest = hashlib.sha256((folder / "policy.onnx").read_bytes()).hexdigest()
+    random, mask = np.random.default_rng(5), np.ones((8, A), np.int8)
+    cluster, candidates, decision = (random.normal(size=(8, *shape)).astype(np.float32)
+                                     for shape in ((FC,), (K, F), (D,)))
+    logits = np.concatenate([cluster[:, :1], decision[:, 1:], candidates[:, :, 0]], axis=1)
+    reference = {"cluster": cluster, "candidates": candidates, "action_mask": mask, "decision": decision,
+                 "logits": logits}
     manifest = {
-        "schema": "ooco-gym/policy-bundle/2", "decisions": ["gate"],
+        "kind": "candidates", "decisions": ["gate"], "decision_point": {"name": "gate", "meaning": "a test"},
+        "environment": "test/Test-v0", "history": 1, "outputs": {}, "licence": "Apache-2.0", "scores": [],
+        "training": {"data": {}, "seeds": []}, "trained_for": {"slo": {}, "loads": []},
         "actions": ["hold", "partner", *(f"start candidate {k}" for k in range(K))],
-        "inputs": {"cluster": {"shape": [FC], "features": [{"name": "load"}, {"name": "kv_free"}]},
-                   "candidates": {"shape": [K, F], "features": [{"name": "prompt_tokens"}, {"name": "age_s"}]},
-                   "decision": {"shape": [D], "features": [{"name": "gate"}, {"name": "evict"}]},
-                   "action_mask": {"shape": [A]}},
-        "files": {"policy.onnx": {"sha256": digest}}, **changes,
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+        "action_space": {"kind": "Discrete", "n": A},
+        "inputs": {"cluster": {"shape": [FC], "features": features("load", "kv_free")},
+                   "candidates": {"shape": [K, F], "features": features("prompt_tokens", "age_s")},
+                   "decision": {"shape": [D], "features": features("gate", "evict")},
+                   "action_mask": {"shape": [A]}}, **changes}
+    return runtime.write_bundle(folder, manifest, None, reference, ["onnx"],
+                                lambda path: path.write_bytes(model.SerializeToString()))
+
+
+def features(*names):
+    return [{"name": name, "low": -9.0, "high": 9.0} for name in names]
+
+
+def rewritten(folder, **changes):
+    """The bundle with another manifest, whose digest fits; a key that is None is left out."""
+    manifest = {**json.loads((folder / "manifest.json").read_text()), **changes}
+    kept = signed({key: value for key, value in manifest.items() if value is not None})
+    (folder / "manifest.json").write_text(json.dumps(kept))
     return folder
 
 
@@ -164,20 +181,25 @@ def test_an_invalid_bundle_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="manifest.json is missing"):
         Policy.load(tmp_path / "empty")
-    with pytest.raises(UserError, match="schema 'ooco-gym/policy-bundle/1', another version"):
-        Policy.load(write_bundle(tmp_path / "old", schema="ooco-gym/policy-bundle/1"))
-    with pytest.raises(UserError, match="lacks the key 'action_space'"):
-        Policy.load(write_bundle(tmp_path / "short", schema="ooco-gym/policy-bundle/3"))
-    with pytest.raises(UserError, match="not a policy bundle's"):
-        Policy.load(write_bundle(tmp_path / "other", schema=None))
-    with pytest.raises(UserError, match="lacks the input 'decision'"):
-        Policy.load(write_bundle(tmp_path / "part", inputs={"cluster": {}, "candidates": {}, "action_mask": {}}))
+    folder = write_bundle(tmp_path / "bundle")
+    whole = json.loads((folder / "manifest.json").read_text())["inputs"]
+    for version in (1, 2, 3):
+        with pytest.raises(UserError, match=f"schema '.*/{version}'; this ooco-gym reads .*/4: export"):
+            Policy.load(rewritten(folder, schema=f"ooco-gym/policy-bundle/{version}"))
+    rewritten(folder, schema=runtime.SCHEMA)
+    with pytest.raises(UserError, match="'action_space' is a required property; export the policy again"):
+        Policy.load(rewritten(folder, action_space=None))
+    with pytest.raises(UserError, match="has schema 'None'"):
+        Policy.load(rewritten(folder, schema=None))
+    with pytest.raises(UserError, match="inputs: 'decision' is a required property"):
+        Policy.load(rewritten(folder, schema=runtime.SCHEMA, action_space={"kind": "Discrete", "n": A},
+                              inputs={key: part for key, part in whole.items() if key != "decision"}))
     folder = write_bundle(tmp_path / "changed")
     (folder / "policy.onnx").write_bytes((folder / "policy.onnx").read_bytes() + b"x")
     with pytest.raises(UserError, match="SHA-256 differs"):
         Policy.load(folder)
     (folder / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="is not valid JSON: line 1"):
+    with pytest.raises(UserError, match="is not valid JSON: .* line 1"):
         Policy.load(folder)
 
 

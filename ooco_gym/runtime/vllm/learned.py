@@ -1,6 +1,6 @@
 """A learned policy inside vLLM: every so often it looks at the engine and sets the rule's parameters anew.
 
-The policy is a bundle of the kind `parameters` (`ooco_gym.runtime.parameters`): the 44 features of an engine
+The policy is a bundle of the kind `parameters` (`ooco_gym.runtime.ParameterPolicy`): the 44 features of an engine
 (`ooco_gym.runtime.batching_features`) in, values of parameters out. Where it fails, or answers what the rule does not
 know, the rule goes on with the parameters that it was set to.
 """

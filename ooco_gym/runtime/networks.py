@@ -1,0 +1,348 @@
+"""Networks of policies in numpy, as `weights.npz` keeps them.
+
+`onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. Three forms score
+actions, called with cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D); they answer
+with actions int64 (n,), or (n, P) levels of a vector, and logits float32 (n, A), `MASKED` where illegal.
+`candidate_scorer` and `flat` are those of `agents.learning.networks`, with the scaling of features; `scorer` is what a
+search over few weights finds. The form `layers` sets parameters of a rule. Weights are (outputs, inputs), as PyTorch
+keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.runtime.arrays import check_names, read_arrays, taken
+from ooco_gym.runtime.manifest import PARAMETERS
+
+MASKED = np.float32(-1e8)  # the logit of an illegal action
+FARTHEST = np.float32(8.0)  # deviations from the mean at which a scaled feature is cut
+MOST_WEIGHTS = 2_000  # of a policy of kind `parameters`
+_MOST_EXPONENT = 80.0  # far beyond any bounds, and far from overflow
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "identity": lambda x: x, "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 0.5 * (1 + np.tanh(0.5 * x))}
+
+
+class Sizes(NamedTuple):
+    """How large what goes in and comes out is: features of cluster, decisions, candidates, features of each, actions,
+    and the levels of each part where the action is a vector."""
+
+    cluster: int
+    decisions: int
+    places: int
+    features: int
+    actions: int
+    levels: tuple[int, ...] = ()
+
+    @property
+    def context(self) -> int:
+        """Features that are not of a candidate."""
+        return self.cluster + self.decisions
+
+    @property
+    def fixed(self) -> int:
+        """Actions that take no candidate."""
+        return 0 if self.levels else self.actions - self.places
+
+
+def sizes_of(manifest: Mapping[str, Any]) -> Sizes:
+    """The sizes that a manifest of kind `candidates` says."""
+    shapes = {key: manifest["inputs"][key]["shape"] for key in ("cluster", "decision", "candidates", "action_mask")}
+    levels = tuple(len(part["levels"]) for part in manifest.get("parts") or ())
+    places, features = shapes["candidates"]
+    return Sizes(shapes["cluster"][0], shapes["decision"][0], places, features, shapes["action_mask"][0], levels)
+
+
+# --- What a network's arrays are --------------------------------------------------------------------------------------
+def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """The arrays by name, with their shapes, of a network that scores actions.
+
+    Raises:
+        UserError: the manifest's `network` lacks what its form needs.
+    """
+    form = described.get("form")
+    if form not in ("candidate_scorer", "flat", "scorer"):
+        raise UserError(f"the manifest's network is of the form '{form}', which scores no candidates")
+    if form == "scorer":
+        layers, seen = layer_shapes(described), described["sizes"][0]
+        if sizes.levels or seen not in (sizes.features, sizes.features + sizes.cluster) or described["sizes"][-1] != 1:
+            raise UserError(f"the manifest's network takes {seen} numbers and gives {described['sizes'][-1]}; expected "
+                            f"the {sizes.features} of a candidate, or these and the {sizes.cluster} of the cluster, to "
+                            "1")
+        return {"fixed.weight": (sizes.fixed, sizes.cluster), "fixed.bias": (sizes.fixed,), **layers}
+    if "hidden" not in described:
+        raise UserError(f"the manifest's network of the form '{form}' lacks 'hidden'")
+    hidden, kinds, own = described["hidden"], described.get("kinds", 1), max(sizes.levels, default=1)
+    if kinds not in (1, sizes.decisions):
+        raise UserError(f"the manifest's network has {kinds} kinds of heads; expected 1 or {sizes.decisions}")
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{key}.{part}": (count,) for key, count in (("cluster", sizes.cluster), ("candidates", sizes.features))
+        for part in ("mean", "deviation")}
+    if form == "flat":
+        inputs = sizes.context + sizes.places * sizes.features + sizes.actions
+        return shapes | {"first.weight": (hidden, inputs), "first.bias": (hidden,), "second.weight": (hidden, hidden),
+                         "second.bias": (hidden,), "last.weight": (sizes.actions * kinds, hidden),
+                         "last.bias": (sizes.actions * kinds,)}
+    embedded = sizes.features + (sizes.places if sizes.levels else 0)
+    shapes |= {"embed.weight": (hidden, embedded), "embed.bias": (hidden,), "context.weight": (hidden, sizes.context),
+               "own.weight": (hidden, hidden), "own.bias": (hidden,), "state.weight": (hidden, hidden + sizes.context),
+               "head.weight": (own * kinds, hidden), "head.bias": (own * kinds,)}
+    if not sizes.levels:
+        shapes |= {"pool.weight": (hidden, hidden + sizes.context), "pool.bias": (hidden,),
+                   "fixed.weight": (sizes.fixed * kinds, hidden), "fixed.bias": (sizes.fixed * kinds,)}
+    return shapes
+
+
+def layer_shapes(described: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The arrays of plain layers by name, with their shapes.
+
+    Raises:
+        UserError: there is not one size more than activations.
+    """
+    sizes, names = described.get("sizes", ()), described.get("activations", ())
+    if not names or len(sizes) != len(names) + 1:
+        raise UserError(f"the manifest's network has {len(sizes)} sizes and {len(names)} activations; expected one "
+                        "size more")
+    return {f"layers.{place}.{name}": shape for place, (before, after) in enumerate(pairwise(sizes))
+            for name, shape in (("weight", (after, before)), ("bias", (after,)))}
+
+
+def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes, file: Path) -> Any:
+    """The network that scores actions, of a manifest's `network` and the arrays of `file`.
+
+    Raises:
+        UserError: they do not fit each other, or the sizes of inputs and actions.
+    """
+    held = _taken(file, arrays, shapes_of(described, sizes))
+    if described["form"] == "scorer":
+        return LayerScorer(held, Layers.of(described, held), sizes)
+    for name in ("cluster.deviation", "candidates.deviation"):
+        if not (held[name] > 0).all():
+            raise UserError(f"'{file}' has a deviation of a feature that is not above 0; export the policy again")
+    made = CandidateScorer if described["form"] == "candidate_scorer" else FlatScorer
+    return made({name: array.astype(np.float32) for name, array in held.items()}, sizes, described.get("kinds", 1))
+
+
+def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], file: Path = Path("weights.npz")) -> Any:
+    """The network of a manifest of either kind: called with its inputs, it answers with its outputs, in their order.
+
+    Raises:
+        UserError: the arrays do not fit the manifest.
+    """
+    described = manifest.get("network") or {}
+    if manifest["kind"] != PARAMETERS:
+        return built(described, arrays, sizes_of(manifest), file)
+    if described.get("form") != "layers":
+        raise UserError(f"'{file}': the manifest's network is of the form '{described.get('form')}'; a policy of kind "
+                        "'parameters' has 'layers' with sizes and activations")
+    layers = Layers.of(described, _taken(file, arrays, layer_shapes(described)))
+    sizes = (len(manifest["inputs"]["cluster"]["features"]), len(manifest["parameters"]))
+    if (layers.inputs, layers.outputs) != sizes:
+        raise UserError(f"'{file}': the network takes {layers.inputs} numbers and gives {layers.outputs}; expected one "
+                        f"for each of {sizes[0]} features, and {sizes[1]} parameters")
+    if layers.size > MOST_WEIGHTS:
+        raise UserError(f"the network has {layers.size:,} weights; a policy of kind 'parameters' has at most "
+                        f"{MOST_WEIGHTS:,}")
+    scales = Scales(manifest["parameters"])
+    return lambda features: (scales(layers(features.astype(np.float64))),)
+
+
+def read_network(file: Path, manifest: Mapping[str, Any]) -> Any:
+    """The network of a bundle's manifest and its `weights.npz`.
+
+    Raises:
+        UserError: the arrays are damaged, or do not fit the manifest.
+    """
+    return network_of(manifest, read_arrays(file), file)
+
+
+def _taken(file: Path, arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
+           ) -> dict[str, np.ndarray]:
+    check_names(file, arrays, set(shapes))
+    return {name: taken(file, arrays, name, shape) for name, shape in shapes.items()}
+
+
+# --- Plain layers -----------------------------------------------------------------------------------------------------
+class Layers:
+    """y = activation(weight · x + bias), layer after layer, in float64.
+
+    Args:
+        layers: (weight (outputs, inputs), bias (outputs,), name of an activation) of each.
+
+    Attributes:
+        inputs, outputs: numbers that go in, and that come out.
+        size: weights in all, biases among them.
+
+    Raises:
+        UserError: shapes do not fit each other, an activation is unknown, or a number is not finite.
+    """
+
+    def __init__(self, layers: Sequence[tuple[Any, Any, str]]) -> None:
+        self.layers = [(np.asarray(weight, np.float64), np.asarray(bias, np.float64), name)
+                       for weight, bias, name in layers]
+        width = None
+        for place, (weight, bias, name) in enumerate(self.layers):
+            if weight.ndim != 2 or bias.shape != weight.shape[:1] or width not in (None, weight.shape[1]):
+                raise UserError(f"layer {place} has a weight of shape {weight.shape} and a bias of shape {bias.shape} "
+                                f"behind {width} numbers; expected (outputs, inputs) and (outputs,)")
+            if name not in ACTIVATIONS:
+                raise UserError(f"layer {place} has the activation '{name}'; expected one of {', '.join(ACTIVATIONS)}")
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise UserError(f"layer {place} has weights that are not finite")
+            width = weight.shape[0]
+        self.inputs, self.outputs = self.layers[0][0].shape[1], self.layers[-1][0].shape[0]
+        self.size = sum(weight.size + bias.size for weight, bias, _ in self.layers)
+        self._steps = [(np.ascontiguousarray(weight.T), bias, ACTIVATIONS[name]) for weight, bias, name in self.layers]
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Layers:
+        """The layers of a manifest's `network`, of arrays that fit it."""
+        return cls([(arrays[f"layers.{place}.weight"], arrays[f"layers.{place}.bias"], name)
+                    for place, name in enumerate(described["activations"])])
+
+    def __call__(self, x: Any) -> Any:
+        """Outputs (..., outputs) for inputs (..., inputs)."""
+        for weight, bias, activation in self._steps:
+            x = activation(x @ weight + bias)
+        return x
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As `weights.npz` keeps them."""
+        return {f"layers.{place}.{name}": array for place, (weight, bias, _) in enumerate(self.layers)
+                for name, array in (("weight", weight), ("bias", bias))}
+
+    def described(self) -> dict[str, Any]:
+        """As the manifest has them."""
+        return {"form": "layers", "sizes": [self.inputs, *(len(bias) for _, bias, _ in self.layers)],
+                "activations": [name for *_, name in self.layers]}
+
+
+class Scales:
+    """From the network's outputs to values within bounds.
+
+    Args:
+        parameters: `name`, `base`, `scale`, `step`, `low`, `high` of each, as the manifest has them.
+    """
+
+    def __init__(self, parameters: Sequence[Mapping[str, Any]]) -> None:
+        self.base, step, self.low, self.high = (
+            np.array([one[key] for one in parameters], np.float64) for key in ("base", "step", "low", "high"))
+        log = np.array([one["scale"] == "log" for one in parameters])
+        self._log, self._linear = np.where(log, step, 0.0), np.where(log, 0.0, step)
+
+    def __call__(self, z: Any) -> Any:
+        """Values float64 (..., P) for z (..., P): of each of both summands one is as if it were not there."""
+        exponent = np.minimum(np.maximum(z * self._log, -_MOST_EXPONENT), _MOST_EXPONENT)
+        values = self.base * np.exp(exponent) + z * self._linear
+        return np.minimum(np.maximum(values, self.low), self.high)
+
+
+# --- Scores of actions ------------------------------------------------------------------------------------------------
+class _Scaled:
+    """The scaling of features that a trained network begins with, and the heads that it ends with."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes, kinds: int) -> None:
+        self.sizes, self.kinds = sizes, kinds
+        self._w = {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
+
+    def _scaled(self, key: str, values: Any) -> Any:
+        z = (values - self._w[f"{key}.mean"]) / self._w[f"{key}.deviation"]
+        return np.minimum(np.maximum(z, -FARTHEST), FARTHEST)
+
+    def _seen(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any, Any]:
+        """Context (n, C), candidates (n, K, F), which of them are there (n, K)."""
+        context = np.concatenate([self._scaled("cluster", cluster), decision], axis=1)
+        offered = self._scaled("candidates", candidates)
+        if self.sizes.levels:
+            return context, offered, np.ones((1, self.sizes.places), np.float32)
+        there = mask[:, self.sizes.fixed :].astype(bool).astype(np.float32)
+        return context, offered * there[:, :, None], there
+
+    def _due(self, scores: Any, rows: int, outputs: int, decision: Any) -> Any:
+        """Scores (n, rows, outputs) of the decision that is due, of those of every kind (n, rows, outputs · kinds)."""
+        if self.kinds == 1:
+            return scores
+        return (scores.reshape(-1, rows, outputs, self.kinds) * decision[:, None, None]).sum(axis=-1)
+
+
+class CandidateScorer(_Scaled):
+    """A deep set: each candidate is embedded beside the context, and sees the mean of all."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes, kinds: int = 1) -> None:
+        super().__init__(arrays, sizes, kinds)
+        if sizes.levels:  # each parameter has a place of its own, as a one-hot feature
+            self._w["embed.place"] = self._w["embed.weight"][sizes.features :]
+            self._w["embed.weight"] = np.ascontiguousarray(self._w["embed.weight"][: sizes.features])
+
+    def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
+        """Actions and logits."""
+        w, sizes = self._w, self.sizes
+        context, offered, there = self._seen(cluster, candidates, mask, decision)
+        own = offered @ w["embed.weight"] + (context @ w["context.weight"] + w["embed.bias"])[:, None]
+        if sizes.levels:
+            own = own + w["embed.place"]
+        embedded = np.tanh(own)
+        weight = there / np.maximum(there.sum(axis=1, keepdims=True), np.float32(1.0))
+        state = np.concatenate([(weight[:, None] @ embedded)[:, 0], context], axis=1)
+        mine = np.tanh(embedded @ w["own.weight"] + (state @ w["state.weight"] + w["own.bias"])[:, None])
+        outputs = max(sizes.levels, default=1)
+        scores = self._due(mine @ w["head.weight"] + w["head.bias"], sizes.places, outputs, decision)
+        if sizes.levels:
+            each = [scores[:, place, :count] for place, count in enumerate(sizes.levels)]
+            return answered(np.concatenate(each, axis=1), mask, sizes.levels)
+        pooled = np.tanh(state @ w["pool.weight"] + w["pool.bias"])
+        fixed = self._due((pooled @ w["fixed.weight"] + w["fixed.bias"])[:, None], 1, sizes.fixed, decision)[:, 0]
+        return answered(np.concatenate([fixed, scores[:, :, 0]], axis=1), mask)
+
+
+class FlatScorer(_Scaled):
+    """Two layers over all features side by side."""
+
+    def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
+        """Actions and logits."""
+        w, sizes = self._w, self.sizes
+        context, offered, _ = self._seen(cluster, candidates, mask, decision)
+        legal = mask.astype(bool).astype(np.float32)
+        x = np.concatenate([context, offered.reshape(-1, sizes.places * sizes.features), legal], axis=1)
+        hidden = np.tanh(np.tanh(x @ w["first.weight"] + w["first.bias"]) @ w["second.weight"] + w["second.bias"])
+        scores = (hidden @ w["last.weight"] + w["last.bias"])[:, None]
+        return answered(self._due(scores, 1, sizes.actions, decision)[:, 0], mask, sizes.levels)
+
+
+class LayerScorer:
+    """Fixed actions are scored by the cluster, each candidate by layers over its features, and the cluster's if wanted.
+
+    All of it in float64: a sum of few large features loses nothing.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], layers: Layers, sizes: Sizes) -> None:
+        self.sizes, self._layers = sizes, layers
+        self._weight, self._bias = (array.astype(np.float64).T for array in (arrays["fixed.weight"],
+                                                                             arrays["fixed.bias"]))
+
+    def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
+        """Actions and logits."""
+        offered, sizes = candidates, self.sizes
+        if self._layers.inputs > sizes.features:
+            beside = cluster[:, None] + np.zeros((sizes.places, 1), np.float32)
+            offered = np.concatenate([candidates, beside], axis=2)
+        scores = self._layers(offered)[:, :, 0]
+        if sizes.fixed:
+            scores = np.concatenate([cluster @ self._weight + self._bias, scores], axis=1)
+        return answered(scores.astype(np.float32), mask)
+
+
+def answered(scores: Any, mask: Any, levels: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    """Actions and masked logits, of scores (n, A)."""
+    logits = np.where(mask.astype(bool), scores, MASKED)
+    if not levels:
+        return logits.argmax(axis=1), logits
+    ends = pairwise(np.cumsum((0, *levels)).tolist())
+    return np.stack([logits[:, begin:end].argmax(axis=1) for begin, end in ends], axis=1), logits
