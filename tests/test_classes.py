@@ -206,9 +206,9 @@ def test_what_is_written_of_classes_is_read_back(tmp_path: Path, rows: list[tupl
 
 
 def _names(trace: Trace) -> Any:
-    from ooco_gym.workload.writing import class_column
+    from ooco_gym.workload.arrow import trace_table
 
-    return class_column(trace)
+    return trace_table(trace)["class"]
 
 
 @pytest.mark.parametrize(("classes", "said"), [

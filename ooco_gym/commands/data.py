@@ -97,7 +97,7 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
     check_ending(to)
     if to.resolve() == source.path.expanduser().resolve():
         raise UserError(f"to={values['to']} is the file that is read; give another name, or leave to= out")
-    if source.form is None:
+    if "arrival_s" not in source.form.columns:
         sample = sample_in(source)
         write_lengths(sample.prompt_tokens, sample.output_tokens, to)
         figures, use = describe(sample), ""
@@ -111,7 +111,6 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
 
 def _convert(source: Source, to: Path) -> dict[str, Any]:
     """Converts piece by piece; returns all figures of what came out, or of a large file those that need one look."""
-    assert source.form is not None
     with progress(f"importing {source.path.name} (requests)") as bar:
         seen = 0
 

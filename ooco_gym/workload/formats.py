@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ooco_gym.errors import nearest
+from ooco_gym.workload.arrow import nullable
 from ooco_gym.workload.classes import NAME, NAMED
 from ooco_gym.workload.pieces import Table
-from ooco_gym.workload.trace import DEFAULT_CLASSES, MAX_TOKENS, NO_SESSION, SECONDS, check_class_count
+from ooco_gym.workload.trace import DEFAULT_CLASSES, MAX_TOKENS, NO_SESSION, SECONDS
 
-TOKENS = f"a whole number from 1 to {MAX_TOKENS}"
 DATE = "a date and time such as 2023-11-16 18:15:46.680590"
 LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
 EPOCH_S = 1e8       # three years: later than any trace is long
@@ -53,36 +53,59 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What a format's reader takes from a table, in the file's order: arrays with one element a row.
+class TraceFormat:
+    """A format: which of a file's columns are which of ours, and what they mean.
 
-    `ticks` are times as the file has them: int64 for dates, float64 otherwise; `clock` says what they mean.
-    `drop_without_output` says that zero output tokens mean a failed request, to be dropped and noted.
+    Attributes:
+        name: as `read_trace` takes it.
+        columns: our names to the file's. Without `arrival_s` the file is a set of lengths.
+        clock: how it tells time.
+        required: those of the file's that must be there, by which it is recognised; all unless given.
+        unused: columns that it has besides and that are not read.
+        failed: whether zero output tokens mean a failed request, to be dropped and noted.
     """
 
-    ticks: np.ndarray
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray
-    online: np.ndarray | None = None
-    ttft_slo_s: np.ndarray | None = None
-    tpot_slo_s: np.ndarray | None = None
-    deadline_s: np.ndarray | None = None
-    class_id: np.ndarray | None = None
-    class_names: tuple[str, ...] = ()
-    session: np.ndarray | None = None
-    prefix_hashes: tuple[np.ndarray, np.ndarray] | None = None
-    drop_without_output: bool = False
-    clock: Clock = Clock()
-
-
-@dataclass(frozen=True)
-class TraceFormat:
-    """A format: the columns by which it is recognised, those it can use besides, and its reader."""
-
     name: str
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    read: Callable[[Table], Draft]
+    columns: Mapping[str, str]
+    clock: Clock = Clock()
+    required: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    failed: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "required", self.required or tuple(self.columns.values()))
+
+    def there(self, table: Table) -> dict[str, str]:
+        """Returns which of our columns a file has, and under which name."""
+        found = {ours: field for ours, field in self.columns.items() if field in table.columns}
+        if self.name == "ooco_gym" and "hash_ids" in table.columns:
+            found.setdefault("prefix_hashes", "hash_ids")
+        return found
+
+    def read(self, table: Table) -> pa.Table:
+        """Returns the requests of a table as the columns of docs/traces.md, those that are missing left out.
+
+        For arrivals it has `tick`: times as the file has them, int64 for dates, float64 otherwise.
+        """
+        there, read = self.there(table), {}
+        if "session" in there:
+            read["session"] = nullable(table.integers(there["session"], "a whole number >= 0, or nothing", 0, 2**63 - 1,
+                                                      missing=NO_SESSION))
+        if "arrival_s" in there:
+            read["tick"] = read_ticks(table, there["arrival_s"], self.clock)
+        for name in ("prompt_tokens", "output_tokens"):
+            least = 0 if self.failed and name == "output_tokens" else 1
+            if name in there:
+                read[name] = pa.array(table.integers(
+                    there[name], f"a whole number from {least} to {MAX_TOKENS}", least, MAX_TOKENS), pa.int32())
+        if "class" in there:
+            read["class"] = _classes(table, there["class"])
+        for name in SECONDS:
+            if name in there:
+                read[name] = nullable(_slo(table, there[name]))
+        if "prefix_hashes" in there:
+            read["prefix_hashes"] = table.integer_lists(there["prefix_hashes"], _HASHES)
+        return pa.table(read)
 
 
 def read_ticks(table: Table, field: str, clock: Clock) -> np.ndarray:
@@ -104,86 +127,21 @@ def read_ticks(table: Table, field: str, clock: Clock) -> np.ndarray:
     return values
 
 
-def prompt_tokens(table: Table, field: str) -> np.ndarray:
-    """Returns a column of prompt lengths, int64, each >= 1."""
-    return table.integers(field, TOKENS, 1, MAX_TOKENS)
-
-
-def output_tokens(table: Table, field: str, *, zero_allowed: bool) -> np.ndarray:
-    """Returns a column of output lengths, int64, each >= 1, or >= 0 where zero means a failed request."""
-    if zero_allowed:
-        return table.integers(field, f"a whole number from 0 to {MAX_TOKENS}", 0, MAX_TOKENS)
-    return table.integers(field, TOKENS, 1, MAX_TOKENS)
-
-
-_OWN_CLOCK = Clock("s", epoch=False)
-
-
-def _read_own(table: Table) -> Draft:
-    names = {name: name for name in REQUIRED + OPTIONAL if name in table.columns}
-    if "prefix_hashes" not in names and "hash_ids" in table.columns:
-        names["prefix_hashes"] = "hash_ids"
-    return _draft(table, names, _OWN_CLOCK)
-
-
-def mapped_format(columns: Mapping[str, str], unit: str) -> TraceFormat:
-    """Returns a format made of a user's column names.
-
-    Requests with zero output tokens are dropped as failed ones; dates, and times since 1970, count from the first
-    request.
-
-    Args:
-        columns: our names (docs/traces.md) to the file's; `arrival_s`, `prompt_tokens` and `output_tokens` at least.
-        unit: s, ms, us, ns or date.
-    """
-    clock = Clock(unit)
-
-    def read(table: Table) -> Draft:
-        return _draft(table, columns, clock, zero_allowed=True)
-
-    return TraceFormat("your columns", tuple(columns.values()), (), read)
-
-
-def _draft(table: Table, names: Mapping[str, str], clock: Clock, *, zero_allowed: bool = False) -> Draft:
-    session = None
-    if "session" in names:
-        session = table.integers(names["session"], "a whole number >= 0, or nothing", 0, 2**63 - 1, missing=NO_SESSION)
-    hashes = names.get("prefix_hashes")
-    return Draft(ticks=read_ticks(table, names["arrival_s"], clock), clock=clock,
-                 prompt_tokens=prompt_tokens(table, names["prompt_tokens"]),
-                 output_tokens=output_tokens(table, names["output_tokens"], zero_allowed=zero_allowed),
-                 **_classes(table, names["class"]) if "class" in names else {}, session=session,
-                 ttft_slo_s=_slo(table, names.get("ttft_slo_s")), tpot_slo_s=_slo(table, names.get("tpot_slo_s")),
-                 deadline_s=_slo(table, names.get("deadline_s")),
-                 prefix_hashes=table.integer_lists(hashes, _HASHES) if hashes else None,
-                 drop_without_output=zero_allowed)
-
-
-def _slo(table: Table, field: str | None) -> np.ndarray | None:
-    if field is None:
-        return None
+def _slo(table: Table, field: str) -> np.ndarray:
     expected = "a number of seconds > 0, or nothing for what its class is promised"
     values = table.numbers(field, expected, missing=np.nan)
     table.demand(np.isnan(values) | (np.isfinite(values) & (values > 0)), field, expected)
     return values
 
 
-def _classes(table: Table, field: str) -> dict[str, Any]:
-    """Returns a column of classes' names as a draft has them; ids only where others than the two are among them."""
+def _classes(table: Table, field: str) -> pa.Array:
+    """Returns a column of classes' names."""
     texts = table.texts(field)
-    names = tuple(dict.fromkeys(texts))
-    bad = [name for name in names if name is None or not NAME.fullmatch(name) or _mistyped(name)]
+    bad = [name for name in dict.fromkeys(texts) if name is None or not NAME.fullmatch(name) or _mistyped(name)]
     if bad:
         raise table.error(texts.index(bad[0]), field,
                           f"online, offline or a class's name: {NAMED}{nearest(bad[0] or '', DEFAULT_CLASSES)}")
-    known = tuple(name for name in names if name is not None)
-    check_class_count(known)
-    online = np.array([text != "offline" for text in texts], dtype=bool)
-    if set(known) <= set(DEFAULT_CLASSES):
-        return {"online": online}
-    places = {name: place for place, name in enumerate(known)}
-    ids = np.array([places[text] for text in texts if text is not None], np.int8)
-    return {"online": online, "class_id": ids, "class_names": known}
+    return pa.array(texts, pa.string())
 
 
 def _mistyped(name: str) -> bool:
@@ -192,40 +150,22 @@ def _mistyped(name: str) -> bool:
     return bool(close) and name != close[0] and (close[0] not in name or name.casefold() == close[0])
 
 
-def published_format(name: str, unit: str, required: Mapping[str, str], optional: Mapping[str, str] | None = None,
-                     unused: tuple[str, ...] = ()) -> TraceFormat:
-    """A format of others: zero output tokens mean a failed request.
-
-    Args:
-        name: as `read_trace` takes it.
-        unit: of its times, as `Clock` has them.
-        required: our names to its columns that must be there.
-        optional: those that may be there.
-        unused: columns that it has besides and that are not read.
-    """
-    clock, more = Clock(unit), optional or {}
-
-    def read(table: Table) -> Draft:
-        there = {ours: field for ours, field in more.items() if field in table.columns}
-        return _draft(table, {**required, **there}, clock, zero_allowed=True)
-
-    return TraceFormat(name, tuple(required.values()), (*more.values(), *unused), read)
-
-
-OWN = TraceFormat("ooco_gym", REQUIRED, (*OPTIONAL, "hash_ids"), _read_own)
+OWN = TraceFormat("ooco_gym", {name: name for name in REQUIRED + OPTIONAL}, Clock("s", epoch=False), REQUIRED,
+                  ("hash_ids",), failed=False)
 
 # Azure LLM inference traces, 2023 and 2024 (github Azure/AzurePublicDataset).
-AZURE = published_format("azure", "date", {
-    "arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"})
+AZURE = TraceFormat("azure", {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens",
+                              "output_tokens": "GeneratedTokens"}, Clock("date"))
 
 # Mooncake traces (github kvcache-ai/Mooncake): JSON lines with prefix block hashes.
-MOONCAKE = published_format("mooncake", "ms", {
-    "arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"},
-    {"prefix_hashes": "hash_ids"})
+MOONCAKE = TraceFormat("mooncake", {"arrival_s": "timestamp", "prompt_tokens": "input_length",
+                                    "output_tokens": "output_length", "prefix_hashes": "hash_ids"}, Clock("ms"),
+                       ("timestamp", "input_length", "output_length"))
 
 # BurstGPT traces (github HPMLL/BurstGPT): CSV, in later versions with sessions.
-BURSTGPT = published_format("burstgpt", "s", {
-    "arrival_s": "Timestamp", "prompt_tokens": "Request tokens", "output_tokens": "Response tokens"},
-    {"session": "Session ID"}, ("Model", "Total tokens", "Log Type", "Elapsed time"))
+BURSTGPT = TraceFormat("burstgpt", {"arrival_s": "Timestamp", "prompt_tokens": "Request tokens",
+                                    "output_tokens": "Response tokens", "session": "Session ID"}, Clock("s"),
+                       ("Timestamp", "Request tokens", "Response tokens"),
+                       ("Model", "Total tokens", "Log Type", "Elapsed time"))
 
 FORMATS: dict[str, TraceFormat] = {item.name: item for item in (OWN, AZURE, MOONCAKE, BURSTGPT)}

@@ -5,19 +5,17 @@ Reading into memory and converting on disk both go through here, so that both ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.classes import CLASS_WORDS
-from ooco_gym.workload.formats import UNITS, Clock, Draft, TraceFormat
+from ooco_gym.workload.formats import UNITS, TraceFormat
 from ooco_gym.workload.pieces import Table, reason_of
-from ooco_gym.workload.trace import MOST_CLASSES, NO_SESSION, SECONDS, Hashes, join_classes, take_hashes
+from ooco_gym.workload.trace import MOST_CLASSES
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 1e-4      # mean gaps beyond which a unit is doubted
@@ -33,13 +31,14 @@ class Intake:
         rows: requests read, dropped ones among them.
         kept: requests that went on.
         clock: how the file tells time.
+        lengths: whether the file has no arrivals.
         first, last: earliest and latest tick of what was kept.
     """
 
     def __init__(self, path: Path, form: TraceFormat) -> None:
         self.path, self.form = path, form
         self.rows = self.kept = self._late = 0
-        self.clock = Clock()
+        self.clock, self.lengths = form.clock, "arrival_s" not in form.columns
         self.first, self.last, self._before = np.inf, -np.inf, -np.inf
         self._whole = True
         self._left_out: dict[str, set[str]] = {}  # columns, each with its values where these are few texts
@@ -47,8 +46,8 @@ class Intake:
         self._dropped = self._long = 0
         self._first_dropped = self._first_long = ""
 
-    def drafts(self, pieces: Iterable[Table]) -> Iterator[Draft]:
-        """Yields the requests of each piece in the file's order, those without output dropped where that is the rule.
+    def requests(self, pieces: Iterable[Table]) -> Iterator[pa.Table]:
+        """Yields the requests of each piece (`TraceFormat.read`) in the file's order, failed ones dropped.
 
         Raises:
             UserError: a column is missing, a value is impossible, or there is no request.
@@ -56,16 +55,16 @@ class Intake:
         for table in pieces:
             if self.rows == 0:
                 self._check_columns(table)
-            known = self.form.required + self.form.optional
+            read = self.form.there(table)
+            self._classed |= "class" in read
             for name in table.columns:
-                if name not in known:
+                if name not in read.values() and name not in self.form.unused:
                     self._left_out[name] = _values(table, name) | self._left_out.get(name, set())
             if table.rows:
-                draft = self._without_failed(table, self._read(table))
-                self._classed |= draft.online is not None
-                if len(draft.ticks):
-                    self._count(draft)
-                    yield draft
+                requests = self._without_failed(table, self._read(table))
+                if requests.num_rows:
+                    self._count(requests)
+                    yield requests
         if self.rows == 0:
             raise UserError(f"trace file '{self.path}' holds no request")
         if self.kept == 0:
@@ -83,7 +82,9 @@ class Intake:
     def notes(self) -> tuple[str, ...]:
         """Returns what was repaired and what looks odd, one sentence each; when all pieces are read."""
         notes = []
-        if self.origin:
+        if self.lengths:
+            notes.append("lengths only: the file has no arrivals")
+        elif self.origin:
             kind = "times" if self.clock.unit == "date" else "times since 1970: they"
             notes.append(f"{kind} count from the first request")
         notes += self._doubts()
@@ -106,14 +107,14 @@ class Intake:
                 f"requests count as online; columns.class={name} reads it (of a file that is played, "
                 f"workload.columns.class={name})" for name, values in found]
 
-    def _read(self, table: Table) -> Draft:
+    def _read(self, table: Table) -> pa.Table:
         try:
             return self.form.read(table)
         except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
             raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
 
     def _check_columns(self, table: Table) -> None:
-        known = self.form.required + self.form.optional
+        known = {*self.form.columns.values(), *self.form.unused}
         for column in self.form.required:
             if column not in table.columns:
                 others = [name for name in table.columns if name not in known]
@@ -125,25 +126,28 @@ class Intake:
                                 f"'{self.form.name}' needs: {', '.join(self.form.required)}; found: "
                                 f"{few(table.columns)}{trouble}")
 
-    def _without_failed(self, table: Table, draft: Draft) -> Draft:
+    def _without_failed(self, table: Table, requests: pa.Table) -> pa.Table:
         self.rows += table.rows
-        longest = np.maximum(draft.prompt_tokens, draft.output_tokens)
+        lengths = [requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")
+                   if name in requests.column_names]
+        longest = np.max(lengths, axis=0)
         if not self._long and longest.max() > LONGEST_USUAL:
             row = int(np.argmax(longest > LONGEST_USUAL))
             self._first_long = f"{longest[row]:,} at {table.place(row)}"
         self._long += int(np.count_nonzero(longest > LONGEST_USUAL))
-        keep = draft.output_tokens > 0
-        if not draft.drop_without_output or keep.all():
-            return draft
+        failed = lengths[-1] == 0
+        if not failed.any():
+            return requests
         if not self._dropped:
-            self._first_dropped = table.place(int(np.argmin(keep)))
-        self._dropped += int(np.count_nonzero(~keep))
-        return take(draft, np.flatnonzero(keep))
+            self._first_dropped = table.place(int(np.argmax(failed)))
+        self._dropped += int(np.count_nonzero(failed))
+        return requests.filter(pa.array(~failed))
 
-    def _count(self, draft: Draft) -> None:
-        ticks = draft.ticks
-        self.clock = draft.clock
-        self.kept += len(ticks)
+    def _count(self, requests: pa.Table) -> None:
+        self.kept += requests.num_rows
+        if self.lengths:
+            return
+        ticks = requests["tick"].to_numpy()
         self._late += int(ticks[0] < self._before) + int(np.count_nonzero(ticks[1:] < ticks[:-1]))
         self._before = ticks[-1]
         self.first, self.last = min(self.first, ticks.min()), max(self.last, ticks.max())
@@ -155,7 +159,7 @@ class Intake:
         if self._long:
             doubts.append(f"suspicious lengths: {self._long} of {self.rows} requests have more than {LONGEST_USUAL:,} "
                           f"tokens, the first {self._first_long}; are they characters or bytes?")
-        if self.kept <= FEWEST_TO_DOUBT or self.clock.unit == "date":
+        if self.lengths or self.kept <= FEWEST_TO_DOUBT or self.clock.unit == "date":
             return doubts
         first_s, last_s = (float(tick) / self.clock.per_second for tick in (self.first, self.last))
         gap_s = (last_s - first_s) / (self.kept - 1)
@@ -179,42 +183,10 @@ class Intake:
 def _values(table: Table, field: str) -> set[str]:
     """The different texts among the first values of a column, one more than classes can be at most."""
     column = table.columns[field]
-    if isinstance(column, pa.ChunkedArray):
+    if not isinstance(column, list):
         texts = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
         column = column.slice(0, LOOKED_AT).unique().to_pylist() if texts else []
     return set([*dict.fromkeys(one for one in column[:LOOKED_AT] if isinstance(one, str))][: MOST_CLASSES + 1])
-
-
-def take(draft: Draft, rows: np.ndarray) -> Draft:
-    """Returns the draft's requests at the positions int[m]."""
-    arrays = {item.name: value[rows] for item in fields(Draft)
-              if isinstance(value := getattr(draft, item.name), np.ndarray)}
-    hashes = None if draft.prefix_hashes is None else take_hashes(draft.prefix_hashes, rows)
-    return replace(draft, prefix_hashes=hashes, **arrays)
-
-
-def join(drafts: Sequence[Draft]) -> Draft:
-    """Returns the requests of several drafts in a row; what only some of them have is filled as `merge` does."""
-    missing: dict[str, Any] = {"online": True, **dict.fromkeys(SECONDS, np.nan), "session": NO_SESSION}
-    if len(drafts) == 1:
-        return drafts[0]
-    joined = {}
-    for name in ("ticks", "prompt_tokens", "output_tokens", *missing):
-        values = [getattr(draft, name) for draft in drafts]
-        if any(value is not None for value in values):
-            joined[name] = np.concatenate([np.full(len(draft.ticks), missing[name]) if value is None else value
-                                           for draft, value in zip(drafts, values, strict=True)])
-    ids, names = join_classes(drafts)
-    return replace(drafts[0], prefix_hashes=_join_hashes(drafts), class_id=ids, class_names=names, **joined)
-
-
-def _join_hashes(drafts: Sequence[Draft]) -> Hashes | None:
-    if all(draft.prefix_hashes is None for draft in drafts):
-        return None
-    parts = [draft.prefix_hashes or (np.zeros(len(draft.ticks) + 1, np.int64), np.zeros(0, np.int64))
-             for draft in drafts]
-    counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
-    return np.concatenate([[0], np.cumsum(counts)]), np.concatenate([values for _, values in parts])
 
 
 def similar(name: str, known: Iterable[str]) -> str:

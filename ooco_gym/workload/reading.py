@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.workload.formats import FORMATS, OPTIONAL, REQUIRED, UNITS, TraceFormat, mapped_format
+from ooco_gym.workload.arrow import trace_from
+from ooco_gym.workload.formats import FORMATS, OPTIONAL, REQUIRED, UNITS, Clock, TraceFormat
 from ooco_gym.workload.index import check_index
-from ooco_gym.workload.intake import Intake, few, join, similar, take
+from ooco_gym.workload.intake import Intake, few, similar
 from ooco_gym.workload.pieces import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
 from ooco_gym.workload.trace import Trace
-
-if TYPE_CHECKING:
-    import pyarrow.parquet
 
 TIME_UNITS = ("auto", *UNITS, "date")
 _OWN = FORMATS["ooco_gym"]
@@ -57,24 +57,22 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     """
     if start_s > 0 or end_s < np.inf:
         return TraceFile(Path(path), format, columns, time_unit).window(start_s, end_s)[0]
-    form, pieces, named = recognised(Path(path), format, columns, time_unit)
-    if form is None:
+    form, pieces = recognised(Path(path), format, columns, time_unit)
+    if "arrival_s" not in form.columns:
         raise UserError(f"trace file '{path}': which column holds the arrivals? Expected columns.arrival_s=NAME beside "
-                        f"{', '.join(f'columns.{key}={name}' for key, name in named.items())}")
+                        f"{', '.join(f'columns.{key}={name}' for key, name in form.columns.items())}")
     return trace_of(pieces, form, Path(path))
 
 
 def recognised(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-               time_unit: str = "auto", lengths: bool = False) -> tuple[TraceFormat | None, Iterator[Table],
-                                                                        dict[str, str]]:
+               time_unit: str = "auto", lengths: bool = False) -> tuple[TraceFormat, Iterator[Table]]:
     """Looks at a file's first piece; arguments as `read_trace` has them.
 
     Args:
         lengths: whether a file of lengths alone is recognised without `columns` too.
 
     Returns:
-        How to read it (None where it holds lengths without arrivals), all its pieces, and our names to its columns
-        where these are named.
+        How to read it, and all its pieces.
 
     Raises:
         UserError: an unknown name, or a column that the file does not have.
@@ -89,13 +87,15 @@ def recognised(path: Path, format: str = "auto", columns: Mapping[str, str | Non
     if given and format != "auto":
         raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
                         "knows its columns")
-    first, pieces = peek(read_pieces(path))
+    rest = read_pieces(path)
+    first = next(rest)
+    pieces = chain([first], rest)
     if not given and format != "auto":
-        return FORMATS[format], pieces, {}
+        return FORMATS[format], pieces
     if not given and time_unit == "auto" and not (lengths and _is_lengths(first)):
-        return recognise(first), pieces, {}
+        return recognise(first), pieces
     named = {**{key: key for key in REQUIRED + OPTIONAL if key in first.columns}, **given}
-    return _named_format(first, named, time_unit), pieces, named
+    return _named_format(first, named, time_unit), pieces
 
 
 def check_format(format: str) -> None:
@@ -104,24 +104,14 @@ def check_format(format: str) -> None:
         raise unknown("trace format", format, ["auto", *FORMATS])
 
 
-def peek(pieces: Iterator[Table]) -> tuple[Table, Iterator[Table]]:
-    """Returns (the first piece, all pieces)."""
-    first = next(pieces)
-    return first, chain([first], pieces)
-
-
 def trace_of(pieces: Iterable[Table], form: TraceFormat, path: Path) -> Trace:
     """Returns the trace in a file's pieces, repairs and refusals as `read_trace` has them."""
     intake = Intake(path, form)
-    draft = join(list(intake.drafts(pieces)))
-    order = np.argsort(draft.ticks, kind="stable")
+    requests = pa.concat_tables(list(intake.requests(pieces)), promote_options="default")
+    order = np.argsort(requests["tick"].to_numpy(), kind="stable")
     if not np.array_equal(order, np.arange(len(order))):
-        draft = take(draft, order)
-    return Trace(intake.seconds(draft.ticks), draft.prompt_tokens, draft.output_tokens,
-                 draft.online,  # type: ignore[arg-type]
-                 draft.ttft_slo_s, draft.tpot_slo_s, draft.session, draft.prefix_hashes,
-                 deadline_s=draft.deadline_s, class_id=draft.class_id, class_names=draft.class_names,
-                 name=path.name.split(".")[0], notes=intake.notes())
+        requests = requests.take(pa.array(order))
+    return trace_from(requests, intake.seconds(requests["tick"].to_numpy()), path.name.split(".")[0], intake.notes())
 
 
 def recognise(table: Table) -> TraceFormat:
@@ -149,8 +139,8 @@ def no_arrivals(table: Table, field: str) -> bool:
         return False
 
 
-def _named_format(table: Table, columns: dict[str, str], time_unit: str) -> TraceFormat | None:
-    """Returns the format that the user's columns make, or None where they are lengths only."""
+def _named_format(table: Table, columns: dict[str, str], time_unit: str) -> TraceFormat:
+    """Returns the format that the user's columns make; without `arrival_s` where they are lengths only."""
     for field in columns.values():
         if field not in table.columns:
             raise UserError(f"trace file '{table.path}' has no column '{field}'{nearest(field, table.columns)}; found: "
@@ -162,11 +152,11 @@ def _named_format(table: Table, columns: dict[str, str], time_unit: str) -> Trac
                                 f"one of: {few(table.columns)}")
         if time_unit == "auto":
             time_unit = "date" if table.holds_dates(columns["arrival_s"]) else "s"
-        return mapped_format(columns, time_unit)
+        return TraceFormat("your columns", columns, Clock(time_unit))
     if not {"prompt_tokens", "output_tokens"} & set(columns):
         raise UserError(f"trace file '{table.path}': which columns hold what? Expected such as columns.arrival_s=NAME "
                         f"columns.prompt_tokens=NAME columns.output_tokens=NAME; found: {few(table.columns)}")
-    return None
+    return TraceFormat("your columns", {key: columns[key] for key in REQUIRED[1:] if key in columns})
 
 
 def _likeness(item: TraceFormat, found: set[str]) -> float:
@@ -291,8 +281,6 @@ def _cut(trace: Trace, first_row: int, start_s: float, end_s: float, margin: int
 
 
 def _open(path: Path) -> pyarrow.parquet.ParquetFile:
-    import pyarrow.parquet
-
     return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
 
 

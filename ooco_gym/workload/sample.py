@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
-from ooco_gym.workload.formats import TraceFormat, output_tokens, prompt_tokens
+from ooco_gym.workload.formats import TraceFormat
+from ooco_gym.workload.intake import Intake
 from ooco_gym.workload.pieces import Table
-from ooco_gym.workload.reading import no_arrivals, recognised, trace_of
+from ooco_gym.workload.reading import recognised, trace_of
 from ooco_gym.workload.trace import Trace
 
 
@@ -47,19 +48,11 @@ def sample_of(trace: Trace) -> Sample:
 
 @dataclass(frozen=True)
 class Source:
-    """A file that was opened: its pieces, and what they are.
-
-    Attributes:
-        path: the file.
-        pieces: all of them, to be read once.
-        form: how to read them; None where they are lengths without arrivals.
-        columns: of lengths, our names to the file's.
-    """
+    """A file that was opened: its pieces, to be read once, and how to read them."""
 
     path: Path
     pieces: Iterator[Table]
-    form: TraceFormat | None
-    columns: Mapping[str, str]
+    form: TraceFormat
 
 
 def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
@@ -74,21 +67,24 @@ def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | No
 
 def sample_in(source: Source) -> Sample:
     """Reads what was opened."""
-    if source.form is None:
-        return _lengths(source)
-    return sample_of(trace_of(source.pieces, source.form, source.path))
+    if "arrival_s" in source.form.columns:
+        return sample_of(trace_of(source.pieces, source.form, source.path))
+    intake = Intake(source.path, source.form)
+    requests = pa.concat_tables(list(intake.requests(source.pieces)))
+    prompt, output = (requests[name].to_numpy() if name in requests.column_names else None
+                      for name in ("prompt_tokens", "output_tokens"))
+    return Sample(source.path.name.split(".")[0], None, prompt, output, intake.notes())
 
 
 def open_source(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
                 time_unit: str = "auto", dataset: Dataset | None = None) -> Source:
-    """Looks at a file's first piece and says what the file is.
+    """Looks at a file's first piece and says what the file is: a trace, or without arrivals a set of lengths.
 
     Args:
         path: the file.
         format: as `read_trace` takes it; `auto` recognises formats by their columns, and sets of lengths too.
-        columns: our column names (docs/traces.md) to the file's; what is not named is looked for under our own name.
-            Without arrivals the file is a set of lengths.
-        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto` (dates are recognised, numbers are seconds).
+        columns: as `read_trace` takes them.
+        time_unit: as `read_trace` takes it.
         dataset: says format and columns where the user does not.
 
     Raises:
@@ -97,40 +93,5 @@ def open_source(path: Path, format: str = "auto", columns: Mapping[str, str | No
     given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
     if dataset is not None and not given and path.name == dataset.file:
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
-    form, pieces, named = recognised(path, format, given, time_unit, lengths=True)
-    return Source(path, pieces, form, named)
-
-
-def _lengths(source: Source) -> Sample:
-    parts: dict[str, list[np.ndarray]] = {"prompt_tokens": [], "output_tokens": []}
-    rows = dropped = 0
-    first_dropped = ""
-    for table in source.pieces:
-        _check_no_arrivals(table, source.columns.get("arrival_s"))
-        rows += table.rows
-        keep = np.ones(table.rows, bool)
-        found: dict[str, np.ndarray] = {}
-        if "prompt_tokens" in source.columns and table.rows:
-            found["prompt_tokens"] = prompt_tokens(table, source.columns["prompt_tokens"])
-        if "output_tokens" in source.columns and table.rows:
-            found["output_tokens"] = output_tokens(table, source.columns["output_tokens"], zero_allowed=True)
-            keep = found["output_tokens"] > 0
-        if not keep.all():
-            first_dropped = first_dropped or table.place(int(np.argmin(keep)))
-            dropped += int((~keep).sum())
-        for name, values in found.items():
-            parts[name].append(values[keep])
-    if rows == dropped:
-        raise UserError(f"trace file '{source.path}' holds no request{' with output tokens' if rows else ''}")
-    notes: tuple[str, ...] = ("lengths only: the file has no arrivals",)
-    if dropped:
-        notes += (f"dropped {dropped} of {rows} requests with zero output tokens (failed), the first at "
-                  f"{first_dropped}",)
-    prompt, output = (np.concatenate(values) if values else None for values in parts.values())
-    return Sample(source.path.name.split(".")[0], None, prompt, output, notes)
-
-
-def _check_no_arrivals(table: Table, field: str | None) -> None:
-    if field is not None and table.rows and not no_arrivals(table, field):
-        values = table.numbers(field, "a number", missing=np.nan)
-        table.demand(np.isnan(values), field, "nothing, as in the rows before: this is a set of lengths")
+    form, pieces = recognised(path, format, given, time_unit, lengths=True)
+    return Source(path, pieces, form)

@@ -6,31 +6,32 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, remove_stale
-from ooco_gym.workload.formats import Draft, TraceFormat
+from ooco_gym.workload.arrow import METADATA, trace_table
+from ooco_gym.workload.formats import TraceFormat
 from ooco_gym.workload.index import Index
-from ooco_gym.workload.intake import Intake, take
+from ooco_gym.workload.intake import Intake
 from ooco_gym.workload.pieces import Table
-from ooco_gym.workload.trace import NO_SESSION, SECONDS, Hashes, Trace, class_ids
+from ooco_gym.workload.trace import SECONDS, Trace
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-
-SCHEMA_VERSION = 1
-METADATA = {"ooco_gym.trace": str(SCHEMA_VERSION)}
 ROW_GROUP = 131_072
 _ENDINGS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
-MERGED_ROWS = 1 << 20       # held while merging, over all runs
-_OPTIONAL = (*SECONDS, "session", "prefix_hashes")
+MERGED_ROWS = 1 << 19       # sorted at a time while converting
+SAMPLES = 256               # ticks by which these are found
+_TYPES = {"prompt_tokens": pa.int32(), "output_tokens": pa.int32(), "class": pa.string(),
+          **dict.fromkeys(SECONDS, pa.float64()), "session": pa.int64(), "prefix_hashes": pa.list_(pa.int64())}
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
@@ -56,8 +57,6 @@ def write_lengths(prompt_tokens: np.ndarray | None, output_tokens: np.ndarray | 
     Raises:
         UserError: another ending than `write_trace` knows, or the folder cannot be written.
     """
-    import pyarrow as pa
-
     columns = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     return write_tables([pa.table({name: pa.array(values, pa.int32()) for name, values in columns.items()
                                    if values is not None})], Path(path))
@@ -82,8 +81,6 @@ def write_tables(tables: Iterable[Any], path: Path) -> Path:
     Raises:
         UserError: an ending that is not known, or the file cannot be written.
     """
-    import pyarrow as pa
-
     ending = check_ending(path)
     try:
         with atomic_write(path, "trace ") as temporary:
@@ -103,9 +100,6 @@ def write_tables(tables: Iterable[Any], path: Path) -> Path:
 
 def _write_parquet(tables: Iterator[Any], path: Path) -> None:
     """Writes row groups of `ROW_GROUP` rows, whatever the tables' sizes are."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
     waiting = next(tables)
     index = Index(waiting.schema)
     with pyarrow.parquet.ParquetWriter(path, waiting.schema, write_page_checksum=True) as writer:
@@ -122,46 +116,7 @@ def _write_parquet(tables: Iterator[Any], path: Path) -> None:
         writer.add_key_value_metadata(index.metadata())
 
 
-def trace_table(trace: Trace) -> Any:
-    """Returns the trace as a pyarrow table: the columns of docs/traces.md, those that are missing left out."""
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {
-        "arrival_s": pa.array(trace.arrival_s), "prompt_tokens": pa.array(trace.prompt_tokens),
-        "output_tokens": pa.array(trace.output_tokens), "class": class_column(trace)}
-    for name in (*SECONDS, "session"):
-        if getattr(trace, name) is not None:
-            columns[name] = optional_column(getattr(trace, name))
-    if trace.prefix_hashes is not None:
-        columns["prefix_hashes"] = hash_column(trace.prefix_hashes)
-    return pa.table(columns).replace_schema_metadata(METADATA)
-
-
-def class_column(requests: Trace | Draft) -> Any:
-    """Returns the classes of requests as a pyarrow column of their names."""
-    import pyarrow as pa
-
-    ids, names = class_ids(requests)
-    return pa.DictionaryArray.from_arrays(pa.array(ids), list(names)).cast(pa.string())
-
-
-def optional_column(values: np.ndarray) -> Any:
-    """Returns seconds (NaN: none) or sessions (-1: none) as a pyarrow column with nulls."""
-    import pyarrow as pa
-
-    return pa.array(values, mask=np.isnan(values) if values.dtype.kind == "f" else values == NO_SESSION)
-
-
-def hash_column(hashes: Hashes) -> Any:
-    """Returns (offsets, values) as a pyarrow column of lists of int64."""
-    import pyarrow as pa
-
-    return pa.LargeListArray.from_arrays(pa.array(hashes[0]), pa.array(hashes[1])).cast(pa.list_(pa.int64()))
-
-
 def _write_texts(tables: Iterable[Any], file: Any, ending: str) -> None:
-    import pyarrow.csv
-
     for number, table in enumerate(tables):
         if ending.startswith(".jsonl"):
             for batch in table.to_batches(max_chunksize=10_000):
@@ -174,9 +129,6 @@ def _write_texts(tables: Iterable[Any], file: Any, ending: str) -> None:
 
 def _with_joined_lists(table: Any) -> Any:
     """Returns the table with its hash lists as text: numbers with blanks between."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if "prefix_hashes" not in table.column_names:
         return table
     lists = table["prefix_hashes"].combine_chunks()
@@ -215,132 +167,67 @@ def convert(pieces: Iterable[Table], form: TraceFormat, path: Path, to: Path,
     Raises:
         UserError: whatever `read_trace` refuses, or the result cannot be written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet
-
     check_ending(to)
     intake = Intake(path, form)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(to)
         with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.{os.getpid()}.tmp") as folder:
-            sorted_runs = Path(folder) / "runs.parquet"
-            runs, seen = _write_runs(intake, pieces, sorted_runs, tell)
-            with pyarrow.parquet.ParquetFile(sorted_runs, buffer_size=1 << 16, pre_buffer=False) as file:
-                write_tables((_final(table, intake, seen) for table in merged(file, runs)), to)
+            spool = Path(folder) / "spool.parquet"
+            names, some = _spool(intake, pieces, spool, tell)
+            write_tables((_final(table, intake, names) for table in in_order(spool, some)), to)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot write trace '{to}': {getattr(error, 'strerror', None) or error}") from None
     first_s, last_s = intake.seconds(np.array([intake.first, intake.last]))
     return Converted(intake.kept, float(first_s), float(last_s), intake.notes())
 
 
-def _write_runs(intake: Intake, pieces: Iterable[Table], path: Path,
-                tell: Callable[[int], None]) -> tuple[list[tuple[float, float]], set[str]]:
-    """Writes each piece, sorted, as a row group; returns their first and last ticks, and the optional columns seen."""
-    import pyarrow.parquet
+def _spool(intake: Intake, pieces: Iterable[Table], path: Path,
+           tell: Callable[[int], None]) -> tuple[set[str], np.ndarray]:
+    """Writes each piece as a row group, in the file's order.
 
-    runs, seen = [], set()
-    writer = None
-    try:
-        for draft in intake.drafts(pieces):
-            table = _run_table(draft, intake.kept - len(draft.ticks))
-            seen |= {name for name in _OPTIONAL if getattr(draft, name) is not None}
-            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema, compression="lz4")
-            writer.write_table(table, row_group_size=table.num_rows)
-            runs.append((table["tick"][0].as_py(), table["tick"][-1].as_py()))
-            tell(intake.rows)
-    finally:
-        if writer is not None:
-            writer.close()
-    return runs, seen
-
-
-def _run_table(draft: Draft, first_row: int) -> pa.Table:
-    """Returns a piece's requests sorted by time, with all columns that there can be, as one run."""
-    import pyarrow as pa
-
-    n = len(draft.ticks)
-    order = np.argsort(draft.ticks, kind="stable")
-    draft = take(draft, order)
-    columns: dict[str, Any] = {
-        "tick": pa.array(draft.ticks), "row": pa.array(first_row + order),
-        "prompt_tokens": pa.array(draft.prompt_tokens, pa.int32()),
-        "output_tokens": pa.array(draft.output_tokens, pa.int32()),
-        "class": class_column(draft)}
-    for name, kind in (*((name, pa.float64()) for name in SECONDS), ("session", pa.int64())):
-        values = getattr(draft, name)
-        columns[name] = pa.nulls(n, kind) if values is None else optional_column(values)
-    columns["prefix_hashes"] = (pa.nulls(n, pa.list_(pa.int64())) if draft.prefix_hashes is None
-                                else hash_column(draft.prefix_hashes))
-    return pa.table(columns)
-
-
-def _final(table: pa.Table, intake: Intake, seen: set[str]) -> pa.Table:
-    """Returns merged rows in our schema: seconds for ticks, and the optional columns that the file has."""
-    import pyarrow as pa
-
-    columns = {"arrival_s": pa.array(intake.seconds(table["tick"].to_numpy())),
-               "prompt_tokens": table["prompt_tokens"], "output_tokens": table["output_tokens"],
-               "class": table["class"]}
-    columns |= {name: table[name] for name in _OPTIONAL if name in seen}
-    return pa.table(columns).replace_schema_metadata(METADATA)
-
-
-class _Run:
-    """One run being merged: what is read of it, and the last (tick, row) of that."""
-
-    def __init__(self, file: pyarrow.parquet.ParquetFile, group: int, batch_rows: int) -> None:
-        self._batches = file.iter_batches(batch_size=batch_rows, row_groups=[group], use_threads=False)
-        self.refill()
-
-    def refill(self) -> bool:
-        """Reads the next batch; False where there is none."""
-        import pyarrow as pa
-
-        batch = next(self._batches, None)
-        if batch is not None:
-            self.table = pa.Table.from_batches([batch])
-            self.tick, self.row = self.table["tick"].to_numpy(), self.table["row"].to_numpy()
-        return batch is not None
-
-    @property
-    def end(self) -> tuple[float, int]:
-        return self.tick[-1], self.row[-1]
-
-    def split(self, cut: tuple[float, int]) -> pa.Table:
-        """Takes away and returns what is not after (tick, row)."""
-        left, right = np.searchsorted(self.tick, cut[0], "left"), np.searchsorted(self.tick, cut[0], "right")
-        count = int(left + np.searchsorted(self.row[left:right], cut[1], "right"))
-        taken = self.table.slice(0, count)
-        self.table, self.tick, self.row = self.table.slice(count), self.tick[count:], self.row[count:]
-        return taken
-
-
-def merged(file: pyarrow.parquet.ParquetFile, runs: list[tuple[float, float]]) -> Iterator[pa.Table]:
-    """Yields the rows of sorted row groups in order of (tick, row).
-
-    Args:
-        file: one row group a run.
-        runs: (first, last) tick of each.
+    Returns:
+        The columns that any piece has, and one tick of each `MERGED_ROWS / SAMPLES` requests, sorted.
     """
-    import pyarrow as pa
+    every = max(1, MERGED_ROWS // SAMPLES)
+    names: set[str] = set()
+    some: list[np.ndarray] = []
+    kind = pa.int64() if intake.clock.unit == "date" else pa.float64()
+    schema = pa.schema({"tick": kind, "row": pa.int64(), **_TYPES})
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="lz4") as writer:
+        for requests in intake.requests(pieces):
+            n = requests.num_rows
+            columns = {name: requests[name] for name in requests.column_names}
+            columns["row"] = pa.array(np.arange(intake.kept - n, intake.kept))
+            table = pa.table({field.name: columns.get(field.name, pa.nulls(n, field.type)) for field in schema}, schema)
+            writer.write_table(table, row_group_size=n)
+            names |= set(columns)
+            some.append(np.sort(columns["tick"].to_numpy())[::every])
+            tell(intake.rows)
+    return names, np.sort(np.concatenate(some))
 
-    waiting = sorted(range(len(runs)), key=lambda run: (runs[run][0], run), reverse=True)
-    batch_rows = max(1024, MERGED_ROWS // (8 * most_open(runs)))
-    open_runs: list[_Run] = []
-    while waiting or open_runs:
-        while waiting and (not open_runs or runs[waiting[-1]][0] <= min(run.end for run in open_runs)[0]):
-            open_runs.append(_Run(file, waiting.pop(), batch_rows))
-        cut = min(run.end for run in open_runs)
-        parts = [part for run in open_runs if (part := run.split(cut)).num_rows]
-        table = pa.concat_tables(parts) if len(parts) > 1 else parts[0]
-        if len(parts) > 1:
-            table = table.take(pa.array(np.lexsort((table["row"].to_numpy(), table["tick"].to_numpy()))))
-        yield table.combine_chunks()
-        open_runs = [run for run in open_runs if len(run.tick) or run.refill()]
+
+def in_order(path: Path, some: np.ndarray) -> Iterator[pa.Table]:
+    """Yields a spool's rows in order of (tick, row), some `MERGED_ROWS` at a time.
+
+    Each part is the rows between two ticks; Parquet's statistics say which row groups these are in. Of a file in order
+    that is one or two, of one in no order all of them for each part.
+    """
+    import pyarrow.dataset
+
+    spool = pyarrow.dataset.dataset(path, format=pyarrow.dataset.ParquetFileFormat(pre_buffer=False))
+    edges = np.unique(some[::min(SAMPLES, MERGED_ROWS)]).tolist()
+    for low, high in pairwise([*edges, None]):
+        inside = pyarrow.dataset.field("tick") >= low
+        if high is not None:
+            inside &= pyarrow.dataset.field("tick") < high
+        part = spool.to_table(filter=inside, batch_readahead=1, fragment_readahead=1, use_threads=False)
+        yield part.sort_by([("tick", "ascending"), ("row", "ascending")])
 
 
-def most_open(runs: list[tuple[float, float]]) -> int:
-    """Returns how many of the intervals overlap at most."""
-    edges = sorted([(low, 0, 1) for low, _ in runs] + [(high, 1, -1) for _, high in runs])
-    return int(np.max(np.cumsum([step for *_, step in edges])))
+def _final(table: pa.Table, intake: Intake, names: set[str]) -> pa.Table:
+    """Returns sorted rows in our schema: seconds for ticks, and the optional columns that the file has."""
+    columns: dict[str, Any] = {"arrival_s": pa.array(intake.seconds(table["tick"].to_numpy()))}
+    columns |= {name: table[name] for name in _TYPES if name in names or name == "class"}
+    columns["class"] = table["class"].fill_null("online")
+    return pa.table(columns).replace_schema_metadata(METADATA)
