@@ -1,34 +1,226 @@
-"""Moves the parameters of shared prefixes until the generator, played over the trace's span, measures as the trace.
+"""What prompts of a trace have in common: conversations or groups, found from prefix hashes or sessions, and fitted.
 
-A trace of finite length does not see the prefixes of before, nor long times between turns, nor does the generator's
-own: so both are measured alike, over the same span.
+The parameters are moved until the generator, played over the trace's span, measures as the trace: a trace of finite
+length does not see the prefixes of before, nor long times between turns, nor does the generator's own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.workload.arrivals import Arrivals
-from ooco_gym.workload.find_sharing import (
-    LONGEST_S,
-    SHORTEST_S,
-    WIDEST,
-    Found,
-    Prefixes,
-    chat_of,
-    documents_of,
-    follow,
-)
+from ooco_gym.workload.checks import Section
 from ooco_gym.workload.generate import WorkloadSpec, play
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.reuse import curve_sizes, hit_rates
-from ooco_gym.workload.sharing import sharing_ratio
-from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.sharing import (
+    BLOCK_TOKENS,
+    MOST_ALIKE,
+    MOST_MEAN_TURNS,
+    Chat,
+    ChatRatio,
+    Groups,
+    chat_ratio,
+    parse_chat,
+    parse_groups,
+    sharing_ratio,
+)
+from ooco_gym.workload.trace import NO_SESSION, Trace
 
+LEAST_RATIO = 0.02          # below it nothing is fitted
+MOST_REQUESTS = 200_000     # whose prefixes are followed
+COMMON = 0.5                # of the requests begin with a block that all are taken to begin with
+SHORTEST_S, LONGEST_S = 0.1, 3600.0     # mean time between turns
+WIDEST = 2.5                # standard deviation of its logarithm
+FEWEST_GAPS = 50            # from which their spread is fitted
+LEAST_ALIKE = 0.05          # correlation below which the prompts of a conversation are taken for independent
 STEPS, WHOLE_STEPS = 8, 3       # after the whole ones each is shorter, so that one play's chance counts less and less
 PLAYS = 4                       # of the curve that is reported
+
+
+@dataclass(frozen=True)
+class Found:
+    """How the prompts of a trace share.
+
+    Attributes:
+        spec: what a workload's YAML says of it.
+        sharing: the same, parsed.
+        ratio: measured share of prompt tokens seen before; None where the trace has sessions but no hashes.
+        prefixes: what else was measured; None without hashes.
+        assumed: what the trace does not tell.
+    """
+
+    spec: dict[str, Any]
+    sharing: Chat | Groups
+    ratio: float | None
+    prefixes: Prefixes | None
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """What following each request's prefix through the requests before it tells.
+
+    Attributes:
+        common_blocks: blocks that more than half of the requests begin with.
+        shares: share of the requests that have more than those in common with one before.
+        extends: of these, the share that holds the whole prompt of the latest such request.
+        gap_s: float64[k], seconds since that one, of those that extend it.
+        group_sizes: int64[m], requests by their first block that is not common, largest first, single ones left out.
+    """
+
+    common_blocks: int
+    shares: float
+    extends: float
+    gap_s: np.ndarray
+    group_sizes: np.ndarray
+
+    def log_gaps(self) -> tuple[float, float]:
+        """Returns (mean, standard deviation) of the logarithms of the gaps."""
+        log = np.log(np.maximum(self.gap_s, SHORTEST_S))
+        return (float(log.mean()), float(log.std())) if len(log) else (float(np.log(60.0)), 1.0)
+
+
+def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
+    """Returns the form that a trace's prompts share by; None where they do not, or the trace cannot tell.
+
+    Prompts that mostly hold the whole of an earlier one are conversations, others begin with documents. Without
+    hashes, sessions of several requests are taken for conversations whose prompts hold the one before.
+    """
+    ratio = sharing_ratio(trace)
+    if ratio is None:
+        return _from_sessions(trace, lengths)
+    if ratio < LEAST_RATIO:
+        return None
+    prefixes = follow(trace)
+    if prefixes.shares == 0 or prefixes.extends >= 0.5:
+        mean_s = float(prefixes.gap_s.mean()) if len(prefixes.gap_s) else 60.0
+        return chat_of(ratio, mean_s, _spread(prefixes.gap_s), prefixes.shares, prefixes.common_blocks, lengths, ratio,
+                       prefixes)
+    sizes = prefixes.group_sizes
+    rank = np.log(np.arange(1, len(sizes) + 1))
+    zipf = -np.polyfit(rank, np.log(sizes), 1)[0] if len(sizes) > 2 else 0.0
+    return documents_of(ratio, max(1, len(sizes)), float(zipf), ratio, prefixes)
+
+
+def _from_sessions(trace: Trace, lengths: LengthModel) -> Found | None:
+    if trace.session is None or not np.any(trace.session != NO_SESSION):
+        return None
+    rows = np.flatnonzero(trace.session != NO_SESSION)
+    order = rows[np.argsort(trace.session[rows], kind="stable")]
+    same = np.diff(trace.session[order]) == 0
+    alone = len(trace) - len(rows)
+    mean_turns = len(trace) / (alone + len(order) - int(same.sum()))
+    if mean_turns < 1.02:
+        return None
+    gap_s = np.diff(trace.arrival_s[order])[same]
+    ratio = chat_ratio(lengths, min(mean_turns, MOST_MEAN_TURNS), 0)
+    return chat_of(ratio, float(gap_s.mean()), _spread(gap_s), None, 0, lengths, None, None,
+                   ("each turn's prompt begins with the one before",))
+
+
+def _spread(gap_s: np.ndarray) -> float:
+    """Returns the standard deviation of the logarithm where gaps are rather lognormal than exponential; otherwise 0."""
+    if len(gap_s) < FEWEST_GAPS:
+        return 0.0
+    gap_s = np.maximum(gap_s, SHORTEST_S)
+    log = np.log(gap_s)
+    sigma = max(float(log.std()), 0.05)
+    exponential = -np.log(gap_s.mean()) - 1.0
+    lognormal = -log.mean() - np.log(sigma) - 0.5 * np.log(2 * np.pi) - 0.5
+    return min(sigma, WIDEST) if lognormal > exponential + 2.0 / len(gap_s) else 0.0
+
+
+def chat_of(ratio: float, think_s: float, sigma: float, shares: float | None, common: int, lengths: LengthModel,
+            measured: float | None, prefixes: Prefixes | None, assumed: tuple[str, ...] = ()) -> Found:
+    """Returns conversations of that ratio in which so large a share of the requests follows an earlier one.
+
+    The ratio follows from how many turns conversations have and how alike their prompts are; both are moved, the
+    ratio into what is possible and the likeness to that share of requests. `shares` None: prompts are independent.
+    """
+    think_s = float(np.clip(think_s, SHORTEST_S, LONGEST_S))
+    alike = 0.0 if shares is None else _likeness(ratio, shares, common, lengths)
+    model = ChatRatio(lengths, common, alike)
+    lowest, highest = np.ceil(model.at(1.0) * 1e4) / 1e4, np.floor(model.at(MOST_MEAN_TURNS) * 1e4) / 1e4
+    spec = {"form": "chat", "ratio": float(np.clip(round(ratio, 4), lowest, highest)),
+            "think_s": float(f"{think_s:.4g}"), **({"think_sigma": float(f"{sigma:.4g}")} if sigma else {}),
+            **({"correlation": alike} if alike else {}), "common_blocks": common}
+    return Found(spec, parse_chat(Section(spec, "fit"), lengths), measured, prefixes, (
+        *assumed, "within a conversation prompts grow", f"turns follow each other after {think_s:.3g} s in the mean, "
+        + (f"lognormally (sigma {sigma:.2g})" if sigma else "exponentially")))
+
+
+def _likeness(ratio: float, shares: float, common: int, lengths: LengthModel) -> float:
+    """Returns the correlation of a conversation's prompts with which that share of followers gives the ratio."""
+    mean_turns = float(np.clip(1 / (1 - min(shares, 0.99)), 1.0, MOST_MEAN_TURNS))
+    if ChatRatio(lengths, common, 0.0).at(mean_turns) >= ratio:
+        return 0.0
+    low, high = 0.0, MOST_ALIKE
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ChatRatio(lengths, common, middle).at(mean_turns) > ratio else (middle, high)
+    return round(high, 3) if high >= LEAST_ALIKE else 0.0
+
+
+def documents_of(ratio: float, groups: int, zipf: float, measured: float | None, prefixes: Prefixes | None) -> Found:
+    """Returns questions on so many documents."""
+    spec = {"form": "documents", "ratio": round(float(np.clip(ratio, 0.01, 0.99)), 4), "groups": groups,
+            "zipf": round(float(np.clip(zipf, 0.0, 5.0)), 3)}
+    return Found(spec, parse_groups(Section(spec, "fit"), "documents"), measured, prefixes,
+                 ("documents have one length each",))
+
+
+def follow(trace: Trace) -> Prefixes:
+    """Follows the prefixes of the first 200,000 requests of a trace that has hashes."""
+    assert trace.prefix_hashes is not None
+    n = min(len(trace), MOST_REQUESTS)
+    offsets, values = trace.prefix_hashes
+    offsets, values = offsets[:n + 1], values[:offsets[n]]
+    counts = np.diff(offsets)
+    rows = np.repeat(np.arange(n), counts)
+    position = np.arange(len(values)) - np.repeat(offsets[:-1], counts)
+    common = _common(values, position, n)
+    before = _latest_use(values, rows)
+    depth = _depth(before, position, counts, offsets)
+    sharing = np.flatnonzero(depth > common)
+    latest = before[offsets[sharing] + depth[sharing] - 1]
+    extends = depth[sharing] >= trace.prompt_tokens[latest] // BLOCK_TOKENS
+    gap_s = (trace.arrival_s[sharing] - trace.arrival_s[latest])[extends]
+    sizes = np.unique(values[position == common], return_counts=True)[1]
+    return Prefixes(common, len(sharing) / max(n, 1), float(extends.mean()) if len(sharing) else 0.0, gap_s,
+                    np.sort(sizes[sizes > 1])[::-1].astype(np.int64))
+
+
+def _latest_use(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the latest request before that had each block, int64[blocks]; -1 where none had."""
+    order = np.argsort(values, kind="stable")
+    again = np.flatnonzero(np.diff(values[order]) == 0)
+    before = np.full(len(values), -1, np.int64)
+    before[order[again + 1]] = rows[order[again]]
+    return before
+
+
+def _depth(before: np.ndarray, position: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Returns how many leading blocks of each request have been used before, int64[n]."""
+    depth = np.zeros(len(counts), np.int64)
+    there = counts > 0
+    if there.any():
+        new_at = np.where(before >= 0, np.iinfo(np.int64).max, position)
+        depth[there] = np.minimum(np.minimum.reduceat(new_at, offsets[:-1][there]), counts[there])
+    return depth
+
+
+def _common(values: np.ndarray, position: np.ndarray, n: int) -> int:
+    """Returns how many leading blocks more than half of the requests have, all the same."""
+    common = 0
+    while True:
+        there = values[position == common]
+        if not len(there) or np.unique(there, return_counts=True)[1].max() <= COMMON * n:
+            return common
+        common += 1
 
 
 def fit_sharing(found: Found, trace: Trace, process: Arrivals, model: LengthModel, seed: int) -> Found:

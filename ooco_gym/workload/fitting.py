@@ -14,9 +14,8 @@ from ooco_gym.workload.checks import Section
 from ooco_gym.workload.checks import plain as plain_values
 from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, ks, likeness, rank_correlation
 from ooco_gym.workload.dispersion import expected_dispersion
-from ooco_gym.workload.find_sharing import Found, find_sharing
 from ooco_gym.workload.fit_arrivals import find_batches, find_bursts, find_clock, fit_processes, spread_batches
-from ooco_gym.workload.fit_sharing import compare_sharing, fit_sharing
+from ooco_gym.workload.fit_sharing import Found, compare_sharing, find_sharing, fit_sharing
 from ooco_gym.workload.fit_tide import Slow, fit_slow
 from ooco_gym.workload.generate import generate_lengths
 from ooco_gym.workload.lengths import LengthModel, parse_lengths

@@ -17,7 +17,7 @@ from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, sharing_ratio, write_trace
 from ooco_gym.workload.describe import ks
-from ooco_gym.workload.find_sharing import follow
+from ooco_gym.workload.fit_sharing import follow
 from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.reuse import curve_sizes, hit_rates, stack_distances
 from ooco_gym.workload.sample import sample_of

@@ -18,8 +18,8 @@ from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read
 from ooco_gym.workload.arrivals import DAY_S, WEEK_S, Arrivals, Bursts, OrnsteinUhlenbeck, drift_at
 from ooco_gym.workload.describe import describe, dispersion, ks, play
 from ooco_gym.workload.dispersion import expected_dispersion
-from ooco_gym.workload.find_sharing import follow
 from ooco_gym.workload.fit_arrivals import find_batches
+from ooco_gym.workload.fit_sharing import follow
 from ooco_gym.workload.fit_tide import fit_drift, fit_tide
 from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.sample import sample_of
