@@ -374,33 +374,26 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
     if any(str(name).partition(".")[0] == "cluster" for name in config.vary):
         return  # another one in each window
     cluster = config.scenario.load_cluster()
-    kinds = {decision.kind for decision in decisions}
-    of_engines = not cluster.mixed and kinds & set(b.OF_ENGINES)  # none of which pools ask, whatever else they do
-    if not of_engines and any(_may_come_up(kind, cluster, partner, config.candidates) for kind in kinds):
+    kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
+    wrong_pools = not cluster.mixed and bool(kinds & engines)  # which never ask an engine, whatever else they do
+    if not wrong_pools and any(_may_come_up(kind, cluster, partner, config.candidates) for kind in kinds):
         return
-    names = " or ".join(decision.name for decision in decisions)
-    if kinds == {b.ADMIT} and cluster.mixed:
-        raise UserError(f"partner '{partner.name}' admits offline requests within its own rule, which leaves nothing "
-                        "to decide beside it; choose deadline, or another policy that says leaves_open")
-    if kinds == {b.RECLAIM} and cluster.mixed:
-        raise UserError(f"no request gives way beside partner '{partner.name}': it treats offline requests as online "
-                        "ones, or its blocks have two owners; choose another partner, such as deadline")
-    if of_engines or kinds <= set(b.OF_ENGINES):
-        why = "its instances are relaxed and strict ones"
-        instead = f"mixed_7b, and a partner for it, such as {'hygen' if kinds == {s.COMPOSE} else 'deadline'}"
-        if partner.class_blind:
-            raise UserError(f"partner '{partner.name}' treats offline requests as online ones: there are no shares to "
-                            "decide beside it; choose another partner, such as vllm_priority")
+    if wrong_pools:
+        why, instead = "its instances are relaxed and strict ones", "cluster mixed_7b with partner deadline"
     elif s.ROUTE in kinds:
         why, instead = "there are not two instances or candidates to choose from", "fleet_16, and candidates=2 at least"
-    elif cluster.mixed:
-        why = "its instances are mixed, and such decisions are those of relaxed and strict ones"
-        instead = f"{cluster.twin or 'pair_7b'}, and a partner for it, such as ooco"
+    elif cluster.mixed and not kinds <= engines:
+        why, instead = "its instances are mixed ones", f"cluster {cluster.twin or 'pair_7b'} with partner ooco"
+    elif partner.class_blind:
+        why = f"partner '{partner.name}' treats offline requests as online ones"
+        instead = f"partner {'deadline' if cluster.mixed else 'ooco'}"
     else:
-        raise UserError(f"partner '{partner.name}' treats offline requests as online ones: no {names} decision ever "
-                        "comes up beside it; choose another partner, such as ooco")
+        instead = "partner deadline"
+        why = ("its blocks have two owners, so that no request gives way" if b.RECLAIM in kinds else
+               "the partner admits offline requests within its own rule")
+    names = " or ".join(decision.name for decision in decisions)
     raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' beside partner '{partner.name}': "
-                    f"{why}; choose another cluster, such as {instead}")
+                    f"{why}; choose others, such as {instead}")
 
 
 def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) -> bool:
@@ -413,18 +406,14 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
         return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not partner.class_blind
-    if kind == b.RECLAIM:
-        return bool(cluster.mixed) and not partner.class_blind and not _has_two_owners(partner)
+    if kind == b.RECLAIM:  # where blocks have two owners, online requests write over offline ones: none gives way
+        two_owners = partner.values.get("bidirectional", "off") not in ("off", False)
+        return bool(cluster.mixed) and not partner.class_blind and not two_owners
     if kind == b.ADMIT:
         return bool(cluster.mixed) and partner.leaves_open
     if cluster.mixed:
         return False
     return kind == s.EVICT or not partner.class_blind
-
-
-def _has_two_owners(partner: Policy) -> bool:
-    """Whether its blocks have two owners: online requests then write over offline ones, and none gives way."""
-    return partner.values.get("bidirectional", "off") not in ("off", False)
 
 
 def _most_instances(config: EpisodeConfig) -> int:

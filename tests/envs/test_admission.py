@@ -154,7 +154,7 @@ def test_the_mean_output_is_that_of_the_simulator():
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "such as mixed_7b, and a partner for it, such as deadline"),
+    ({"cluster": "pair_7b", "partner": "ooco"}, "cluster mixed_7b with partner deadline"),
     ({"partner": "vllm_priority"}, "admits offline requests within its own rule"),
     ({"action": "box"}, "this environment's actions are candidates")])
 def test_invalid_arguments_raise_user_errors(changes, words):

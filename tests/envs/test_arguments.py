@@ -148,7 +148,7 @@ def test_rule_action_refuses_what_is_no_policy(name):
 
 # --- Decisions that never come up -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "changes", "words"), [
-    *[(name, {"cluster": "mixed_7b", "partner": policy}, "its instances are mixed.* such as pair_7b")
+    *[(name, {"cluster": "mixed_7b", "partner": policy}, "its instances are mixed.* such as cluster pair_7b")
       for name in ("Gating", "Eviction", "Preemption", "Migration") for policy in ("ooco", HYGEN)],
     *[(name, {"partner": "base_pd"}, "partner 'base_pd' treats offline requests as online ones")
       for name in ("Gating", "Preemption", "Migration")],

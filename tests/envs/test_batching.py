@@ -175,7 +175,7 @@ def test_learned_answers_matter():
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose another cluster, such as mixed_7b"),
+    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose others, such as cluster mixed_7b"),
     ({"partner": "vllm_fcfs"}, "treats offline requests as online ones"),
     ({"levels": []}, "must be positive"), ({"levels": [0.0, 1.0]}, "must be positive"),
     ({"shares": {"online": [0.0, 2.0]}}, r"shares.online=\[0.0, 2.0\] must be a list of shares from 0 to 1"),

@@ -181,7 +181,7 @@ def test_a_snapshot_between_two_who_give_way_goes_on_alike():
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "such as mixed_7b, and a partner for it, such as deadline"),
+    ({"cluster": "pair_7b", "partner": "ooco"}, "cluster mixed_7b with partner deadline"),
     ({"partner": "vllm_fcfs"}, "treats offline requests as online ones"),
     ({"action": "box"}, "this environment's actions are candidates")])
 def test_invalid_arguments_raise_user_errors(changes, words):

@@ -181,7 +181,7 @@ def test_where_requests_go_matters():
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose another cluster, such as mixed_7b"),
+    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose others, such as cluster mixed_7b"),
     ({"action": "box"}, "this environment's actions are candidates")])
 def test_invalid_arguments_raise_user_errors(changes, words):
     with pytest.raises(UserError, match=words):
