@@ -9,21 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from docs.generators.environments import table
-from ooco_gym.runtime.admission_features import ENTRY, MEAN_WEIGHT
-from ooco_gym.runtime.batching_features import (
-    ACTION,
-    BLOCKS_S,
-    ENGINE,
-    HORIZONS_S,
-    LOOK_OFFLINE,
-    LOOK_ONLINE,
-    Contracted,
-)
-from ooco_gym.runtime.reclaiming_features import VICTIM
-from ooco_gym.runtime.serving_features import TARGET
+from ooco_gym.runtime.admission_features import MEAN_WEIGHT
+from ooco_gym.runtime.batching_features import BLOCKS_S, HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE
+from ooco_gym.runtime.features import ACTION, ENGINE, ENTRY, TARGET, VICTIM, Contracted
 
 NOTE = ("<!-- Written by `python -m docs.generators.batching_features` from the code; a test compares it. "
-        "Edit ooco_gym/runtime/batching_features.py instead. -->")
+        "Edit ooco_gym/runtime/features.json instead. -->")
 PATH = Path("docs") / "batching_features.md"
 _EXAMPLE = '''```python
 from ooco_gym.runtime.batching_features import ArrivalRates, Blocks, observe

@@ -29,7 +29,7 @@ from ooco_gym.policy.engine_features import (
 )
 from ooco_gym.policy.latency_budget import OFFLINE_CLASS, Limits, decodes, fill, preempt_last
 from ooco_gym.policy.policy import Policy
-from ooco_gym.runtime.batching_features import ACTION, ENGINE, Contracted
+from ooco_gym.runtime.features import ACTION, ENGINE, Contracted
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE

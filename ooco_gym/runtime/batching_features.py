@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ooco_gym.rounding import steady
+from ooco_gym.runtime.features import ACTION, ENGINE, NONE_MS, TIE_S
 
 LOOK_ONLINE, LOOK_OFFLINE = 8, 4  # waiting requests of each class that are looked at one by one
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.9)
 HORIZONS_S = (10, 60, 300, 1800)  # of the moving rates of online arrivals
 BLOCKS_S = (600, 3600)  # blocks of time over which the violation budget is looked at
-_LATE_MS, _TIMES_SLO = 10_000.0, 8.0
-_TIE_S = 1e-9  # times closer than this are the same: what is due just now is not late, however it was rounded
 
 Latency = Callable[[Sequence[tuple[int, int]]], float]
 
@@ -53,115 +52,6 @@ class Batch(Sequence[tuple[int, int]]):
             return self.prompts[place - self.decodes]
         each, more = divmod(self.context, self.decodes)
         return 1, each + (place < more)
-
-
-class Contracted(NamedTuple):
-    """One feature: name, unit, how it is scaled, what it means, and where vLLM V1 has what it is made of."""
-
-    name: str
-    unit: str
-    scale: str  # log, signed log, or linear
-    limit: float
-    low: float
-    high: float
-    meaning: str
-    vllm: str
-
-
-def _log(name: str, unit: str, limit: float, meaning: str, vllm: str) -> Contracted:
-    return Contracted(name, unit, "log", limit, 0.0, 1.0, meaning, vllm)
-
-
-def _time(name: str, meaning: str, vllm: str) -> Contracted:
-    return Contracted(name, "ms", "signed log", _LATE_MS, -1.0, 1.0, meaning, vllm)
-
-
-def _share(name: str, limit: float, meaning: str, vllm: str) -> Contracted:
-    return Contracted(name, "share", "linear", limit, 0.0, 1.0, meaning, vllm)
-
-
-_RUNNING, _WAITING = "`Scheduler.running`", "`Scheduler.waiting`"
-_MISSING = "`Request.num_tokens - num_computed_tokens`"
-_CLASS = "class by `Request.priority`"
-_DUE = ("`Request.arrival_time`, time of the first token (to be noted in `Scheduler.update_from_output`), "
-        "`num_output_tokens`; the SLOs are yours")
-_TTFT = "`Request.arrival_time`; the SLO is yours"
-_BELIEF = "your latency predictor, of the batch's (new tokens, context)"
-_KEPT = "to be kept where requests arrive and finish: "
-
-ENGINE = (
-    _log("online_decodes", "requests", 1024, "running online requests that decode: their context but for the last "
-         "token is computed", f"{_RUNNING}, {_MISSING} = 1, `num_output_tokens` > 0, {_CLASS}"),
-    _log("online_context", "tokens", 1e6, "their context lengths in all", "`Request.num_tokens`"),
-    _log("offline_decodes", "requests", 1024, "running offline requests that decode", f"{_RUNNING}, as above"),
-    _log("offline_context", "tokens", 1e6, "their context lengths in all", "`Request.num_tokens`"),
-    _log("online_prompts", "requests", 256, "running online requests whose prompts are being computed",
-         f"{_RUNNING}, all others"),
-    _log("online_prompt_tokens", "tokens", 1e6, "tokens that these miss", _MISSING),
-    _log("offline_prompts", "requests", 256, "running offline requests whose prompts are being computed",
-         f"{_RUNNING}, all others"),
-    _log("offline_prompt_tokens", "tokens", 1e6, "tokens that these miss", _MISSING),
-    _log("online_waiting", "requests", 1024, "online requests that wait", _WAITING),
-    _log("online_waiting_tokens", "tokens", 1e6, "their tokens", "`Request.num_tokens`"),
-    _log("offline_waiting", "requests", 4096, "offline requests that wait", _WAITING),
-    _log("offline_waiting_tokens", "tokens", 1e7, "their tokens", "`Request.num_tokens`"),
-    _log("offline_wait", "s", 3600, "time since the first of these arrived", "`Request.arrival_time`"),
-    _time("slack_least", "least that a running online request in time is ahead of its next token's deadline, by which "
-          "its mean time per token keeps the TPOT SLO; 1 where there is none", _DUE),
-    _time("slack_10", "10 % quantile of the same", _DUE),
-    _time("slack_25", "25 % quantile", _DUE),
-    _time("slack_50", "median", _DUE),
-    _time("slack_90", "90 % quantile", _DUE),
-    _share("behind", 1.0, "share of these requests that are behind their deadline", _DUE),
-    _log("lost", "requests", 256, "online requests, running or among the first eight waiting, that missed their TTFT "
-         "SLO", _DUE),
-    _log("next_tokens", "tokens", 32_768, "tokens that the online prompt misses that is next: running ones in their "
-         "order, then waiting ones", _MISSING),
-    _time("next_slack", "until its deadline for the first token (or, preempted, the next); 1 where there is none",
-          _TTFT),
-    _log("second_tokens", "tokens", 32_768, "tokens that the one after it misses", _MISSING),
-    _time("second_slack", "until its deadline; 1 where there is none", _TTFT),
-    _time("ttft_slack", "least time until the deadline of an online prompt in time, running or among the first eight "
-          "waiting; 1 where there is none", _TTFT),
-    _time("ttft_margin", "least of the same, less the believed latency of computing it and all before it one by one",
-          f"{_TTFT}; {_BELIEF}"),
-    _share("prompts_late", 1.0, "share of these prompts that come too late in that order",
-           f"{_TTFT}; {_BELIEF}"),
-    _share("kv_free", 1.0, "free KV blocks over all", "`BlockPool.get_num_free_blocks`, `num_gpu_blocks`"),
-    _share("kv_offline", 1.0, "KV blocks that running offline requests hold over all",
-           "blocks of a request in `KVCacheManager`"),
-    _share("seats_free", 1.0, "free seats over all", "`len(Scheduler.running)`, `max_num_seqs`"),
-    _log("offline_next_tokens", "tokens", 32_768, "tokens of the first waiting offline request", _WAITING),
-    _share("offline_next_cached", 1.0, "share of them in the prefix cache", "`KVCacheManager.get_computed_blocks`"),
-    _share("offline_cached", 1.0, "share in the prefix cache of the tokens of the first four waiting offline requests",
-           "`KVCacheManager.get_computed_blocks`"),
-    _share("online_step", 4.0, "believed latency of an iteration of the online decodes alone, over the TPOT SLO",
-           _BELIEF),
-    _share("decode_step", 4.0, "believed latency of one of all decodes, over the TPOT SLO", _BELIEF),
-    _log("online_work", "ms", 10_000, "what all missing tokens of online prompts (at most a token budget) would add to "
-         "the first", f"{_BELIEF}; `max_num_batched_tokens`"),
-    _log("offline_work", "ms", 10_000, "what all offline decodes, and all missing tokens of offline prompts (at most a "
-         "token budget), would add to the first", f"{_BELIEF}; `max_num_batched_tokens`"),
-    _share("spent_600s", 4.0, "share of the violation budget that this block of 10 minutes has spent",
-           _KEPT + "`Blocks`"),
-    _share("spent_3600s", 4.0, "share that this hour has spent", _KEPT + "`Blocks`"),
-    *(_log(f"online_rate_{horizon}s", "requests/s", 100, f"online arrivals, exponential average over {horizon} s",
-           _KEPT + "`ArrivalRates`") for horizon in HORIZONS_S),
-    _log("since_online_arrival", "s", 60, "time since the last online arrival", _KEPT + "`ArrivalRates`"),
-)
-ACTION = (
-    _share("present", 1.0, "1 where this answer may be given", "–"),
-    _share("time", _TIMES_SLO, "how long the iteration may take, over the TPOT SLO", "the policy's manifest"),
-    _share("online_share", 1.0, "share of the time beside online decodes that online prompts may take",
-           "the policy's manifest"),
-    _share("offline_share", 1.0, "share of it up to which offline work may fill the iteration",
-           "the policy's manifest"),
-    _share("step", _TIMES_SLO, "believed latency of the iteration that this gives, over the TPOT SLO", _BELIEF),
-    _share("late", 1.0, "share of the running online requests in time that would be behind their deadline after it",
-           f"{_DUE}; {_BELIEF}"),
-    _share("online_time", _TIMES_SLO, "time for online prompts in it, over the TPOT SLO", _BELIEF),
-    _share("offline_time", _TIMES_SLO, "time for offline work in it, over the TPOT SLO", _BELIEF),
-)
 
 
 class ArrivalRates:
@@ -242,23 +132,6 @@ def observe(engine: Mapping[str, Any], actions: Sequence[tuple[float, float, flo
     return found.cluster(), _actions(found, actions)
 
 
-def scaled(feature: Contracted, value: float) -> float:
-    """A feature's figure as a policy sees it: scaled, and cut at its bounds."""
-    by = feature.limit if feature.scale == "linear" else math.log1p(feature.limit)
-    return _scaled(value, feature.scale, by, feature.low, feature.high)
-
-
-def _scaled(value: float, scale: str, by: float, low: float, high: float) -> float:
-    """As `scaled`; `by` is the limit, or on a logarithmic scale log1p of it."""
-    if scale == "linear":
-        value /= by
-    elif scale == "log":
-        value = math.log1p(max(0.0, value)) / by
-    else:
-        value = math.copysign(math.log1p(abs(value)) / by, value)
-    return min(high, max(low, value))
-
-
 def deadline(request: Mapping[str, Any]) -> float:
     """When an online request's next token is due, in seconds: by its TTFT, or so that its mean TPOT is kept."""
     if request["first_token_time"] is None:
@@ -270,18 +143,15 @@ def deadline(request: Mapping[str, Any]) -> float:
 def lost(request: Mapping[str, Any], now: float) -> bool:
     """Whether an online request has missed its TTFT SLO."""
     first = request["first_token_time"]
-    return (now if first is None else first) > request["arrival_time"] + request["ttft_slo"] + _TIE_S
+    return (now if first is None else first) > request["arrival_time"] + request["ttft_slo"] + TIE_S
 
 
-def _tokens(request: Mapping[str, Any]) -> int:
+def tokens_of(request: Mapping[str, Any]) -> int:
     return request["num_prompt_tokens"] + request["num_output_tokens"]
 
 
-def _missing(request: Mapping[str, Any]) -> int:
-    return _tokens(request) - request["num_computed_tokens"]
-
-
-_NONE_MS = 1e9  # what counts as time without end: cut at the limit
+def missing(request: Mapping[str, Any]) -> int:
+    return tokens_of(request) - request["num_computed_tokens"]
 
 
 class Found:
@@ -299,9 +169,7 @@ class Found:
 
     def cluster(self) -> np.ndarray:
         """The features of `ENGINE`, scaled."""
-        values = self.values
-        return np.array([_scaled(values[name], scale, by, low, high) for name, scale, by, low, high in _ENGINE],
-                        np.float32)
+        return ENGINE.scaled([[self.values[name] for name in _NAMES]])[0]
 
     def _running(self, engine: Mapping[str, Any]) -> None:
         """One pass over what runs: an engine asks before each iteration."""
@@ -327,7 +195,7 @@ class Found:
             first = request["first_token_time"]
             if first is None:
                 continue
-            if first > request["arrival_time"] + request["ttft_slo"] + _TIE_S:
+            if first > request["arrival_time"] + request["ttft_slo"] + TIE_S:
                 gone += 1
             else:
                 self.slacks.append(request.get("tpot_from", first) + made * request["tpot_slo"] - now)
@@ -337,8 +205,8 @@ class Found:
         self.slacks.sort()
         for quantile, name in _SLACKS:
             place = int(quantile * (len(self.slacks) - 1))
-            values[name] = 1e3 * self.slacks[place] if self.slacks else _NONE_MS
-        values["behind"] = bisect_left(self.slacks, -_TIE_S) / max(1, len(self.slacks))
+            values[name] = 1e3 * self.slacks[place] if self.slacks else NONE_MS
+        values["behind"] = bisect_left(self.slacks, -TIE_S) / max(1, len(self.slacks))
         values["lost"] = gone
         values["kv_free"] = engine["num_free_blocks"] / engine["num_blocks"]
         values["kv_offline"] = held / engine["num_blocks"]
@@ -348,22 +216,22 @@ class Found:
         """The online prompts that are still to be computed, in their order."""
         values, before, late, in_time = self.values, 0.0, 0, 0
         listed = [*self.prompts, *list(engine["waiting_online"])[:LOOK_ONLINE]]
-        least, margin = _NONE_MS, _NONE_MS
+        least, margin = NONE_MS, NONE_MS
         for request in listed:
-            before += 1e3 * self.latency([(_missing(request), _tokens(request))])
+            before += 1e3 * self.latency([(missing(request), tokens_of(request))])
             slack = 1e3 * (deadline(request) - self.now)
             if request["first_token_time"] is None and lost(request, self.now):
                 values["lost"] += 1
                 continue
             in_time += 1
-            late += slack < before - 1e3 * _TIE_S
+            late += slack < before - 1e3 * TIE_S
             least, margin = min(least, slack), min(margin, slack - before)
         values["ttft_slack"], values["ttft_margin"] = least, margin
         values["prompts_late"] = late / max(1, in_time)
         for place, name in enumerate(("next", "second")):
             there = len(listed) > place
-            values[f"{name}_tokens"] = _missing(listed[place]) if there else 0
-            values[f"{name}_slack"] = 1e3 * (deadline(listed[place]) - self.now) if there else _NONE_MS
+            values[f"{name}_tokens"] = missing(listed[place]) if there else 0
+            values[f"{name}_slack"] = 1e3 * (deadline(listed[place]) - self.now) if there else NONE_MS
         for name in ("online", "offline"):
             values[f"{name}_waiting"] = engine[f"num_waiting_{name}"]
             values[f"{name}_waiting_tokens"] = engine[f"num_waiting_{name}_tokens"]
@@ -387,10 +255,10 @@ class Found:
     def _offline(self, engine: Mapping[str, Any]) -> None:
         values, waiting = self.values, list(engine["waiting_offline"])[:LOOK_OFFLINE]
         values["offline_wait"] = self.now - waiting[0]["arrival_time"] if waiting else 0.0
-        values["offline_next_tokens"] = _tokens(waiting[0]) if waiting else 0
+        values["offline_next_tokens"] = tokens_of(waiting[0]) if waiting else 0
         cached = [request["num_cached_tokens"] for request in waiting]
-        values["offline_next_cached"] = cached[0] / _tokens(waiting[0]) if waiting else 0.0
-        values["offline_cached"] = sum(cached) / max(1, sum(map(_tokens, waiting)))
+        values["offline_next_cached"] = cached[0] / tokens_of(waiting[0]) if waiting else 0.0
+        values["offline_cached"] = sum(cached) / max(1, sum(map(tokens_of, waiting)))
 
     def _kept(self, engine: Mapping[str, Any]) -> None:
         values, since = self.values, self.now - engine["last_online_arrival"]
@@ -411,17 +279,15 @@ def _actions(found: Found, actions: Sequence[tuple[float, float, float]]) -> np.
     online_s = np.minimum(online * room, found.online_work)
     offline_s = np.maximum(0.0, np.minimum(offline * room - online_s, found.offline_work))
     step = found.alone + online_s + offline_s
-    late = np.searchsorted(np.array(found.slacks), step - _TIE_S) / max(1, len(found.slacks))
+    late = np.searchsorted(np.array(found.slacks), step - TIE_S) / max(1, len(found.slacks))
     figures = (np.ones(len(step)), time, online, offline, step / found.tpot, late, online_s / found.tpot,
                offline_s / found.tpot)
     return np.minimum(_ACTION_HIGH, np.maximum(_ACTION_LOW, np.stack(figures, axis=1) / _ACTION_LIMIT)).astype(
         np.float32)
 
 
-# What scaling needs of each feature; the answers' are all linear.
-_ENGINE = tuple((one.name, one.scale, one.limit if one.scale == "linear" else math.log1p(one.limit), one.low, one.high)
-                for one in ENGINE)
 _SLACKS = tuple(zip(QUANTILES, ("slack_least", "slack_10", "slack_25", "slack_50", "slack_90"), strict=True))
+_NAMES = [one.name for one in ENGINE]
 _ACTION_LIMIT, _ACTION_LOW, _ACTION_HIGH = (np.array([getattr(one, key) for one in ACTION])
                                             for key in ("limit", "low", "high"))
 assert all(one.scale == "linear" for one in ACTION)

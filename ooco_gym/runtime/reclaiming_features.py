@@ -12,48 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.runtime.admission_features import _OUTPUT
-from ooco_gym.runtime.batching_features import (
-    _BELIEF,
-    _CLASS,
-    _RUNNING,
-    ENGINE,
-    LOOK_ONLINE,
-    Found,
-    _log,
-    _missing,
-    _share,
-    _tokens,
-    scaled,
-)
-
-_FREED = "blocks of `KVCacheManager.get_blocks` with `KVCacheBlock.ref_cnt` 1"
-_LACK = ("what `KVCacheManager.allocate_slots` would ask the `BlockPool` for, less `BlockPool.get_num_free_blocks`: "
-         "`lacking`")
-VICTIM = (
-    _share("present", 1.0, "1 where there is a candidate", "–"),
-    _log("tokens", "tokens", 32_768, "its context: prompt and what it has generated", "`Request.num_tokens`"),
-    _share("computed", 1.0, "share of its context that is computed", "`Request.num_computed_tokens`"),
-    _log("generated", "tokens", 16_384, "tokens generated so far", "`Request.num_output_tokens`"),
-    _log("output", "tokens", 16_384, "tokens that it is believed to generate still: the moving mean of finished "
-         "offline requests less what it has generated, at least 1", _OUTPUT),
-    _log("wait", "s", 3600, "time since its arrival", "`Request.arrival_time`"),
-    _share("evictions", 4.0, "times that it was preempted", "`Request.num_preemptions`"),
-    _share("decodes", 1.0, "1 where it decodes", "`Request.num_tokens - num_computed_tokens` = 1, "
-           "`num_output_tokens` > 0"),
-    _share("place", 1.0, "share of the other running offline requests that were admitted before it; 1 of a single one",
-           f"{_RUNNING}, {_CLASS}"),
-    _log("memory", "blocks", 100_000, "KV blocks that come free: those that no other request reads", _FREED),
-    _share("freed", 4.0, "blocks that come free and the one that its own next token would take, over those that lack",
-           f"{_FREED}; {_LACK}"),
-    _log("lack", "blocks", 100_000, "KV blocks that lack for what must run", _LACK),
-    _share("online", 1.0, "share that online requests have of the blocks that what must run takes", f"{_LACK}; "
-           f"{_CLASS}"),
-    _share("swap", 1.0, "1 where its memory goes to the host, 0 where it is computed again", "the policy's answer; "
-           "V1 computes again, its `OffloadingConnector` keeps blocks on the host"),
-    _log("cost", "ms", 10_000, "believed latency of computing alone what it has computed; where its memory goes to the "
-         "host the time that it takes there and back", f"{_BELIEF}; the link to the host is yours"),
-)
+from ooco_gym.runtime.batching_features import LOOK_ONLINE, Found, missing, tokens_of
+from ooco_gym.runtime.features import VICTIM
 
 
 class Lack(NamedTuple):
@@ -82,7 +42,7 @@ def lacking(engine: Mapping[str, Any]) -> Lack:
         elif request["online"]:
             prompts.append(request)
     for request in prompts:
-        tokens = min(left, _missing(request))
+        tokens = min(left, missing(request))
         if tokens <= 0:
             break
         need[True] += _new_blocks(request, tokens, size)
@@ -92,14 +52,14 @@ def lacking(engine: Mapping[str, Any]) -> Lack:
         if left <= 0:
             break
         need[True] += request["num_blocks_to_allocate"]
-        left -= _tokens(request) - request["num_cached_tokens"]
+        left -= tokens_of(request) - request["num_cached_tokens"]
     every, free = need[True] + need[False], engine["num_free_blocks"] - engine.get("num_reserved_blocks", 0)
     return Lack(every, need[True], max(0, every - free))
 
 
 def decodes(request: Mapping[str, Any]) -> bool:
     """Whether a running request decodes, rather than computes its prompt (or, preempted, its context again)."""
-    return request["num_output_tokens"] > 0 and _missing(request) == 1
+    return request["num_output_tokens"] > 0 and missing(request) == 1
 
 
 def observe_victims(engine: Mapping[str, Any], victims: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
@@ -121,31 +81,29 @@ def observe_victims(engine: Mapping[str, Any], victims: Sequence[Mapping[str, An
         KeyError: a description lacks a key.
     """
     found, lack = Found(engine), lacking(engine)
-    cluster = np.array([scaled(feature, found.values[feature.name]) for feature in ENGINE], np.float32)
     offline = [place for place, request in enumerate(engine["running"]) if not request["online"]]
     orders = {place: order for order, place in enumerate(offline)}
     rows = []
     for victim in victims:
         order = orders[victim["place"]] / (len(offline) - 1) if len(offline) > 1 else 1.0
         rows.append(_victim(found, engine, lack, victim, order))
-    return cluster, np.array(rows, np.float32).reshape(len(rows), len(VICTIM))
+    return found.cluster(), VICTIM.scaled(rows)
 
 
 def _victim(found: Found, engine: Mapping[str, Any], lack: Lack, victim: Mapping[str, Any],
-            order: float) -> list[float]:
-    """The features of one candidate."""
+            order: float) -> tuple[float, ...]:
+    """The figures of one candidate."""
     request, size = engine["running"][victim["place"]], engine["block_size"]
-    tokens, computed, free = _tokens(request), request["num_computed_tokens"], victim["num_private_blocks"]
+    tokens, computed, free = tokens_of(request), request["num_computed_tokens"], victim["num_private_blocks"]
     own = _new_blocks(request, 1, size) if decodes(request) else 0
     cost = 2.0 * computed / engine["host_tokens_per_s"]
     if not victim["to_host"]:
         cost = found.latency([(computed, computed)]) if computed > 0 else 0.0
-    figures = (1.0, tokens, computed / tokens, request["num_output_tokens"],
-               max(1.0, engine["offline_output_mean"] - request["num_output_tokens"]),
-               found.now - request["arrival_time"], victim["num_preemptions"], float(decodes(request)), order, free,
-               (free + own) / max(1, lack.blocks), lack.blocks, lack.online / max(1, lack.need),
-               float(victim["to_host"]), 1e3 * cost)
-    return [scaled(feature, figure) for feature, figure in zip(VICTIM, figures, strict=True)]
+    return (1.0, tokens, computed / tokens, request["num_output_tokens"],
+            max(1.0, engine["offline_output_mean"] - request["num_output_tokens"]),
+            found.now - request["arrival_time"], victim["num_preemptions"], float(decodes(request)), order, free,
+            (free + own) / max(1, lack.blocks), lack.blocks, lack.online / max(1, lack.need),
+            float(victim["to_host"]), 1e3 * cost)
 
 
 def _new_blocks(request: Mapping[str, Any], tokens: int, size: int) -> int:

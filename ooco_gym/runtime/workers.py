@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Late(Exception):
+class Late(TimeoutError):
     """The function has not answered in time."""
 
 
-class Stalled(Exception):
+class Stalled(TimeoutError):
     """Every thread still waits for a function that was late."""
 
 

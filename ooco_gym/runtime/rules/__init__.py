@@ -18,26 +18,8 @@ from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
 from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Line, Plan, Request
 from ooco_gym.runtime.rules.others import V1, Gate, HyGen
 
-__all__ = [
-    "BOUNDS",
-    "RULES",
-    "V1",
-    "Admitter",
-    "Belief",
-    "Deadline",
-    "Engine",
-    "Fitted",
-    "Gate",
-    "HyGen",
-    "Iteration",
-    "Learned",
-    "Line",
-    "Plan",
-    "Request",
-    "Rule",
-    "check_bounds",
-    "make_rule",
-]
+__all__ = ["BOUNDS", "RULES", "V1", "Admitter", "Belief", "Deadline", "Engine", "Fitted", "Gate", "HyGen", "Iteration",
+           "Learned", "Line", "Plan", "Request", "Rule", "check_bounds", "make_rule"]
 
 
 class Rule(Protocol):

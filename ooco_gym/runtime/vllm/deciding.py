@@ -8,8 +8,6 @@ package (`rule: module:function`) runs in a thread of its own, so that it can be
 from __future__ import annotations
 
 import importlib
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,16 +16,13 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import RULES, Belief, Engine, Fitted, Learned, Plan, Rule, make_rule
 from ooco_gym.runtime.vllm.settings import LEARNED, STOCK, Settings
 from ooco_gym.runtime.vllm.watching import Watch
+from ooco_gym.runtime.workers import Stalled, Workers
 
 MOST_IN_A_ROW, REST_S = 10, 10.0
 
 
 class NonsenseError(ValueError):
     """An answer that cannot be followed."""
-
-
-class StillBusyError(TimeoutError):
-    """A rule is still at an iteration that it was too late for; that counted once."""
 
 
 class Decider:
@@ -94,7 +89,7 @@ class Decider:
                 self.learned.look(engine, self.belief)
             plan = self.rule.compose(engine, self.belief)
             check(plan, engine, running, waits)
-        except StillBusyError:
+        except Stalled:
             self.watch.fell_back("was still busy", "with an iteration that it was too late for")
             return None
         except TimeoutError:
@@ -154,41 +149,22 @@ class Threaded:
     """A rule in a thread of its own, which is left waiting where it takes longer than its budget."""
 
     def __init__(self, rule: Rule, budget_s: float) -> None:
-        self._rule, self._budget_s = rule, budget_s
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._answered: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._number = self._done = 0
-        threading.Thread(target=self._serve, daemon=True, name="ooco-gym rule").start()
+        self._rule, self._budget_s, self._workers = rule, budget_s, Workers(most_late=1)
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The rule's answer.
 
         Raises:
-            TimeoutError: it does not come in time.
-            StillBusyError: it is still at an earlier question.
+            Late: it does not come in time.
+            Stalled: it is still at an earlier question.
         """
-        while self._done < self._number:  # answers that came too late
+        def answer() -> Plan:
             try:
-                self._done = self._answered.get_nowait()[0]
-            except queue.Empty:
-                raise StillBusyError from None
-        self._number += 1
-        self._asked.put((self._number, engine, belief))
-        try:
-            self._done, plan, error = self._answered.get(timeout=self._budget_s)
-        except queue.Empty:
-            raise TimeoutError from None
-        if error is not None:
-            raise error
-        return plan
+                return self._rule.compose(engine, belief)
+            except BaseException as error:  # one that would end the server, too
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    def _serve(self) -> None:
-        while True:
-            number, engine, belief = self._asked.get()
-            try:
-                self._answered.put((number, self._rule.compose(engine, belief), None))
-            except BaseException as error:
-                self._answered.put((number, None, RuntimeError(f"{type(error).__name__}: {error}")))
+        return self._workers.call(answer, self._budget_s)
 
 
 def _foreign(name: str, values: Mapping[str, Any]) -> Rule:
