@@ -157,7 +157,8 @@ def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
     notes = []
     if window_s < WINDOW_S:
         notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s: what is in "
-                     "progress at its edges weighs more than what the policies do, so take these figures for a trial.")
+                     "progress at its edges weighs more, so a backlog is told from it less surely; take these figures "
+                     "for a trial.")
     if len(seeds) < SEEDS:
         notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's "
                      f"{SEEDS}: one burst more or less decides the crossing.")
@@ -197,7 +198,7 @@ def _bench(scenario: Scenario, options: Mapping[str, Any], tpot_from: str,
                       find=bool(options["find_peak"] or (options["only_peak"] and scenario.from_file)),
                       write=bool(options["write_peak"]))
     scenario = scenario.with_(rate_scale=float(options["load"]) * float(peak["factor"]))
-    limits, plan = Limits(**options["limits"]), Plan(**options["search"])
+    limits, plan = Limits(**options["limits"]).in_window(scenario.window()[1]), Plan(**options["search"])
     return Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan), peak
 
 

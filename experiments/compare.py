@@ -52,7 +52,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     rows = compare(named, metrics_of([base_policy(name).values for name in policies], options["metrics"]),
                    next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
-               "results": rows, "runs": summaries, "notes": [f"{line}." for line in (*said, note) if line]}
+               **({"played": said[0]} if said else {}), "results": rows, "runs": summaries,
+               "notes": [f"{line}." for line in (*said, note) if line]}
     outcomes = compared(summary, options)
     replace(outcomes[0], notes=summary["notes"][len(said):]).show()  # the others were said first
     write_report(Path(options["out"]) / "compare.html", outcomes, [command_line("compare", options)])

@@ -121,6 +121,19 @@ def test_columns_of_other_names_are_asked_for_by_the_key_to_give(capsys: Any) ->
     assert "workload.columns.arrival_s=NAME" in capsys.readouterr().err
 
 
+def test_a_header_of_other_names_alone_is_asked_for_by_our_names(capsys: Any) -> None:
+    Path("log.csv").write_text("ts,prompt_len,gen_len,qos\n0,300,20,chat\n")
+    assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
+    assert "format 'ooco_gym' needs: arrival_s" in capsys.readouterr().err
+
+
+def test_a_page_of_a_trace_says_no_warm_up_and_no_synthetic_load_and_its_name_is_printed(capsys: Any) -> None:
+    run("simulate", "policy=ooco", f"workload.path={written()}")
+    assert "simulate.html, summary.json and config.yaml written to out" in capsys.readouterr().out
+    page = Path("out/simulate.html").read_text()
+    assert "of warm-up" not in page and "0 requests/s" not in page
+
+
 def test_outputs_of_one_token_have_no_tpot_and_the_table_says_so(capsys: Any) -> None:
     Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,300,1\n30,200,1\n")
     found = run("simulate", "policy=ooco", "workload.path=log.csv")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.policy import spelled
-from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
+from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET, WINDOW_S
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,17 @@ class Limits:
     violations: float = VIOLATION_BUDGET
     kept_up: float = KEPT_UP
     kept_up_service: float = KEPT_UP_SERVICE
+
+    def in_window(self, window_s: float) -> Limits:
+        """The limits for windows of another length: what is under way at the edges of a shorter one weighs more.
+
+        The protocol's own shares of what must be completed fall short by the root of the lengths' ratio; shares that
+        differ from the protocol's are taken as they were given.
+        """
+        wider = max(1.0, WINDOW_S / window_s) ** 0.5
+        kept = {key: 1.0 - (1.0 - usual) * wider for key, usual in (
+            ("kept_up", KEPT_UP), ("kept_up_service", KEPT_UP_SERVICE)) if getattr(self, key) == usual}
+        return replace(self, **kept)
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
         """How near figures are to the first limit that they meet: 1 is at the limit."""

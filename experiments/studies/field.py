@@ -110,7 +110,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     for cell in cells:
         say_played(cell.scenario, SEARCHED)
-    limits, tuning = Limits(**options["limits"]), options["tuning"]
+    limits, tuning = Limits(**options["limits"]).in_window(window_s), options["tuning"]
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
 
         def measure(cell: Cell, policy: str) -> list[Entry]:

@@ -24,6 +24,7 @@ from ooco_gym.cli.overrides import Request, check, is_glob
 from ooco_gym.cli.source import OocoSearchPath, OocoSource
 from ooco_gym.cli.task import BUG, COUNTER, MISTAKE, OK, Outcome, Task, one_line, unwrap
 from ooco_gym.errors import UserError, check_text
+from ooco_gym.report import joined
 
 TRUST = "OOCO_GYM_TRUST"  # as agents.learning.trust reads it
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
@@ -242,7 +243,8 @@ def _other_sweeper(request: Request) -> bool:
 
 def _report(outcome: Outcome) -> int:
     if outcome.code == OK:
-        print(f"{' and '.join(outcome.files)} written to {_short(outcome.out)}")
+        pages = sorted(path.name for path in Path(outcome.out).glob("*.html"))
+        print(f"{joined([*pages, *outcome.files])} written to {_short(outcome.out)}")
     else:
         _complain(outcome)
     return outcome.code

@@ -102,12 +102,13 @@ def conditions_table(records: Sequence[RunRecord]) -> Table:
         ("SLO", f"{slo['name']}: TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms, counted from "
                 f"{slo['tpot_from'].replace('_', ' ')}"),
         *([("classes", class_words(scenario["classes"]))] if scenario.get("classes") else []),
-        ("offline load", f"{offline.get('name', 'ooc')}: "
-                         + (f"{offline['rate']:g} requests/s" if mode == "rate" else mode)),
+        *([] if record.summary.get("played") and mode == "rate" and not offline["rate"] else [
+            ("offline load", f"{offline.get('name', 'ooc')}: "
+                             + (f"{offline['rate']:g} requests/s" if mode == "rate" else mode))]),
         ("measured window", " ".join([
             f"{record.window_s / 3600:.4g} h" if record.window_s >= HOURS_FROM_S else f"{record.window_s / 60:.4g} min",
             *([] if missing(record.day_start_s) else [f"from {record.day_start_s / 3600:.4g} h on"]),
-            f"after {protocol['warmup_s']:g} s of warm-up"])),
+            *([] if record.summary.get("played") else [f"after {protocol['warmup_s']:g} s of warm-up"])])),
         ("time model", f"{short_name(scenario['timing'])}, jitter {scenario['jitter']:g}; policies believe: "
                        f"{scenario['predictor']['name']}"),
         ("protocol", f"version {protocol.get('version', '?')} (docs/protocol.md says what counts)"),

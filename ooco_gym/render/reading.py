@@ -9,7 +9,7 @@ from typing import Any
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.protocol import baseline_among
-from ooco_gym.render.outcome import LATE, SERVED, Outcome, Row, compare, heading, metrics_of
+from ooco_gym.render.outcome import EQUAL, LATE, SERVED, Outcome, Row, compare, heading, metrics_of
 from ooco_gym.report import Table, as_text, joined, number, percent, with_interval
 from ooco_gym.report.svg import Axis, Panel, Series
 from ooco_gym.report.tables import RANGE
@@ -38,9 +38,11 @@ def compared(summary: Row, config: Row) -> list[Outcome]:
     """Of `compare`."""
     rows, seeds = summary["results"], summary["seeds"]
     where = joined(list(dict.fromkeys(str(row["cluster"]) for row in rows if row.get("cluster"))))
+    # A trace has no seeds: more of them would play the same requests.
+    intervals = "" if summary.get("played") and len(seeds) == 1 else interval_words(len(seeds))
     return [Outcome(f"{short_name(summary['scenario']['workload'])} on {where}, seed{'s' if len(seeds) > 1 else ''} "
                     f"{', '.join(map(str, seeds))}", rows, summary["baseline"], float(config["violation_budget"]),
-                    intervals=interval_words(len(seeds)), notes=summary.get("notes") or ())]
+                    intervals=intervals, notes=summary.get("notes") or ())]
 
 
 def shown_first(summary: Row, config: Row) -> list[Outcome]:
@@ -78,7 +80,7 @@ def evaluated(summary: Row, config: Row) -> list[Outcome]:
 
 def sustained(summary: Row, config: Row) -> list[Outcome]:
     """Of `capacity`, and of `compare sustain=true`: one for each condition and definition of TPOT."""
-    limit, found = float(config["limits"]["violations"]), []
+    limit, found, seen = float(config["limits"]["violations"]), [], {}
     for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
         mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]
         base = str(mine[0].get("best_baseline_tuned_as") or mine[0].get("best_baseline") or summary["baseline"])
@@ -92,8 +94,13 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
                       **dict(zip(("mean", "ci_low", "ci_high"), one, strict=True))} for metric, one in figures.items()]
         under = f"TPOT from {(tpot or summary['tpot_from']).replace('_', ' ')}"
+        alike = (where, [(row["policy"], row["rate"], row["tokens_per_s"]) for row in mine])
+        if any(alike == one for one in seen.values()):
+            continue  # on mixed instances decoding begins with the first token: both definitions are one
+        seen[under] = alike
+        where = f"{where.rpartition(' on ')[0]} on {joined(list(dict.fromkeys(row['cluster'] for row in mine)))}"
         loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
-                 and where.startswith(f"{peak['workload']} on ")]
+                 and alike[0].startswith(f"{peak['workload']} on ")]
         found.append(Outcome(
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
             f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
@@ -142,10 +149,12 @@ def _most(rows: Sequence[Row], base: str) -> str:
     best = max(rows, key=lambda row: row["tokens_per_s"])
     if best["rate"] <= 0:
         return "None sustains any offline load: even without it too many online requests are late."
-    text = (f"`{_tuned(best)}` sustains {'most: ' if len(rows) > 1 else ''}"
+    equal = [f"`{_tuned(row)}`" for row in rows if row["tokens_per_s"] >= (1 - EQUAL) * best["tokens_per_s"]]
+    text = (f"{joined(equal)} sustain{'' if len(equal) > 1 else 's'} "
+            f"{'' if len(rows) == 1 else 'as much: ' if len(equal) == len(rows) else 'most of those asked for: '}"
             f"{number(best['rate'])} offline requests/s ({number(best['tokens_per_s'])} tokens/s)")
-    alone = best["policy"] == base.partition(":")[0]
-    return f"{text}." if alone else f"{text}, {_ratio(best)} times what `{base}` does."
+    alone = any(row["policy"] == base.partition(":")[0] for row in rows if f"`{_tuned(row)}`" in equal)
+    return f"{text}." if alone else f"{text}, {_ratio(best)} times what the best baseline, `{base}`, does."
 
 
 def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:

@@ -115,9 +115,10 @@ def trace_of(pieces: Iterable[Table], form: TraceFormat, path: Path) -> Trace:
 
 
 def recognise(table: Table) -> TraceFormat:
-    """Returns the format of which the table has the most required columns, all of them if there is one."""
+    """Returns the format of which the table has the most required columns, all if there is one; ours if it has none."""
     found = set(table.columns)
-    return max(FORMATS.values(), key=lambda item: (found.issuperset(item.required), _likeness(item, found)))
+    best = max(FORMATS.values(), key=lambda item: (found.issuperset(item.required), _likeness(item, found)))
+    return best if found & set(best.required) else _OWN
 
 
 def _is_lengths(table: Table) -> bool:

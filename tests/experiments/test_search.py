@@ -31,6 +31,13 @@ def point(rate, violations, kept_up=1.0):
     return Point(rate, violations, kept_up, kept_up, served, served / 1e4, 0 * served)
 
 
+def test_a_short_window_may_fall_further_short_at_its_edges_but_not_of_shares_that_were_given():
+    assert LIMITS.in_window(14_400.0) == LIMITS == LIMITS.in_window(86_400.0)
+    quarter = LIMITS.in_window(3600.0)
+    assert (quarter.kept_up, quarter.kept_up_service) == (pytest.approx(0.96), pytest.approx(0.9))
+    assert Limits(kept_up=0.5).in_window(3600.0).kept_up == 0.5
+
+
 @given(st.floats(0.2, 15.0))
 @settings(max_examples=30, deadline=None)
 def test_finds_a_knee_from_below(knee):
