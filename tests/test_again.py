@@ -135,7 +135,7 @@ def test_the_command_on_a_page_makes_its_figures_again(words, page, own_files):
     ("train", "env=control", "agent=pid_lagrangian", "agent.lagrangian.most=9.5"),
     ("train", "env=control", "agent=ppo_search", "agent.imitate.windows=8", "logger=tensorboard", "max_wall_s=60"),
     ("demo", "train_s=5", "offline.rate=2", "env.reward=constrained", "rules=[ooco,never]"),
-    ("zoo", "envs=[gating]", "environments.gating.train.total_timesteps=1000", "~environments.gating.variants"),
+    ("zoo", "envs=[gating]", "environments.gating.train.total_timesteps=1000", "~environments.gating.tried"),
     ("report", "runs=[a/b,c d]", "title='What, then = there: is it?'"),
 ], ids=lambda words: " ".join(words[:2]))
 def test_the_command_of_a_configuration_composes_it_again(words, own_files, capsys):
