@@ -206,7 +206,7 @@ def test_what_is_written_of_classes_is_read_back(tmp_path: Path, rows: list[tupl
 
 
 def _names(trace: Trace) -> Any:
-    from ooco_gym.workload.arrow import trace_table
+    from ooco_gym.workload.writing import trace_table
 
     return trace_table(trace)["class"]
 

@@ -22,14 +22,11 @@ from ooco_gym.workload.catalogue import (
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
 from ooco_gym.workload.parts import split, time_blocks
-from ooco_gym.workload.reading import open_trace, read_trace
-from ooco_gym.workload.sample import Sample, Source, open_source, sample_in, sample_of
-from ooco_gym.workload.writing import check_ending, convert, write_lengths, write_trace
+from ooco_gym.workload.reading import Sample, open_trace, read_sample
+from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-DESCRIBED_REQUESTS = 2_000_000      # of an import; `ooco-gym data describe` takes any number
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -91,40 +88,21 @@ def _describe(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import(values: dict[str, Any]) -> dict[str, Any]:
-    source = _open(values)
-    name = source.path.name.split(".")[0]
-    to = Path(values["to"] or Path(values["out"]) / f"{name}.parquet").expanduser().absolute()
+    path, _ = find_source(str(values["target"]))
+    to = Path(values["to"] or Path(values["out"]) / f"{path.name.split('.')[0]}.parquet").expanduser().absolute()
     check_ending(to)
-    if to.resolve() == source.path.expanduser().resolve():
+    if to.resolve() == path.expanduser().resolve():
         raise UserError(f"to={values['to']} is the file that is read; give another name, or leave to= out")
-    if "arrival_s" not in source.form.columns:
-        sample = sample_in(source)
+    sample = _read(values)
+    if sample.trace is None:
         write_lengths(sample.prompt_tokens, sample.output_tokens, to)
-        figures, use = describe(sample), ""
     else:
-        figures, use = _convert(source, to), f"; use it as workload={to}"
-    for note in figures["notes"]:
+        write_trace(sample.trace, to)
+    for note in sample.notes:
         print(f"note: {note}")
-    print(f"{figures['requests']:,} requests written to '{to}'{use}")
-    return {"to": to, **figures}
-
-
-def _convert(source: Source, to: Path) -> dict[str, Any]:
-    """Converts piece by piece; returns all figures of what came out, or of a large file those that need one look."""
-    with progress(f"importing {source.path.name} (requests)") as bar:
-        seen = 0
-
-        def tell(rows: int) -> None:
-            nonlocal seen
-            bar.advance(rows - seen)
-            seen = rows
-
-        done = convert(source.pieces, source.form, source.path, to, tell)
-    if done.requests <= DESCRIBED_REQUESTS:
-        return {**describe(sample_of(read_trace(to))), "notes": list(done.notes)}
-    span_s = done.last_s - done.first_s
-    return {"requests": done.requests, "first_s": done.first_s, "span_s": span_s,
-            "rate_per_s": (done.requests - 1) / span_s if span_s > 0 else 0.0, "notes": list(done.notes)}
+    use = "" if sample.trace is None else f"; use it as workload={to}"
+    print(f"{sample.requests:,} requests written to '{to}'{use}")
+    return {"to": to, **describe(sample)}
 
 
 def _split(values: dict[str, Any]) -> dict[str, Any]:
@@ -159,12 +137,8 @@ def _shares(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
-    return sample_in(_open(values))
-
-
-def _open(values: Mapping[str, Any]) -> Source:
     path, dataset = find_source(str(values["target"]))
-    return open_source(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
+    return read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
 
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:

@@ -20,7 +20,7 @@ from ooco_gym.workload.describe import describe, write_page
 from ooco_gym.workload.fitting import Fit, fit
 from ooco_gym.workload.generate import generate, list_workloads
 from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
-from ooco_gym.workload.sample import Sample, read_sample, sample_of
+from ooco_gym.workload.reading import Sample, read_sample
 from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
         model = generate(fitted.spec, start_s=start_s, duration_s=end_s - start_s, seed=seed,
                          rate_scale=min(1.0, SHOWN_REQUESTS / sample.requests))
     known = {"generator": [item["model"] for item in arrivals["dispersion"].values()]} if arrivals else {}
-    generator = sample_of(model.renamed("generator"))
+    generator = Sample.of(model.renamed("generator"))
     return write_page([Sample("data", sample.trace, sample.prompt_tokens, sample.output_tokens), generator],
                       f"{fitted.spec['name']}: data and generator (form: {fitted.report['form']})", page, known,
                       [f"{key}: {fitted.spec[key]}" for key in ("source", "measured", "assumed") if fitted.spec[key]])

@@ -14,7 +14,7 @@ from ooco_gym.workload.arrivals import Arrivals
 from ooco_gym.workload.generate import WorkloadSpec
 from ooco_gym.workload.generate import play as play_workload
 from ooco_gym.workload.lengths import Constant, LengthModel
-from ooco_gym.workload.sample import Sample
+from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.sharing import Chat, sharing_ratio
 from ooco_gym.workload.trace import NO_SESSION, Trace
 

@@ -19,7 +19,7 @@ from ooco_gym.workload.fit_sharing import Found, compare_sharing, find_sharing, 
 from ooco_gym.workload.fit_tide import Slow, fit_slow
 from ooco_gym.workload.generate import generate_lengths
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
-from ooco_gym.workload.sample import Sample
+from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.sharing import Chat
 
 SIDES = ("prompt", "output")

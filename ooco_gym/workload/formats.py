@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from ooco_gym.errors import nearest
-from ooco_gym.workload.arrow import nullable
 from ooco_gym.workload.classes import NAME, NAMED
 from ooco_gym.workload.pieces import Table
 from ooco_gym.workload.trace import DEFAULT_CLASSES, MAX_TOKENS, NO_SESSION, SECONDS
@@ -125,6 +124,11 @@ def read_ticks(table: Table, field: str, clock: Clock) -> np.ndarray:
     table.demand(values < LATEST_S * clock.per_second, field, f"{expected} before the year 2286; if these are "
                  f"{UNITS[finer][0]}, say so: ooco-gym data import FILE columns.arrival_s={field} time_unit={finer}")
     return values
+
+
+def nullable(values: np.ndarray) -> pa.Array:
+    """Returns seconds (NaN: none) or sessions (-1: none) as a pyarrow column with nulls."""
+    return pa.array(values, mask=np.isnan(values) if values.dtype.kind == "f" else values == NO_SESSION)
 
 
 def _slo(table: Table, field: str) -> np.ndarray:

@@ -28,7 +28,6 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.workload.index import check_index
 
 Column = Any  # a pyarrow Array, or a plain list where a field's type changes from line to line
 ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")
@@ -270,7 +269,6 @@ def _head(path: Path) -> bytes:
 
 def _parquet_pieces(path: Path) -> Iterator[Table]:
     with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        check_index(path, file)
         row = 0
         for batch in file.iter_batches(batch_size=PIECE_ROWS):
             yield parquet_table(path, pa.Table.from_batches([batch]), row)

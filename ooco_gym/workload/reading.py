@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -11,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.workload.arrow import trace_from
+from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.formats import FORMATS, OPTIONAL, REQUIRED, UNITS, Clock, TraceFormat
-from ooco_gym.workload.index import check_index
 from ooco_gym.workload.intake import Intake, few, similar
 from ooco_gym.workload.pieces import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
-from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.trace import DEFAULT_CLASSES, NO_SESSION, SECONDS, Trace, check_class_count
 
 TIME_UNITS = ("auto", *UNITS, "date")
 _OWN = FORMATS["ooco_gym"]
@@ -111,7 +112,81 @@ def trace_of(pieces: Iterable[Table], form: TraceFormat, path: Path) -> Trace:
     order = np.argsort(requests["tick"].to_numpy(), kind="stable")
     if not np.array_equal(order, np.arange(len(order))):
         requests = requests.take(pa.array(order))
-    return trace_from(requests, intake.seconds(requests["tick"].to_numpy()), path.name.split(".")[0], intake.notes())
+    return _trace_from(requests, intake.seconds(requests["tick"].to_numpy()), path.name.split(".")[0], intake.notes())
+
+
+def _trace_from(table: pa.Table, arrival_s: np.ndarray, name: str, notes: tuple[str, ...]) -> Trace:
+    """Returns the requests of a table of the columns of docs/traces.md, sorted by these arrivals."""
+    more: dict[str, Any] = {}
+    for field, none in (*((field, np.nan) for field in SECONDS), ("session", NO_SESSION)):
+        if field in table.column_names:
+            more[field] = table[field].fill_null(none).to_numpy()
+    if "prefix_hashes" in table.column_names:
+        lists = table["prefix_hashes"].combine_chunks()
+        counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
+        more["prefix_hashes"] = (np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                                 lists.flatten().to_numpy(zero_copy_only=False))
+    if "class" in table.column_names:
+        classes = table["class"].fill_null("online").combine_chunks().dictionary_encode()
+        names, ids = tuple(classes.dictionary.to_pylist()), classes.indices.to_numpy(zero_copy_only=False)
+        check_class_count(names)
+        more["online"] = np.array([one != "offline" for one in names], bool)[ids]
+        if not set(names) <= set(DEFAULT_CLASSES):
+            more |= {"class_id": ids.astype(np.int8), "class_names": names}
+    lengths = (table[field].to_numpy() for field in ("prompt_tokens", "output_tokens"))
+    return Trace(arrival_s, *lengths, name=name, notes=notes, **more)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a file says of a workload: a whole trace, or only lengths; at least one field is not None.
+
+    Attributes:
+        name: for messages and reports.
+        trace: the whole requests, or None where there are only lengths.
+        prompt_tokens: int64[n], >= 1, or None.
+        output_tokens: int64[n], >= 1, or None.
+        notes: repairs and drops, one sentence each.
+    """
+
+    name: str
+    trace: Trace | None
+    prompt_tokens: np.ndarray | None
+    output_tokens: np.ndarray | None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trace: Trace) -> Sample:
+        """Returns a trace as a sample."""
+        return cls(trace.name, trace, trace.prompt_tokens, trace.output_tokens, trace.notes)
+
+    @property
+    def requests(self) -> int:
+        """How many."""
+        return len(next(x for x in (self.prompt_tokens, self.output_tokens) if x is not None))
+
+
+def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
+                time_unit: str = "auto", dataset: Dataset | None = None) -> Sample:
+    """Reads a trace, or without arrivals a set of lengths; arguments are as `read_trace` takes them.
+
+    Args:
+        dataset: says format and columns where the user does not.
+
+    Raises:
+        UserError: an unknown name, or whatever `read_trace` refuses.
+    """
+    given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
+    if dataset is not None and not given and path.name == dataset.file:
+        given, format = dict(dataset.columns), dataset.format if format == "auto" else format
+    form, pieces = recognised(path, format, given, time_unit, lengths=True)
+    if "arrival_s" in form.columns:
+        return Sample.of(trace_of(pieces, form, path))
+    intake = Intake(path, form)
+    requests = pa.concat_tables(list(intake.requests(pieces)))
+    prompt, output = (requests[name].to_numpy() if name in requests.column_names else None
+                      for name in ("prompt_tokens", "output_tokens"))
+    return Sample(path.name.split(".")[0], None, prompt, output, intake.notes())
 
 
 def recognise(table: Table) -> TraceFormat:
@@ -292,7 +367,6 @@ def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
             if file.read(4) != b"PAR1":
                 return None
         with _open(path) as file:
-            check_index(path, file)
             metadata, names = file.metadata, file.schema_arrow.names
             if any(name not in names for name in _OWN.required):
                 return None
@@ -304,8 +378,6 @@ def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
                     return None
                 if group.num_rows and found is not None:
                     groups.append((*found, group.num_rows))
-    except UserError:
-        raise
     except (*BROKEN, TypeError):
         return None     # the reader says what is wrong
     if not groups or len(groups) != metadata.num_row_groups:

@@ -20,7 +20,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, list_formats, read_trace, write_trace
 from ooco_gym.workload.catalogue import list_datasets, load_dataset
 from ooco_gym.workload.describe import describe, dispersion
-from ooco_gym.workload.sample import read_sample, sample_of
+from ooco_gym.workload.reading import Sample, read_sample
 
 
 def data(folder: Path, *words: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def test_figures_of_known_processes() -> None:
     rng = np.random.default_rng(1)
     poisson = np.sort(rng.uniform(0, 20_000, 100_000))
     prompt = rng.integers(1, 1000, 100_000)
-    figures = describe(sample_of(Trace(poisson, prompt, 2 * prompt, name="p")))  # type: ignore[arg-type]
+    figures = describe(Sample.of(Trace(poisson, prompt, 2 * prompt, name="p")))  # type: ignore[arg-type]
     assert figures["rate_per_s"] == pytest.approx(5.0, rel=0.01)
     assert figures["gaps"]["cv"] == pytest.approx(1.0, abs=0.02)
     assert all(value == pytest.approx(1.0, abs=0.4) for value in figures["dispersion"].values())
@@ -96,7 +96,7 @@ def test_figures_of_known_processes() -> None:
     Trace([0.0], [1], [1]), Trace([5.0, 5.0], [1, 2], [1, 1]),  # type: ignore[arg-type]
     Trace([0.0, 1.0], [1, 2], [1, 1], session=[-1, 3], prefix_hashes=([0, 2, 4], [1, 2, 1, 3]))])  # type: ignore[arg-type]
 def test_describe_says_nothing_where_there_is_nothing_to_say(trace: Trace) -> None:
-    figures = describe(sample_of(trace))
+    figures = describe(Sample.of(trace))
     assert set(figures["dispersion"].values()) == {None}
     if trace.prefix_hashes is not None:
         assert figures["repeated_prefix_share"] == 0.25 and figures["sessions"] == 1

@@ -17,7 +17,7 @@ from ooco_gym.workload.dispersion import expected_dispersion
 from ooco_gym.workload.fit_arrivals import find_clock
 from ooco_gym.workload.fit_tide import fit_slow
 from ooco_gym.workload.fitting import fit
-from ooco_gym.workload.sample import sample_of
+from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.sharing import Chat
 
 FLAT = (1.0,) * 24
@@ -60,7 +60,7 @@ def test_jitter_keeps_each_request_in_its_batch_and_in_order() -> None:
 def test_gaps_of_an_on_off_trace_with_a_clock_are_fitted() -> None:
     trace = generate(spec(mean_rate_per_s=3.0, batch_s=0.1, batch_jitter_s=0.006,
                           bursts={"factor": 500.0, "on_s": 11.0, "off_s": 30.0}), duration_s=3600, seed=4)
-    fitted = fit(sample_of(trace), name="again", source="a test", arrivals="on_off")
+    fitted = fit(Sample.of(trace), name="again", source="a test", arrivals="on_off")
     assert fitted.spec["batch_s"] == 0.1 and fitted.spec["batch_jitter_s"] == pytest.approx(0.006, rel=0.4)
     assert fitted.report["arrivals"]["ks_gaps"] < 0.06
     as_it_was = {key: value for key, value in fitted.spec.items() if not key.startswith("batch")}

@@ -22,7 +22,7 @@ from ooco_gym.workload.describe import DISPERSION_S, dispersion, ks, likeness, p
 from ooco_gym.workload.dispersion import burst_moments, expected_dispersion
 from ooco_gym.workload.fit_arrivals import find_bursts, fit_processes
 from ooco_gym.workload.fitting import fit, fit_mixture
-from ooco_gym.workload.sample import Sample, read_sample, sample_of
+from ooco_gym.workload.reading import Sample, read_sample
 
 FLAT = (1.0,) * 24
 LENGTHS = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [1, 300, 4000]},
@@ -77,7 +77,7 @@ def test_no_bursts_in_nothing() -> None:
 @pytest.mark.parametrize(("spec", "form"), [(OFF_AND_ON, "on_off"), (DRIFTING, "cox"), (STEADY, "poisson")])
 def test_the_form_is_picked_and_is_alike(spec: dict[str, Any], form: str) -> None:
     trace = generate(spec, duration_s=3600, seed=5)
-    fitted = fit(sample_of(trace), name="again", source="a test")
+    fitted = fit(Sample.of(trace), name="again", source="a test")
     assert fitted.report["form"] == form
     assert fitted.report["arrivals"]["ks_gaps"] < 0.045
     assert fitted.report["lengths"]["prompt"]["ks"] < 0.02 and fitted.report["lengths"]["output"]["ks"] < 0.02
@@ -95,7 +95,7 @@ def test_a_tide_comes_back() -> None:
     tide = [1.0 + 0.8 * np.sin(2 * np.pi * (hour - 6) / 24) for hour in range(24)]
     trace = generate({"name": "day", "mean_rate_per_s": 1.0, "tide": tide, "lengths": LENGTHS},
                      start_s=3600, duration_s=2 * 86_400, seed=2)
-    fitted = fit(sample_of(trace), name="again", source="a test", arrivals="cox")
+    fitted = fit(Sample.of(trace), name="again", source="a test", arrivals="cox")
     found = np.array(fitted.spec["tide"])
     assert found == pytest.approx(np.array(tide) / np.mean(tide), abs=0.12)
     assert fitted.spec["mean_rate_per_s"] == pytest.approx(1.0, rel=0.02)
@@ -104,7 +104,7 @@ def test_a_tide_comes_back() -> None:
 
 def test_a_tide_of_part_of_a_day_names_the_missing_hours() -> None:
     trace = generate(STEADY, start_s=0.0, duration_s=21 * 3600, seed=2, rate_scale=0.05)
-    fitted = fit(sample_of(trace), name="again", source="a test", arrivals="poisson")
+    fitted = fit(Sample.of(trace), name="again", source="a test", arrivals="poisson")
     assert "hours 21, 22, 23 are not in the trace" in fitted.spec["assumed"]
     assert fitted.spec["mean_rate_per_s"] == pytest.approx(0.25, rel=0.05)
 
@@ -125,7 +125,7 @@ def test_a_generator_is_like_itself_and_unlike_others() -> None:
 
 def test_what_the_generator_cannot_do_is_said() -> None:
     batches = np.repeat(np.sort(np.random.default_rng(1).uniform(0, 3000.0, 300)), 5)
-    fitted = fit(sample_of(Trace(batches, np.full(1500, 9), np.full(1500, 9))), name="x", source="y", arrivals="cox")
+    fitted = fit(Sample.of(Trace(batches, np.full(1500, 9), np.full(1500, 9))), name="x", source="y", arrivals="cox")
     notes = " ".join(fitted.report["notes"])
     assert "80.1 % of the requests arrive at the same instant" in notes and "not at a regular step" in notes
     assert "gaps are not the trace's" in notes
@@ -144,16 +144,16 @@ def test_mixtures_come_back() -> None:
 
 
 @pytest.mark.parametrize(("sample", "said"), [
-    (sample_of(Trace(np.arange(50.0), np.ones(50), np.ones(50), name="few")), "holds 50 requests: a fit needs 200"),
+    (Sample.of(Trace(np.arange(50.0), np.ones(50), np.ones(50), name="few")), "holds 50 requests: a fit needs 200"),
     (Sample("half", None, None, np.ones(500, int)), "'half' has no prompt_tokens"),
-    (sample_of(Trace(np.ones(500), np.ones(500), np.ones(500))), "all requests arrive at the same time")])
+    (Sample.of(Trace(np.ones(500), np.ones(500), np.ones(500))), "all requests arrive at the same time")])
 def test_what_cannot_be_fitted(sample: Sample, said: str) -> None:
     with pytest.raises(UserError, match=said):
         fit(sample, name="x", source="y")
 
 
 def test_unknown_forms() -> None:
-    sample = sample_of(generate(STEADY, duration_s=100, seed=1))
+    sample = Sample.of(generate(STEADY, duration_s=100, seed=1))
     with pytest.raises(UserError, match="unknown form of arrivals 'onoff'.*'on_off'"):
         fit(sample, name="x", source="y", arrivals="onoff")
     with pytest.raises(UserError, match="unknown form of lengths"):

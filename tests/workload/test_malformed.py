@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
-from ooco_gym.workload import Trace, load_workload, read_trace, write_trace
+from ooco_gym.workload import load_workload, read_trace
 
 # Time, prompt and output column of each format, and a time for row i.
 FORMATS: dict[str, tuple[str, str, str, Callable[[int], Any]]] = {
@@ -230,28 +229,6 @@ def test_json_within_json_is_read_or_refused(tmp_path: Path, deep: int) -> None:
         assert len(read_trace(path)) == 2
     path.write_text(f"{row}\n{row[:-1]}, \"more\": \"{'[' * deep}\\\"{'{' * deep}\"}}\n")
     assert len(read_trace(path)) == 2
-
-
-@settings(deadline=None, max_examples=120)
-@given(st.data())
-def test_corrupt_parquets_of_ours_are_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Pages have checksums and the footer an index: a flipped byte is refused, or it hit what does not matter."""
-    path = tmp_path_factory.getbasetemp() / "flipped.parquet"
-    trace = Trace(np.arange(50) / 3, np.arange(1, 51), np.arange(1, 51), session=np.arange(50))
-    raw = bytearray(write_trace(trace, path).read_bytes())
-    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(raw)
-    message, found, start_s = "", None, data.draw(st.sampled_from([0.0, 2.0]))
-    try:
-        found = read_trace(path, start_s=start_s)
-    except UserError as error:
-        message = str(error)
-    if found is None:
-        assert str(path) in message and "\n" not in message
-    else:
-        whole = trace.take(slice(int(np.searchsorted(trace.arrival_s, start_s)), None))
-        assert all(np.array_equal(getattr(found, name), getattr(whole, name)) for name in (
-            "arrival_s", "prompt_tokens", "output_tokens", "session"))
 
 
 @settings(deadline=None, max_examples=150)

@@ -19,8 +19,8 @@ from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read
 from ooco_gym.workload.describe import ks
 from ooco_gym.workload.fit_sharing import follow
 from ooco_gym.workload.fitting import fit
+from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.reuse import curve_sizes, hit_rates, stack_distances
-from ooco_gym.workload.sample import sample_of
 from ooco_gym.workload.sharing import chat_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]}, "output": {"constant": 100}}
@@ -139,7 +139,7 @@ def apart(trace: Trace, fitted: dict[str, Any], duration_s: float, seeds: range)
 def test_a_fit_has_the_hit_rates_of_another_half() -> None:
     whole = generate(spec(sharing=SLOW), duration_s=7200, seed=6)
     first, second = whole.slice_time(0, 3600), whole.slice_time(3600, 7200).shift(-3600.0)
-    fitted = fit(sample_of(first), name="again", source="a test", arrivals="cox")
+    fitted = fit(Sample.of(first), name="again", source="a test", arrivals="cox")
     found = fitted.spec["sharing"]
     assert found["think_s"] == pytest.approx(90.0, rel=0.15) and found["think_sigma"] == pytest.approx(0.9, rel=0.15)
     assert found["correlation"] == pytest.approx(0.8, abs=0.12) and found["common_blocks"] == 1
@@ -177,6 +177,6 @@ def test_mooncake_s_hit_rates_are_those_of_the_half_that_was_not_fitted() -> Non
         pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
     trace = read_trace(path)
     first, second = trace.slice_time(0, 1200), trace.slice_time(1200, 2400).shift(-1200.0)
-    fitted = fit(sample_of(first), name="again", source="a test", arrivals="poisson")
+    fitted = fit(Sample.of(first), name="again", source="a test", arrivals="poisson")
     assert apart(second, fitted.spec, 1200.0, range(8)) < 0.03
     assert apart(trace, {"name": "mooncake"}, 2400.0, range(8)) < 0.02, "as embedded"

@@ -1,12 +1,10 @@
-"""Files of any size: converted piece by piece in bounded memory, read by windows; the same rules as in memory."""
+"""Large files: read in pieces, imported as Parquet, and played by windows of it."""
 
 from __future__ import annotations
 
 import errno
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +23,15 @@ from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, read_trace, scale, workload_mean_rate, write_trace
 from ooco_gym.workload.load import workload_peak_start_s
-from ooco_gym.workload.pieces import read_pieces
 from ooco_gym.workload.reading import TraceFile
-from ooco_gym.workload.sample import open_source
-from ooco_gym.workload.writing import Converted, convert
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
-
-
-def through_disk(path: Path, to: Path, **how: Any) -> Converted:
-    source = open_source(path, **how)
-    return convert(source.pieces, source.form, path, to)
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a few rows, so that small files have many."""
-    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 256)
     monkeypatch.setattr(pieces_module, "PIECE_ROWS", 5)
     monkeypatch.setattr(writing_module, "ROW_GROUP", 7)
 
@@ -57,88 +47,27 @@ def write_log(path: Path, n: int, *, ordered: bool = True, seed: int = 1) -> Non
     pyarrow.csv.write_csv(table, path)
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("ending", ["parquet", "csv.gz", "jsonl"])
 @pytest.mark.usefixtures("small_pieces")
-def test_a_conversion_is_what_reading_gives(tmp_path: Path, ordered: bool, ending: str,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing_module, "MERGED_ROWS", 64)
-    path = tmp_path / "log.csv"
-    write_log(path, 300, ordered=ordered)
-    done = through_disk(path, tmp_path / f"log_out.{ending}")
-    whole = read_trace(path)
-    again = read_trace(tmp_path / f"log_out.{ending}")
-    assert again.equals(whole) and done.requests == len(whole)
-    assert done.notes == whole.notes and (done.first_s, done.last_s) == (whole.arrival_s[0], whole.arrival_s[-1])
-    assert any("dropped" in note for note in done.notes) and ordered != any("sorted" in note for note in done.notes)
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["log.csv", f"log_out.{ending}"]
-
-
-@pytest.mark.usefixtures("small_pieces")
-def test_columns_that_come_late_and_ties_survive(tmp_path: Path) -> None:
+def test_pieces_give_what_the_whole_gives(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"arrival_s": float(i // 9), "prompt_tokens": i + 1, "output_tokens": 1}
                                   for i in range(60)]
-    rows[0] |= {"session": None, "prefix_hashes": None, "class": "online"}
     rows[40] |= {"session": 7, "prefix_hashes": [1, 2], "class": "offline", "tpot_slo_s": 0.5}
-    rows = [row | {"class": row.get("class", "online")} for row in rows]
     path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
-    through_disk(path, tmp_path / "t.parquet")
+    path.write_text("".join(json.dumps({"class": "online", **row}) + "\n" for row in reversed(rows)))
     whole = read_trace(path)
-    assert read_trace(tmp_path / "t.parquet").equals(whole)
     assert whole.prompt_tokens[:9].tolist() == list(range(9, 0, -1)), "at the same time the file's order holds"
     assert whole.session is not None and whole.prefix_hashes is not None and whole.tpot_slo_s is not None
     assert whole.session[whole.prompt_tokens == 41] == 7 and list(whole.prefix_hashes[1]) == [1, 2]
-
-
-MANGLED = ["", "x", "-1,1,1\n", "1,0,1\n", "nan,1,1\n", "1,1\n", "1,1,1,1\n", HEAD, "1e300,1,1\n", "\n\n", "1,1.5,1\n",
-           "3,10000000,1\n", "\x00", "0.5,2,2\n", "é,1,1\n"]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(MANGLED)), max_size=2), st.booleans(), st.booleans())
-def test_small_and_streaming_readers_have_the_same_rules(tmp_path_factory: pytest.TempPathFactory,
-                                                         faults: list[tuple[int, str]], packed: bool,
-                                                         ordered: bool) -> None:
-    lines = [f"{i if ordered else (7 * i) % 40},{i + 1},{i % 5 + 1}\n" for i in range(40)]
-    for at, text in faults:
-        lines.insert(at, text)
-    folder = tmp_path_factory.mktemp("rules")
-    path = folder / "mangled.csv"
-    raw = (HEAD + "".join(lines)).encode()
-    path.write_bytes(gzip.compress(raw) if packed else raw)
-
-    def outcome(stream: bool) -> tuple[str, Any]:
-        try:
-            if stream:
-                return "trace", (through_disk(path, folder / "o.parquet").notes, read_trace(folder / "o.parquet"))
-            trace = read_trace(path)
-            return "trace", (trace.notes, trace)
-        except UserError as error:
-            return "error", str(error)
-
-    memory = outcome(stream=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces_module, "PIECE_BYTES", 100)
-        disk, memory_in_pieces = outcome(stream=True), outcome(stream=False)
-    assert memory[0] == disk[0] == memory_in_pieces[0], (memory, disk)
-    if memory[0] == "trace":
-        assert disk[1][0] == memory[1][0] and disk[1][1].equals(memory[1][1])
-        assert memory_in_pieces[1][1].equals(memory[1][1])
-    else:
-        assert disk[1] == memory_in_pieces[1]
-        assert str(path) in disk[1] and "\n" not in disk[1]
-        if len(faults) == 1:
-            assert disk[1] == memory[1], "one fault is found at the same place"
+    for ending in ("parquet", "csv.gz", "jsonl"):
+        assert read_trace(write_trace(whole, tmp_path / f"again.{ending}")).equals(whole)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_bad_row_far_down_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_bad_row_far_down_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(HEAD + "".join(f"{i},1,1\n" for i in range(500)) + "500,-3,1\n501,1,1\n")
     with pytest.raises(UserError, match=r"t.csv', line 502, field 'prompt_tokens': found '-3'"):
-        through_disk(path, tmp_path / "o.parquet")
-    assert [item.name for item in tmp_path.iterdir()] == ["t.csv"]
+        read_trace(path)
     parquet = tmp_path / "t.parquet"
     columns = {name: np.arange(1, 40) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
     columns["output_tokens"][32] = 0
@@ -147,71 +76,16 @@ def test_a_bad_row_far_down_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         read_trace(parquet, format="ooco_gym")
 
 
-@pytest.mark.parametrize("after", [0, 3, 20])
-@pytest.mark.usefixtures("small_pieces")
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    path = tmp_path / "log.csv"
-    write_log(path, 60)
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **more: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     (tmp_path / "o.parquet").write_text("what was there before")
-    written = 0
-    plain = pyarrow.parquet.ParquetWriter.write_table
-
-    def full(self: Any, *arguments: Any, **more: Any) -> None:
-        nonlocal written
-        written += 1
-        if written > after:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        plain(self, *arguments, **more)
-
-    monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(pyarrow.parquet, "write_table", full)
     with pytest.raises(UserError, match="cannot write trace .*o.parquet': No space left on device"):
-        through_disk(path, tmp_path / "o.parquet")
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["log.csv", "o.parquet"]
+        write_trace(Trace(np.zeros(1), np.ones(1), np.ones(1)), tmp_path / "o.parquet")
+    assert [item.name for item in tmp_path.iterdir()] == ["o.parquet"]
     assert (tmp_path / "o.parquet").read_text() == "what was there before"
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_no_more_than_a_few_batches_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool) -> None:
-    """What is read and what is sorted at a time does not grow with the file."""
-    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 1 << 14)
-    monkeypatch.setattr(writing_module, "MERGED_ROWS", 1024)
-    path = tmp_path / "log.csv"
-    write_log(path, 20_000, ordered=ordered)
-    sizes = [table.rows for table in read_pieces(path)]
-    assert sum(sizes) == 20_000 and len(sizes) > 30 and max(sizes) < 600
-    held = []
-    plain = writing_module.in_order
-
-    def watched(*arguments: Any) -> Any:
-        for table in plain(*arguments):
-            held.append(table.num_rows)
-            yield table
-
-    monkeypatch.setattr(writing_module, "in_order", watched)
-    through_disk(path, tmp_path / "o.parquet")
-    assert len(held) > 10 and max(held) < 2048
-
-
-MEASURE = """
-import resource, sys
-from pathlib import Path
-from ooco_gym.workload.writing import convert
-from ooco_gym.workload.sample import open_source
-path = Path(sys.argv[1])
-source = open_source(path)
-convert(source.pieces, source.form, path, path.with_suffix(".parquet"))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def test_peak_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    peaks = []
-    for n in (500_000, 2_000_000):
-        path = tmp_path / f"log{n}.csv"
-        write_log(path, n)
-        out = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
-        peaks.append(int(out.stdout) / 1024)
-    assert peaks[1] < peaks[0] + 64, f"{peaks} MB: 1.5 million rows more are 54 MB of text and far more as objects"
 
 
 def test_a_window_reads_its_row_groups_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
