@@ -1,132 +1,126 @@
 """`ooco-gym explain`: which features move a policy's decisions, and a rule small enough to be read, scored beside it.
 
-The policy plays windows of the validation split, to whose decisions a rule is fitted, and windows of the test split,
-on which importance and agreement are measured and all are scored: the policy, its rule, the partner and the heuristics
-play the same windows.
+The policy plays windows of the validation split, to whose decisions a rule is fitted (scikit-learn's trees), and
+windows of the test split, on which importance and agreement are measured and all are scored: the policy, its rule and
+the heuristics play the same windows.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, make_env, split_seeds, windows
+from agents.environments import OBSERVATION_KEYS, Window, candidate_shape, make_env, split_seeds, windows
 from agents.evaluation.heuristics import heuristics_of, play_heuristic
-from agents.evaluation.players import BatchPlayer, LearnedPolicy, check_fit, load_learned, play
-from agents.evaluation.scoring import METRICS, score, values
-from agents.evaluation.tables import TITLES, cell
-from agents.explaining.analysis import Recording, agreement, distilled, importances, record
-from agents.explaining.rules import SCHEMA as TREE_SCHEMA
-from agents.explaining.rules import TREE_FILE, Tree
+from agents.evaluation.players import BatchPlayer, LearnedPolicy, Observations, check_fit, load_learned, play
+from agents.evaluation.scoring import score
+from agents.evaluation.tables import difference_table, score_table
+from agents.explaining import rules
 from agents.settings import plain, require, whole
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import in_unit, is_flag, kinds
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, kind_name
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.files import atomic_write, write_json, write_sealed
+from ooco_gym.files import write_json, write_sealed
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Section, Table, layout, percent, with_interval
-from ooco_gym.report import page as html_page
+from ooco_gym.policy import spelling_of
+from ooco_gym.report import Section, Table, percent, with_interval, write_page
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 from ooco_gym.zoo import folder_of, names
 
-SCHEMA = "ooco-gym/explanation/2"
-MARKDOWN_FILE, PAGE_FILE, RESULT_FILE = "explain.md", "explain.html", "explain.json"
-RULE = "its rule"
-_SHOWN = 12  # features in a table and a figure
+SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/3", "explain.html", "explain.json", "its rule"
+UNKNOWN = -1  # the partner's answer where there is none
+FOLDS, SIMPLER = 4, 0.01  # of windows; a smaller tree may agree so much less on those left out
+_FEATURES = {feature.name: feature for feature in (*CLUSTER, *CANDIDATES)}
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Explains the policy `cfg.policy` and writes explain.md, explain.json, explain.html and tree.json.
+    """Explains the policy `cfg.policy` and writes explain.html, explain.json and tree.json.
 
     Raises:
         UserError: the policy is no run or bundle or does not fit the environment, a value is out of range, or
             scikit-learn is not installed.
     """
-    config = _checked(plain(cfg))
+    config = plain(cfg)
+    for key in ("fit_windows", "episodes", "decisions", "repeats", "leaves", "seed"):
+        whole(config, key, {"leaves": 2, "seed": 0}.get(key, 1))
+    folder, seed, most = folder_of(str(config["policy"])), int(config["seed"]), int(config["decisions"])
+    if not os.path.isdir(folder):
+        raise UserError(f"policy folder '{folder}' does not exist{nearest(folder, names())}; expected the 'out' of "
+                        "'ooco-gym train' or of 'ooco-gym export', or one of: "
+                        f"{', '.join(names()) or 'none comes with this installation'}")
     require("explain")
-    started, folder, seed = time.monotonic(), config["policy"], int(config["seed"])
-    policy = load_learned(folder)
+    policy, name, started = load_learned(folder), Path(folder).name, time.monotonic()
     if not policy.env:
         raise UserError(f"'{folder}' is a rule of 'ooco-gym explain' itself; expected the 'out' of 'ooco-gym train' or "
                         "of 'ooco-gym export'")
     env, parameters, heuristics = _environment(config, policy, folder)
     fit_games = windows(split_seeds(env, "validation"), int(config["fit_windows"]))
     games = windows(split_seeds(env, "test"), int(config["episodes"]))
-    name = Path(folder).name
-    with progress("explaining", len(heuristics) + 4) as bar:
-        bar.text(f"{name} plays what its rule is fitted to")
-        fitted, _ = record(env, policy, fit_games, int(config["decisions"]), seed)
+    with progress("explaining", len(heuristics) + 3) as bar:
+        bar.text(f"{name} plays")
+        fitted, _ = record(env, policy, fit_games, most, seed)
         bar.advance()
-        bar.text(f"{name} plays the held-out windows")
-        held_out, own = record(env, policy, games, int(config["decisions"]), seed)
-        for split, found in (("validation", fitted), ("test", held_out)):
-            if not found:
-                raise UserError(f"no decision came up in the windows of the {split} split: give longer ones (window_s) "
-                                "or more (fit_windows, episodes)")
-        distilled_ = {one.name: distilled(one, int(config["leaves"]), seed, parameters) for one in fitted}
-        tree = Tree({"schema": TREE_SCHEMA, "environment": env["id"], "policy": name, "shapes": _shapes(fitted[0]),
-                     "rules": {kind: rule for kind, (rule, _) in distilled_.items()}})
+        held_out, own = record(env, policy, games, most, seed)
         bar.advance()
-        bar.text("its rule plays them")
+        if not fitted or not held_out:
+            raise UserError(f"no decision came up in the windows of the {'test' if fitted else 'validation'} split: "
+                            "give longer ones (window_s) or more (fit_windows, episodes)")
+        found = {one.name: distilled(one, int(config["leaves"]), seed, parameters) for one in fitted}
+        parts = (fitted[0].now, fitted[0].candidates, fitted[0].mask, fitted[0].decision)
+        tree = rules.Tree({
+            "schema": rules.SCHEMA, "environment": env["id"], "policy": name,
+            "shapes": {key: list(part.shape[1:]) for key, part in zip(OBSERVATION_KEYS, parts, strict=True)},
+            "rules": {kind: rule for kind, (rule, _) in found.items()}})
+        bar.text("its rule plays")
         played = {name: own, RULE: play(env, BatchPlayer(RULE, tree.decide_batch), games)}
         bar.advance()
         for heuristic in heuristics:
-            bar.text(f"{heuristic} plays them")
+            bar.text(f"{heuristic} plays")
             played[heuristic] = play_heuristic(env, heuristic, games)
             bar.advance()
         bar.text("measuring what each feature changes")
         moved = [row for one in held_out for row in importances(policy, one, int(config["repeats"]), seed)]
-        bar.advance()
     result = {
         "command": "explain", "policy": name, "env": env["id"], "shift": env.get("shift"),
         "fitted_on": {"split": "validation", "windows": len(fit_games),
-                      "decisions": {one.name: len(one) for one in fitted}},
-        "held_out": {"split": "test", "windows": len(games), "decisions": {one.name: len(one) for one in held_out}},
-        "importance": moved, "fidelity": fidelity(tree, held_out),
+                      "decisions": {one.name: len(one.actions) for one in fitted}},
+        "held_out": {"split": "test", "windows": len(games),
+                     "decisions": {one.name: len(one.actions) for one in held_out}},
+        "importance": moved,
+        "fidelity": [fidelity(tree.document["rules"][one.name], one) for one in held_out if one.name in tree.decisions],
         "scores": score(played, str(env.get("name") or env["id"]), {one: one in (name, RULE) for one in played}),
-        "rule_minus": {other: differences(played[RULE], played[other]) for other in played if other != RULE},
-        "rule": [line for _, lines in distilled_.values() for line in lines], "wall_s": time.monotonic() - started,
+        "rule": [line for _, lines in found.values() for line in lines], "wall_s": time.monotonic() - started,
     }
-    out = Path(config["out"])
+    out, shown = Path(config["out"]), tables(result)
     out.mkdir(parents=True, exist_ok=True)
-    write_sealed(out / TREE_FILE, tree.document)
+    write_sealed(out / rules.TREE_FILE, tree.document)
     write_json(out / RESULT_FILE, {"schema": SCHEMA, **result})
-    for file, text in ((MARKDOWN_FILE, markdown(result)), (PAGE_FILE, page(result))):
-        with atomic_write(out / file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    for table in tables(result):
+    rule = Table("The rule", ("",), tuple((line.replace("   ", "\u2003"),) for line in result["rule"]))
+    write_page(out / PAGE_FILE, f"What '{name}' does on {env['id']}", [Section("", (), [rule, *shown[::-1]])],
+               f"The rule was fitted to what the policy does on {len(fit_games)} windows of the validation split; all "
+               f"else is measured on {len(games)} windows of the test split.")
+    for table in shown:
         table.turned().show()
     print(*result["rule"], sep="\n")
-    print(f"the page: {out / PAGE_FILE}; the rule, which evaluate and Python play: {out / TREE_FILE}")
+    print(f"the page: {out / PAGE_FILE}; the rule, which evaluate and Python play: {out / rules.TREE_FILE}")
     return {key: result[key] for key in ("command", "policy", "env", "fidelity", "wall_s")} | {
-        "files": [MARKDOWN_FILE, RESULT_FILE, PAGE_FILE, TREE_FILE]}
-
-
-def _checked(config: dict[str, Any]) -> dict[str, Any]:
-    for key, least in (("fit_windows", 1), ("episodes", 1), ("decisions", 1), ("repeats", 1), ("leaves", 2),
-                       ("seed", 0)):
-        whole(config, key, least)
-    asked = str(config["policy"])
-    config["policy"] = folder_of(asked)
-    if not os.path.isdir(config["policy"]):
-        raise UserError(f"policy folder '{asked}' does not exist{nearest(asked, names())}; expected the 'out' of "
-                        "'ooco-gym train' or of 'ooco-gym export', or one of: "
-                        f"{', '.join(names()) or 'none comes with this installation'}")
-    return config
+        "files": [RESULT_FILE, PAGE_FILE, rules.TREE_FILE]}
 
 
 def _environment(config: Mapping[str, Any], policy: LearnedPolicy, folder: str
                  ) -> tuple[dict[str, Any], dict[str, list[float]], list[str]]:
-    """The environment's configuration; of an action of several parts the values of each; and names of heuristics.
-
-    Raises:
-        UserError: it gives other observations, or asks for other decisions, than those that the policy was trained on.
-    """
+    """The environment's configuration; of an action of several parts the values of each; and names of heuristics."""
     given, beside = config.get("env"), config.get("heuristics")
     env = dict(policy.env if given is None else load_yaml("env", given) if isinstance(given, str) else plain(given))
     env |= {key: config[key] for key in ("shift", "window_s", "warmup_s") if config.get(key) is not None}
@@ -138,109 +132,238 @@ def _environment(config: Mapping[str, Any], policy: LearnedPolicy, folder: str
         inside: Any = made.unwrapped
         controls = getattr(getattr(inside, "episodes", None), "controls", None)
         if beside is None:
-            ours = hasattr(inside, "episodes")
+            ours = isinstance(inside, DecisionEnv)
             beside = [one.name for one in heuristics_of(inside, None)] if ours else [inside.config.partner]
-        heuristics = list(dict.fromkeys([beside] if isinstance(beside, str) else map(str, beside)))
         return env, {} if controls is None else {
             name: controls.levels[part, : int(controls.counts[part])].tolist()
-            for part, name in enumerate(controls.names)}, heuristics
+            for part, name in enumerate(controls.names)}, list(dict.fromkeys(
+                [beside] if isinstance(beside, str) else map(str, beside)))
 
 
-def _shapes(recording: Recording) -> dict[str, list[int]]:
-    """The shapes of one observation's parts."""
-    parts = (recording.now, recording.candidates, recording.mask, recording.decision)
-    return {key: list(part.shape[1:]) for key, part in zip(OBSERVATION_KEYS, parts, strict=True)}
+# --- What the policy was asked ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Recording:
+    """N decisions of one kind (slot of the observation's `decision`), over several windows.
+
+    Attributes:
+        cluster, candidates, mask, decision: as observed: (N, H Fc), (N, K, F), (N, A), (N, D).
+        window: (N,), which of the windows.
+        partner: (N,), the action that says what the partner would do; `UNKNOWN` where it cannot be said.
+        actions: what the policy answered: (N,) or (N, P).
+        history: H, how many cluster vectors there are in one, the newest first.
+    """
+
+    kind: int
+    cluster: np.ndarray
+    candidates: np.ndarray
+    mask: np.ndarray
+    decision: np.ndarray
+    window: np.ndarray
+    partner: np.ndarray
+    actions: np.ndarray
+    history: int = 1
+
+    @property
+    def now(self) -> np.ndarray:
+        """The cluster at the decision, without what was before: (N, Fc)."""
+        return self.cluster[:, : self.cluster.shape[1] // self.history]
+
+    @property
+    def legal(self) -> np.ndarray:
+        """Which candidates are legal: bool (N, K)."""
+        return self.mask[:, -self.candidates.shape[1] :] > 0
+
+    @property
+    def name(self) -> str:
+        """Of the kind of decision."""
+        return kind_name(self.kind)
+
+    def canonical(self, actions: np.ndarray) -> np.ndarray:
+        """Actions with all that does what the partner would do as the partner's: so they compare by what they do."""
+        same = (self.partner != UNKNOWN) & (self.partner == actions.T)
+        return np.where(same, PARTNER_ACTION, actions) if actions.ndim == 1 else actions
 
 
-def fidelity(tree: Tree, held_out: Sequence[Recording]) -> list[dict[str, Any]]:
-    """Share of held-out decisions in which the rule does what the network does, by kind, intervals over windows."""
-    rows = []
-    for one in held_out:
-        if one.name in tree.decisions:  # else a kind that never came up where the rule was fitted
-            same = agreement(tree.document["rules"][one.name], one)
-            found = _interval(np.array([same[one.window == window].mean() for window in np.unique(one.window)]))
-            rows.append({"decision": one.name, "agreement": found.pop("mean"), **found, "decisions": len(one),
-                         "windows": len(np.unique(one.window))})
-    return rows
+class Recorder(BatchPlayer):
+    """Plays as a policy does and keeps decisions of each window and kind, each as likely as another (Vitter 1985)."""
+
+    def __init__(self, policy: LearnedPolicy, games: Sequence[Window], most: int, seed: int) -> None:
+        super().__init__("explained", policy.decide, policy.history)
+        self._most, self._random = max(1, most // len(games)), np.random.default_rng([seed, 23])
+        self._places = {(int(w.seed), int(w.number)): place for place, w in enumerate(games)}
+        self.kept: dict[tuple[int, int], list[tuple[Any, ...]]] = {}  # by kind and place of the window
+        self._seen: dict[tuple[int, int], int] = {}
+
+    def act(self, envs: Sequence[Any], observations: Observations) -> Sequence[Any]:
+        """The policy's answers."""
+        actions = super().act(envs, observations)
+        for wrapped, observation, action in zip(envs, observations, actions, strict=True):
+            if not observation["decision"].any():
+                continue  # a window in which nothing is asked
+            env, kind = wrapped.unwrapped, int(np.argmax(observation["decision"]))
+            window: Any = getattr(env, "window", None) or getattr(env, "key", None)
+            place = self._places.get(window, 0)
+            kept = self.kept.setdefault((kind, place), [])
+            seen = self._seen[kind, place] = self._seen.get((kind, place), 0) + 1
+            at = len(kept) if len(kept) < self._most else int(self._random.integers(seen))
+            if at < self._most:
+                parts = {key: np.copy(observation[key]) for key in OBSERVATION_KEYS}
+                parts["candidates"] = parts["candidates"].reshape(
+                    candidate_shape(wrapped.observation_space["candidates"]))
+                asked = isinstance(env, DecisionEnv) and env.episodes.controls is None
+                partner = int(env.rule_action(spelling_of(env.config.partner))) if asked else UNKNOWN
+                kept[at : at + 1] = [(*parts.values(), place, partner, np.copy(action))]
+        return actions
 
 
-def differences(records: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Paired differences window by window, with intervals over windows, of each metric."""
-    return {metric: _interval(values(records, metric) - values(others, metric)) for metric in METRICS}
+def record(config: Mapping[str, Any], policy: LearnedPolicy, games: Sequence[Window], most: int, seed: int
+           ) -> tuple[list[Recording], list[dict[str, Any]]]:
+    """Plays windows with a policy; at most about `most` decisions of each kind that it was asked, and the records."""
+    recorder = Recorder(policy, games, most, seed)
+    records = play(config, recorder, games)
+    return [Recording(kind, *map(np.array, zip(*(
+        row for key in sorted(recorder.kept) if key[0] == kind for row in recorder.kept[key]), strict=True)),
+        history=policy.history) for kind in sorted({kind for kind, _ in recorder.kept})], records
 
 
-def _interval(figures: np.ndarray) -> dict[str, Any]:
-    found = zip(("mean", "ci_low", "ci_high"), interval(figures), strict=True)
-    return {key: None if np.isnan(value) else float(value) for key, value in found}
+def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed: int) -> list[dict[str, Any]]:
+    """Permutation importance (Breiman 2001): the share of decisions that come out otherwise where a feature is shuffled
+    among decisions of the same kind, with its deviation over the shuffles; the largest first.
+
+    A row of the table is a decision, and says for each feature from which of the decisions it is taken: shuffling a
+    column shuffles a feature with its past, or that of all candidates.
+    """
+    from sklearn.dummy import DummyClassifier
+    from sklearn.inspection import permutation_importance
+
+    count, places, _ = recording.candidates.shape
+    past = recording.cluster.reshape(count, recording.history, -1)
+    legal, each = recording.legal, np.arange(count)[:, None]
+    order = np.argsort(~legal, axis=1, kind="stable")  # where another decision has fewer candidates, its own come again
+    offered = recording.candidates[each, order[each, np.arange(places) % np.maximum(legal.sum(axis=1), 1)[:, None]]]
+    offered[legal] = recording.candidates[legal]
+
+    def same(_: Any, table: np.ndarray, __: Any) -> float:
+        features = past.shape[2]
+        parts = (np.take_along_axis(past, table[:, None, :features], axis=0).reshape(count, -1),
+                 np.take_along_axis(offered, table[:, None, features:], axis=0), recording.mask, recording.decision)
+        actions = np.concatenate([policy.decide(*(part[at : at + 2048] for part in parts))
+                                  for at in range(0, count, 2048)])
+        return float((actions == recording.actions).reshape(count, -1).all(axis=1).mean())
+
+    named = [(part, name) for part, size in (("cluster", past.shape[2]), ("candidates", offered.shape[2]))
+             for name in rules.names_of(part, size)]
+    found: Any = permutation_importance(DummyClassifier(), np.tile(each, (1, len(named))), None, n_repeats=repeats,
+                                        random_state=seed, scoring=same)
+    return sorted(({"decision": recording.name, "part": part, "feature": name, "changed": float(mean),
+                    "changed_sd": float(deviation)} for (part, name), mean, deviation in
+                   zip(named, found.importances_mean, found.importances_std, strict=True)),
+                  key=lambda one: -one["changed"])
 
 
-# --- What is shown --------------------------------------------------------------------------------------------------
+# --- The rule ---------------------------------------------------------------------------------------------------------
+def agreement(rule: Mapping[str, Any], recording: Recording) -> np.ndarray:
+    """Whether a rule does what the network did, for each decision: bool (N,)."""
+    found = rules.answer(rule, recording.now, recording.candidates, recording.mask)
+    same = recording.canonical(found) == recording.canonical(recording.actions)
+    return same.reshape(len(same), -1).all(axis=1)
+
+
+def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[str, Sequence[float]] | None = None
+              ) -> tuple[dict[str, Any], list[str]]:
+    """The rule that answers most like the network on recorded decisions of one kind, and its lines of text.
+
+    Args:
+        leaves: of a tree, at most.
+        parameters: of an action of several parts, what they are called, and the value of each level.
+    """
+    words = kinds().get(recording.name)
+    lines = [f"{recording.name}: {words.question}" if words is not None else recording.name]
+    if parameters:
+        names_, parts = rules.names_of("cluster", recording.now.shape[-1]), []
+        for place, (name, levels) in enumerate(parameters.items()):
+            tree, drawn = fitted_tree(recording.now, recording.actions[:, place], recording.window, leaves, seed,
+                                      names_, {str(level): f"{value:g}" for level, value in enumerate(levels)})
+            parts.append({"name": name, "tree": tree})
+            lines += [f"{name}:", *drawn]
+        return {"parameters": parts}, lines
+    ours = recording.canonical(recording.actions)
+    answers = np.select([ours == PARTNER_ACTION, ours == DECLINE_ACTION], [rules.PARTNER, rules.NO], rules.ANOTHER)
+    tree, drawn = fitted_tree(
+        rules.whether_table(recording.now, recording.candidates, recording.legal), answers, recording.window, leaves,
+        seed, rules.whether_names(recording.now.shape[-1], recording.candidates.shape[-1]),
+        {rules.NO: f"no: {words.no}" if words is not None else rules.NO, rules.PARTNER: "as the partner would",
+         rules.ANOTHER: "another candidate"})
+    rule, lines = {"whether": tree, "which": None, "most": False}, lines + drawn
+    if rules.ANOTHER in tree["says"]:  # the feature whose most or least tells best which candidate is taken
+        rows = answers == rules.ANOTHER
+        candidates, legal, chosen = recording.candidates[rows], recording.legal[rows], recording.actions[rows] - FIXED
+        rule |= max(({"which": name, "most": most} for name in rules.names_of("candidates", candidates.shape[-1])
+                     for most in (False, True)),
+                    key=lambda one: np.mean(rules.best_candidate(one, candidates, legal) == chosen))
+        lines.append(f"another candidate: that with the {'most' if rule['most'] else 'least'} {rule['which']}")
+    return rule, lines
+
+
+def fitted_tree(table: np.ndarray, said: np.ndarray, window: np.ndarray, leaves: int, seed: int,
+                named: Sequence[str], meanings: Mapping[str, str]) -> tuple[dict[str, list[Any]], list[str]]:
+    """A tree of the fewest leaves that agrees nearly as well as any on windows that it was not fitted to (otherwise it
+    would tell windows apart by their time of day and learn them by heart), as plain data and in lines of text."""
+    from sklearn.model_selection import GridSearchCV, GroupKFold
+    from sklearn.tree import DecisionTreeClassifier, export_text
+
+    model: Any = DecisionTreeClassifier(min_samples_leaf=max(1, round(0.005 * len(table))), random_state=seed)
+    folds = min(FOLDS, len(np.unique(window)))
+    if folds < 2:  # one window: nothing to judge by
+        model.set_params(max_leaf_nodes=leaves).fit(table, said)
+    else:
+        sizes = [*(count for count in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if count < leaves), leaves]
+        search: Any = GridSearchCV(model, [{"ccp_alpha": [1.0]}, {"max_leaf_nodes": sizes}], cv=GroupKFold(folds),
+                                   refit=lambda found: int(np.argmax(  # type: ignore[arg-type]
+                                       found["mean_test_score"] >= found["mean_test_score"].max() - SIMPLER)))
+        model = search.fit(table, said, groups=window).best_estimator_  # the first of the grid has no split at all
+    tree = model.tree_
+    plain_ = {"feature": tree.feature.tolist(), "at": tree.threshold.tolist(), "below": tree.children_left.tolist(),
+              "above": tree.children_right.tolist(), "says": model.classes_[tree.value[:, 0].argmax(axis=1)].tolist()}
+    if len(model.classes_) == 1:  # which export_text leaves out
+        return plain_, [f"|--- {meanings[str(model.classes_[0])]}"]
+    lines = [re.sub(r"class: (.*)$", lambda found: meanings.get(found[1], found[1]), line)
+             for line in export_text(model, feature_names=list(named), decimals=6).splitlines()]
+    return plain_, [re.sub(r"--- (.+?) +(<=|>) +(-?[\d.]+)$", _condition, line) for line in lines]
+
+
+def _condition(found: re.Match[str]) -> str:
+    """A tree's condition in the feature's unit."""
+    name, side, at = found[1], "≤" if found[2] == "<=" else ">", float(found[3])
+    feature = _FEATURES.get(re.sub("^(partner's|least|most) ", "", name))
+    if feature is None:
+        return f"--- {name} {side} {at:.4g}"
+    if is_flag(feature):
+        return f"--- {name} is {'no' if side == '≤' else 'yes'}"
+    figure, unit = in_unit(feature, at)
+    return f"--- {name} {side} {float(f'{figure:.3g}'):,g} {unit}".rstrip()
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+def fidelity(rule: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
+    """Share of held-out decisions in which the rule does what the network does, interval over windows."""
+    same, played = agreement(rule, recording), np.unique(recording.window)
+    found = interval(np.array([same[recording.window == window].mean() for window in played]))
+    return {"decision": recording.name, **{key: None if np.isnan(value) else float(value) for key, value in zip(
+        ("agreement", "ci_low", "ci_high"), found, strict=True)}, "decisions": len(same), "windows": len(played)}
+
+
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    """Importance by kind of decision, agreement of the rule, scores, and the rule's differences to the others."""
-    found = []
-    for decision, count in result["held_out"]["decisions"].items():
-        rows = [one for one in result["importance"] if one["decision"] == decision][:_SHOWN]
-        body = [(one["feature"], one["part"], f"{percent(one['changed'])} ± {100 * one['changed_sd']:.2f}")
-                for one in rows]
-        found.append(Table(f"What moves '{decision}'", ("feature", "of", "decisions changed"), body,
-                           f"Shuffled among {count:,} held-out decisions, mean ± deviation over the shuffles."))
+    """Importance by kind of decision, agreement of the rule, and the scores as `evaluate` shows them."""
+    found = [Table(f"What moves '{decision}'", ("feature", "of", "decisions changed"), [
+        (one["feature"], one["part"], f"{percent(one['changed'])} ± {100 * one['changed_sd']:.2f}")
+        for one in result["importance"] if one["decision"] == decision][:12],
+        f"Shuffled among {count:,} held-out decisions, mean ± deviation over the shuffles.")
+        for decision, count in result["held_out"]["decisions"].items()]
     found.append(Table("The rule does what the network does", ("decision", "held-out decisions", "agreement"), tuple(
         (one["decision"], f"{one['decisions']:,}", with_interval(one["agreement"], one["ci_low"], one["ci_high"],
                                                                  percent)) for one in result["fidelity"]),
         "95 % intervals over windows; an action that does the same by another name counts as the same."))
     scores = result["scores"]
-    cells = {(row["policy"], row["metric"]): row for row in scores["results"]}
-    order = sorted(scores["policies"], key=lambda one: (one["rank"] is None, one["rank"] or 0))
-    found.append(Table("Played on the same held-out windows", (
-        "policy", *(TITLES[metric] for metric in METRICS), "feasible"), tuple(
-        (one["policy"], *(cell(cells[one["policy"], metric], metric) for metric in METRICS),
-         "yes" if one["feasible"] else "no") for one in order),
-        f"{result['held_out']['windows']} windows; ranked by offline service where the upper 95 % limit of the "
-        f"violation rate is at most {scores['violation_limit']:.0%}."))
-    shown = ("episode_reward", "offline_reference_gpu_s_per_s", "violation_rate")
-    head = ("policy", *(f"Δ {TITLES[metric]}" for metric in shown))
-    found.append(Table("The rule less each other policy", head, tuple((other, *(
-        cell(row[metric], metric) for metric in shown)) for other, row in result["rule_minus"].items()),
-        "Paired differences window by window, 95 % intervals over windows."))
-    return found
-
-
-def importance_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Bars: the share of decisions that shuffling a feature changes."""
-    import plotly.graph_objects as go
-
-    rows = rows[::-1]
-    figure = go.Figure(go.Bar(
-        x=[100 * one["changed"] for one in rows], y=[f"{one['feature']} ({one['part']})" for one in rows],
-        error_x={"array": [100 * one["changed_sd"] for one in rows], "thickness": 1}, orientation="h",
-        marker_color="#0072B2"))
-    figure.update_xaxes(title="decisions that change when the feature is shuffled (%)")
-    return layout(figure, 110 + 26 * len(rows), legend=False, top=20, margin={"l": 230})
-
-
-def page(result: Mapping[str, Any]) -> str:
-    """The whole explanation as HTML."""
-    *moves, agreeing, scores, less = tables(result)
-    rule = Table("", ("the rule",), tuple((line.replace("   ", "\u2003"),) for line in result["rule"]))
-    sections = [Section("Scores", (), [scores, less]), Section("A rule small enough to be read", (), [rule, agreeing])]
-    for decision, table in zip(result["held_out"]["decisions"], moves, strict=True):
-        rows = [one for one in result["importance"] if one["decision"] == decision][:_SHOWN]
-        sections.append(Section(table.title, (), [table], [importance_figure(rows)]))
-    return html_page(_title(result), sections, _lead(result))
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """The whole explanation as Markdown."""
-    parts = [f"# {_title(result)}", _lead(result), "```\n" + "\n".join(result["rule"]) + "\n```"]
-    for table in tables(result):
-        parts += [f"## {table.title}", table.markdown(), table.note]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _title(result: Mapping[str, Any]) -> str:
-    return f"What '{result['policy']}' does on {result['env']}"
-
-
-def _lead(result: Mapping[str, Any]) -> str:
-    return (f"The rule was fitted to what the policy does on {result['fitted_on']['windows']} windows of the "
-            f"validation split; all else is measured on {result['held_out']['windows']} windows of the test split.")
+    return [*found, score_table(scores, "Played on the same held-out windows"),
+            *([difference_table(scores)] if scores["reference"] else [])]

@@ -1,8 +1,8 @@
-"""A small rule that decides in a network's place: decision trees as plain data, and how they are played.
+"""A small rule that decides in a network's place: decision trees as plain data, played without a learning library.
 
 For each kind of decision, a tree says *whether*: `no`, as the `partner`, or `another` candidate than the partner's,
 which is then the one with the most or the least of one feature. Where several parameters are set at once, a tree for
-each says its level. A rule lives in a folder's `tree.json` and needs no learning library to be played.
+each says its level. A rule lives in a folder's `tree.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ooco_gym.errors import UserError
 
 SCHEMA, TREE_FILE = "ooco-gym/tree/2", "tree.json"
 NO, PARTNER, ANOTHER = "no", "partner", "another"
-OFFERED, PREFIXES = "candidates offered", ("partner's ", "least ", "most ")
 
 
 def names_of(part: str, size: int) -> list[str]:
@@ -31,8 +30,8 @@ def names_of(part: str, size: int) -> list[str]:
 
 def whether_names(cluster: int, candidates: int) -> list[str]:
     """Names of what the tree sees, for so many features of the cluster and of a candidate."""
-    return [*names_of("cluster", cluster), OFFERED,
-            *(f"{prefix}{name}" for prefix in PREFIXES for name in names_of("candidates", candidates))]
+    return [*names_of("cluster", cluster), "candidates offered", *(
+        f"{which} {name}" for which in ("partner's", "least", "most") for name in names_of("candidates", candidates))]
 
 
 def whether_table(cluster: np.ndarray, candidates: np.ndarray, legal: np.ndarray) -> np.ndarray:
@@ -82,13 +81,7 @@ def answer(rule: Mapping[str, Any], cluster: np.ndarray, candidates: np.ndarray,
 
 
 class Tree:
-    """A rule that is played as a learned policy is.
-
-    Attributes:
-        document: what `tree.json` holds.
-        decisions: kinds that it decides.
-        shapes: of the observation that it expects.
-    """
+    """The rule of a `tree.json`, which is its `document`, played as a learned policy is."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
@@ -98,11 +91,8 @@ class Tree:
     def decide_batch(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
                      decision: np.ndarray) -> np.ndarray:
         """Actions (batch,), or (batch, P), for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
-        action_mask (batch, A) and decision (batch, D).
-
-        Where no decision is open (an episode that is over while others go on) the first rule answers: a legal action,
-        which changes nothing.
-        """
+        action_mask (batch, A) and decision (batch, D). Where none is open (an episode is over, others go on) the first
+        rule answers."""
         candidates = candidates.reshape(len(candidates), *self.shapes["candidates"])
         kinds = np.array([kind_name(int(slot)) for slot in decision.argmax(axis=1)])
         kinds[~decision.any(axis=1)] = self.decisions[0]
