@@ -30,8 +30,8 @@ from ooco_gym.runtime import (
     read_manifest,
     write_bundle,
 )
-from ooco_gym.runtime.arrays import read_arrays
 from ooco_gym.runtime.bundle import graph_network
+from ooco_gym.runtime.manifest import read_arrays
 from ooco_gym.runtime.networks import Sizes, built
 from ooco_gym.runtime.writing import FORMS, VECTORS
 from ooco_gym.zoo import folder_of
@@ -73,7 +73,7 @@ def main(cfg: Any) -> dict[str, Any]:
         asked = random_observations(run, VECTORS, seed + 1)
         reference = {**dict(zip(OBSERVATION_KEYS, asked, strict=True)), "logits": run.actor.answer(*asked)[1]}
         write_bundle(out, described, None if found is None else found[1], reference, forms,
-                     lambda path: path.write_bytes(graph.read_bytes()), config.get("target"))
+                     graph.read_bytes(), config.get("target"))
     learned = learned_decisions(run)
     if not learned:
         warnings.warn(untrained(run, str(config["policy"])), UserWarning, stacklevel=2)
@@ -98,7 +98,7 @@ def export_bundle(source: str, config: Mapping[str, Any], wanted: Sequence[str] 
     if config.get("name"):
         kept["name"] = config["name"]
     write_bundle(out, kept, held.get(ARRAYS_FILE), held[REFERENCE_FILE], forms,
-                 None if graph is None else lambda file: file.write_bytes(graph), config.get("target"))
+                 graph, config.get("target"))
     Policy.load(out)  # plays the reference vectors
     return summarised(out, config, {"env": manifest["environment"], "decisions": manifest["decisions"],
                                     "checks": len(held[REFERENCE_FILE]["cluster"]),
@@ -134,7 +134,7 @@ def agreeing(run: LoadedRun, forms: Sequence[str], graph: Path, found: Any, obse
     """
     agreement = _checked(compare(run, graph_network(graph), observations), "graph", policy)
     if found is not None and set(forms) & {"npz", "c"}:
-        network = built(found[0], found[1], sizes_of_run(run), Path(ARRAYS_FILE))
+        network = built(found[0], found[1], sizes_of_run(run))
         arrays = _checked(compare(run, network, observations), "arrays", policy)
         agreement["npz"] = {key: arrays[key] for key in ("action_agreement", "disagreements", "max_logit_error")}
     return agreement

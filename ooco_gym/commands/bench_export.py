@@ -89,7 +89,7 @@ def _policy(network: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarr
     arrays = {name: (np.ones(shape) if name.endswith("deviation") else random.normal(size=shape) / shape[-1] ** 0.5)
               .astype(np.float32) for name, shape in shapes_of(network, sizes).items()}
     asked = _asked(sizes)
-    logits = built(network, arrays, sizes, Path("weights.npz"))(*asked)[1]
+    logits = built(network, arrays, sizes)(*asked)[1]
     rows = {"cluster": [feature_row(one) for one in ENGINE], "candidates": [feature_row(one) for one in ENTRY],
             "decision": [{"name": "admit", "low": 0.0, "high": 1.0}]}
     shapes = {"cluster": [sizes.cluster], "candidates": [CANDIDATES, sizes.features], "decision": [1]}

@@ -113,7 +113,7 @@ class ScoresCandidates:
                   "fixed.weight": np.zeros((0, sizes.cluster)), "fixed.bias": np.zeros(0)}
         network = {"form": "scorer", "sizes": [table.shape[1], 1], "activations": ["identity"]}
         asked = _asked(tables, sizes)
-        logits = built(network, arrays, sizes, folder)(*asked)[1]
+        logits = built(network, arrays, sizes)(*asked)[1]
         manifest = {
             "kind": "candidates", "name": name or policy.name, "rule": rule, "history": 1,
             "decision_point": {"name": self.decision, "meaning": self.meaning},

@@ -19,7 +19,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, read_parquet
 from ooco_gym.peak import short_name
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
-from ooco_gym.runtime.arrays import bounded_archive
+from ooco_gym.runtime.manifest import bounded_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,12 +17,10 @@ from ooco_gym.runtime.manifest import (
     REFERENCE_FILE,
     SCHEMA,
     SCHEMA_FILE,
-    file_digest,
     read_manifest,
 )
-from ooco_gym.runtime.metrics import Metrics
 from ooco_gym.runtime.writing import write_bundle, write_parameters_bundle
 
 __all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "REASONS", "REFERENCE_FILE", "SCHEMA",
-           "SCHEMA_FILE", "ClusterStack", "Guarded", "Memory", "Metrics", "ParameterPolicy", "Policy", "file_digest",
-           "read_manifest", "write_bundle", "write_parameters_bundle"]
+           "SCHEMA_FILE", "ClusterStack", "Guarded", "Memory", "ParameterPolicy", "Policy", "read_manifest",
+           "write_bundle", "write_parameters_bundle"]

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.runtime.arrays import check_names, read_arrays, taken
+from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     FEATURES,
@@ -25,9 +24,10 @@ from ooco_gym.runtime.manifest import (
     MODEL_FILE,
     PARAMETERS,
     REFERENCE_FILE,
+    read_arrays,
     read_manifest,
 )
-from ooco_gym.runtime.networks import read_network
+from ooco_gym.runtime.networks import network_of
 from ooco_gym.runtime.rules import check_bounds
 
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
@@ -74,15 +74,11 @@ class ClusterStack:
 
 
 class Memory:
-    """Keeps the last `length` cluster vectors of one episode, the newest first, as the policy was trained on them.
-
-    Args:
-        length: vectors that the policy sees in one (`Policy.history`).
-        size: features of one vector (Fc).
-    """
+    """Keeps the last `length` cluster vectors (`size`,) of one episode, the newest first, as the policy was trained."""
 
     def __init__(self, length: int, size: int) -> None:
-        self._stack, self._size, self._begun = ClusterStack(length), size, False
+        self._length, self._size = length, size
+        self.forget()
 
     def see(self, cluster: Any) -> np.ndarray:
         """The `cluster` for the policy, (length · Fc,), when this vector (Fc,) has come; the first fills every slot.
@@ -93,13 +89,12 @@ class Memory:
         vector = np.asarray(cluster, dtype=np.float32)
         if vector.shape != (self._size,):
             raise UserError(f"cluster has shape {vector.shape}; expected ({self._size},): one vector at a time")
-        stacked = (self._stack.push if self._begun else self._stack.begin)({"cluster": vector})
-        self._begun = True
-        return stacked["cluster"]
+        self._kept = [vector, *self._kept[:-1]] if self._kept else [vector] * self._length
+        return np.concatenate(self._kept)
 
     def forget(self) -> None:
         """Begins anew."""
-        self._begun = False
+        self._kept: list[np.ndarray] = []
 
 
 # --- Policies ---------------------------------------------------------------------------------------------------------
@@ -133,9 +128,7 @@ class Policy:
         self._network, self.manifest, self.form = network, manifest, form
         self.actions: list[str] = list(manifest["actions"])
         self.decisions: list[str] = list(manifest["decisions"])
-        inputs = manifest["inputs"]
-        self._shapes = {key: tuple(inputs[key]["shape"]) for key in FEATURES}
-        self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in FEATURES}
+        self._shapes, self._names = _inputs(manifest, FEATURES)
         self.parts: list[dict[str, Any]] = list(manifest.get("parts") or [])
         # Where the levels of each part begin among the actions.
         self._firsts = np.cumsum([0, *(len(part["levels"]) for part in self.parts[:-1])]) if self.parts else None
@@ -156,49 +149,42 @@ class Policy:
             A `Policy`; of a bundle of kind `parameters` a `ParameterPolicy`.
 
         Raises:
-            UserError: a file is missing or broken, the schema is another version, the network's weights are not finite,
-                the bundle has no such form, or onnxruntime is not installed, where it is needed.
+            UserError: a file is missing or broken, the schema is another version, the policy does not answer its
+                reference vectors, the bundle has no such form, or onnxruntime is not installed, where it is needed.
         """
         manifest, path = read_manifest(folder), Path(folder)
-        chosen, kind = _form(manifest, path, form), ParameterPolicy if manifest["kind"] == PARAMETERS else cls
-        if chosen == "onnx":
-            network = graph_network(path / MODEL_FILE, kind.inputs, kind.outputs, threads)
-        else:
-            network = read_network(path / ARRAYS_FILE, manifest)
-        policy = kind(network, manifest, chosen)
-        if isinstance(policy, ParameterPolicy):
-            policy.check(f"bundle '{folder}'", str(policy.rule))
-        with np.errstate(all="ignore"):  # damaged weights are named, not warned of
-            if not policy.replayed(path):
-                raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
-                                f"{chosen}): the files do not belong together, or this machine computes otherwise")
+        if form is not None and form not in _FILES:
+            raise unknown("form", form, _FILES)
+        held = [name for name, file in _FILES.items() if file in manifest["files"] and form in (None, name)]
+        if not held:
+            raise UserError(f"'{folder}' does not hold the policy as {form or 'npz or onnx'}; it has: "
+                            f"{', '.join(manifest['files']) or 'no file'}")
+        kind = ParameterPolicy if manifest["kind"] == PARAMETERS else cls
+        try:
+            if held[0] == "onnx":
+                network = graph_network(path / MODEL_FILE, kind.inputs, kind.outputs, threads)
+            else:
+                network = network_of(manifest, read_arrays(path / ARRAYS_FILE))
+            policy = kind(network, manifest, held[0])
+            with np.errstate(all="ignore"):
+                answered = policy.replayed(read_arrays(path / REFERENCE_FILE), manifest["reference"]["tolerance"])
+        except UserError as error:
+            raise UserError(f"bundle '{folder}': {error}") from error
+        except Exception as error:  # numpy and onnxruntime raise a dozen kinds; all mean that it is damaged
+            raise UserError(f"the policy in '{folder}' cannot be run, its files do not fit its manifest; export it "
+                            f"again ({type(error).__name__}: {' '.join(str(error).split())[:300]})") from error
+        if not answered:
+            raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
+                            f"{held[0]}): the files do not belong together, or this machine computes otherwise")
         return policy
 
-    def replayed(self, folder: Path) -> bool:
+    def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
         """Whether the network answers the bundle's reference vectors as they say."""
-        arrays, tolerance = _reference(folder, self.manifest, {
-            **self._shapes, "action_mask": (len(self.actions),), "logits": (len(self.actions),)})
-        mask = arrays["action_mask"].astype(np.int8)
-        actions, logits = self._network(*(mask if key == "action_mask" else arrays[key].astype(np.float32)
+        mask = asked["action_mask"].astype(np.int8)
+        actions, logits = self._network(*(mask if key == "action_mask" else asked[key].astype(np.float32)
                                           for key in INPUTS))
-        wanted = (len(mask), len(self.parts)) if self.parts else (len(mask),)
-        if np.shape(actions) != wanted or actions.dtype.kind != "i" or not (
-                _near(logits, arrays["logits"], tolerance)
-                and self._prefers(actions, np.where(mask > 0, logits, -np.inf), tolerance)):
-            return False
         self._legal(actions, mask)
-        return True
-
-    def _prefers(self, actions: np.ndarray, logits: np.ndarray, tolerance: float) -> bool:
-        """Whether the actions, (n,) or (n, P), are those with the largest logits (n, A) of each part, within rounding:
-        a graph says both, and could say one wrong."""
-        firsts = np.zeros(1, np.int64) if self._firsts is None else self._firsts
-        chosen = actions.reshape(len(logits), -1) + firsts
-        if not ((chosen >= firsts) & (chosen < np.append(firsts[1:], logits.shape[1]))).all():
-            return False
-        best = np.maximum.reduceat(logits, firsts, axis=1)
-        near = best - tolerance * np.maximum(1.0, np.abs(best))
-        return bool((np.take_along_axis(logits, chosen, 1) >= near).all())
+        return logits.shape == (len(mask), len(self.actions)) and _near(logits, asked["logits"], tolerance)
 
     def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> Any:
         """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
@@ -220,9 +206,7 @@ class Policy:
 
     def decide_batch(self, observation: Mapping[str, Any], mask: Any | None = None) -> np.ndarray:
         """As `decide`, for observations stacked along a first axis; returns actions int64 (batch,), or (batch, P)."""
-        parts = observation.get("cluster") if isinstance(observation, Mapping) else None
-        batch = () if parts is None else np.shape(parts)[:1]
-        return self._run(*self._checked(observation, mask, batch or (1,)))
+        return self.preferences(observation, mask)[0]
 
     def decide_unchecked(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
                          decision: np.ndarray) -> np.ndarray:
@@ -238,8 +222,9 @@ class Policy:
 
     def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
         """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
-        parts = self._checked(observation, mask, np.shape(observation["cluster"])[:1])
-        actions, logits = self._network(parts[0], parts[1], parts[2], parts[3])
+        cluster = observation.get("cluster") if isinstance(observation, Mapping) else None
+        parts = self._checked(observation, mask, (len(list(cluster)) if np.iterable(cluster) else 1,))
+        actions, logits = self._network(*parts)
         return self._legal(actions, parts[2]), logits
 
     def memory(self) -> Memory:
@@ -250,15 +235,13 @@ class Policy:
         """What a vector of levels sets: value, or choice, by the name of the part.
 
         Raises:
-            UserError: the policy has no parts, or the action is not one level for each of them.
+            UserError: the action is not one level for each part of the policy.
         """
-        if not self.parts:
-            raise UserError("this policy's actions are no vectors of levels: `actions` says what they mean")
         given = np.asarray(action)
         if given.shape != (len(self.parts),) or not all(
                 0 <= level < len(part["levels"]) for level, part in zip(given, self.parts, strict=True)):
             raise UserError(f"action {action!r} is not one level for each of "
-                            f"{', '.join(part['name'] for part in self.parts)}")
+                            f"{', '.join(part['name'] for part in self.parts) or 'no parts'}")
         return {part["name"]: part["levels"][int(level)] for level, part in zip(given, self.parts, strict=True)}
 
     def observation(
@@ -286,41 +269,35 @@ class Policy:
         if fixed_legal is not None and len(fixed_legal) != self.fixed:
             raise UserError(f"fixed_legal has {len(fixed_legal)} flags; expected {self.fixed}: "
                             f"{', '.join(self.actions[: self.fixed])}")
+        mask[: self.fixed] = 1 if fixed_legal is None else fixed_legal
+        mask[self.fixed : self.fixed + len(candidates)] = 1
         if self.parts:
             mask[:] = 1
-        else:
-            mask[: self.fixed] = 1 if fixed_legal is None else fixed_legal
-            mask[self.fixed : self.fixed + len(candidates)] = 1
-        chosen = self._one_hot(decision)
+        known = self.decisions or self._names["decision"]
+        if decision not in known and not (decision is None and len(known) == 1):
+            raise unknown("decision", decision, known)
+        chosen = np.array([name == (decision or known[0]) for name in self._names["decision"]], np.float32)
         return {"cluster": self._row("cluster", cluster), "candidates": table, "decision": chosen}, mask
-
-    def _one_hot(self, decision: str | None) -> np.ndarray:
-        names = self._names["decision"]
-        known = self.decisions or names
-        if decision is None and len(known) != 1:
-            raise UserError(f"decision is missing; this policy decides: {', '.join(known)}")
-        chosen = known[0] if decision is None else decision
-        if chosen not in known:
-            raise UserError(f"unknown decision '{chosen}'{nearest(chosen, known)}; this policy decides: "
-                            f"{', '.join(known)}")
-        return np.array([name == chosen for name in names], dtype=np.float32)
 
     def _row(self, key: str, values: Mapping[str, float]) -> np.ndarray:
         names = self._names[key]
-        for name in values:
-            if name not in names:
-                raise UserError(f"unknown {key} feature '{name}'{nearest(name, names)}; expected: {', '.join(names)}")
+        check_keys(f"{key} features", values, names)
         missing = [name for name in names if name not in values]
         if missing:
             raise UserError(f"{key} lacks the feature '{missing[0]}'; expected: {', '.join(names)}")
         return np.array([values[name] for name in names], dtype=np.float32)
 
     def _checked(self, observation: Mapping[str, Any], mask: Any | None, batch: tuple[int, ...]) -> list[np.ndarray]:
-        cluster, candidates, decision = (self._part(observation, key, batch + self._shapes[key]) for key in FEATURES)
-        given = mask if mask is not None else observation.get("action_mask")
+        if not isinstance(observation, Mapping) or not set(FEATURES) <= observation.keys():
+            has = ", ".join(map(str, observation)) if isinstance(observation, Mapping) else type(observation).__name__
+            raise UserError(f"observation must be a mapping with {', '.join(FEATURES)}; it has: {has or 'nothing'}")
+        found = []
+        for key in FEATURES:
+            shape = batch + self._shapes[key]
+            rows = (*batch, shape[-2] * shape[-1]) if key == "candidates" else None
+            found.append(_array(f"observation '{key}'", observation[key], shape, self._names[key], rows))
         shape = (*batch, len(self.actions))
-        if given is None and self.parts:
-            given = np.ones(shape, np.int8)
+        given = mask if mask is not None else observation.get("action_mask", np.ones(shape) if self.parts else None)
         if given is None:
             raise UserError("no mask given: pass mask, or put 'action_mask' into the observation")
         legal = np.asarray(given)
@@ -329,34 +306,10 @@ class Policy:
         legal = (legal != 0).view(np.int8)
         if not (legal.any(axis=-1).all() if batch else np.count_nonzero(legal)):
             raise UserError("mask allows no action; at least one must be legal")
-        return [cluster, candidates, legal, decision]
-
-    def _part(self, observation: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> np.ndarray:
-        if not isinstance(observation, Mapping):
-            raise UserError(f"observation must be a mapping with {', '.join(FEATURES)}, "
-                            f"got {type(observation).__name__}")
-        if key not in observation:
-            raise UserError(f"observation lacks '{key}'; it has: {', '.join(map(str, observation)) or 'nothing'}")
-        try:
-            value = np.ascontiguousarray(observation[key], dtype=np.float32)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"observation '{key}' is not an array of numbers of shape {shape}") from error
-        if key == "candidates" and value.shape == (*shape[:-2], shape[-2] * shape[-1]):
-            value = value.reshape(shape)
-        if value.shape != shape:
-            last = ", ".join(self._names[key])
-            raise UserError(f"observation '{key}' has shape {value.shape}; expected {shape}, last axis: {last}")
-        flat = value.ravel()
-        # A sum of squares is finite if each value is, but for huge ones: one product instead of two passes.
-        if not isfinite(flat.dot(flat)) and not np.isfinite(value).all():
-            names = self._names[key]
-            index = int(np.argwhere(~np.isfinite(value))[0][-1])
-            raise UserError(f"observation '{key}' is not finite: feature '{names[index]}'")
-        return value
+        return [*found[:2], legal, found[2]]
 
     def _run(self, *parts: np.ndarray) -> np.ndarray:
-        cluster, candidates, mask, decision = parts
-        return self._legal(self._network(cluster, candidates, mask, decision)[0], mask)
+        return self._legal(self._network(*parts)[0], parts[2])
 
     def _legal(self, actions: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The answers as they are, if all of them are legal: a network with broken weights may say anything.
@@ -397,28 +350,27 @@ class ParameterPolicy:
     def __init__(self, network: Network, manifest: Mapping[str, Any], form: str) -> None:
         self._network, self.manifest, self.form = network, manifest, form
         self.names: tuple[str, ...] = tuple(one["name"] for one in manifest["parameters"])
-        self.features = [one["name"] for one in manifest["inputs"]["cluster"]["features"]]
+        self.features = _inputs(manifest, ("cluster",))[1]["cluster"]
         self.interval_s: float | None = manifest["decision_point"].get("interval_s")
         self.rule: str | None = manifest.get("rule")
         self.constants: dict[str, float] = dict(manifest.get("constants", {}))
         self.low, self.high = (np.array([one[key] for one in manifest["parameters"]]) for key in ("low", "high"))
         self.decisions: list[str] = list(manifest["decisions"])
         self.card: dict[str, Any] = {}
+        self.check_bounds(str(self.rule))
 
-    def check(self, where: str, rule: str) -> None:
+    def check_bounds(self, rule: str) -> None:
         """Refuses what the policy may set, where a rule's own bounds are narrower.
 
         Raises:
             UserError: a parameter's bounds, or a constant, are beyond the rule's.
         """
         for values in (self.low, self.high):
-            check_bounds(where, rule, {**self.constants, **dict(zip(self.names, values.tolist(), strict=True))})
+            check_bounds(rule, {**self.constants, **dict(zip(self.names, values.tolist(), strict=True))})
 
-    def replayed(self, folder: Path) -> bool:
+    def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
         """Whether the network answers the bundle's reference vectors as they say."""
-        arrays, tolerance = _reference(folder, self.manifest, {
-            "cluster": (len(self.features),), "parameters": (len(self.names),)})
-        return _near(self.decide_batch(arrays["cluster"]), arrays["parameters"], tolerance)
+        return _near(self.decide_batch(asked["cluster"]), asked["parameters"], tolerance)
 
     def decide(self, observation: Any, mask: Any = None) -> dict[str, float]:
         """The value of each parameter by name, for one observation.
@@ -430,57 +382,57 @@ class ParameterPolicy:
         Raises:
             UserError: it has another shape or is not finite, or what the policy answers is not.
         """
-        return dict(zip(self.names, self._values(self._features(observation, ())[None])[0].tolist(), strict=True))
+        given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
+        features = _array("the observation", given, (len(self.features),), self.features)
+        return dict(zip(self.names, self._values(features[None])[0].tolist(), strict=True))
 
     def decide_batch(self, observation: Any, mask: Any = None) -> np.ndarray:
         """As `decide`, for observations stacked along a first axis: values float64 (batch, P), in the order `names`."""
-        return self._values(self._features(observation, ("batch",)))
-
-    def _features(self, observation: Any, batch: tuple[str, ...]) -> np.ndarray:
         given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
-        try:
-            features = np.ascontiguousarray(given, dtype=np.float32)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"the observation is not an array of {len(self.features)} numbers, nor a mapping with one "
-                            "as 'cluster'") from error
-        shape = (*batch, len(self.features))
-        if features.shape[-1:] != shape[-1:] or features.ndim != len(shape):
-            raise UserError(f"the observation has shape {features.shape}; expected {shape}: {', '.join(self.features)}")
-        if not np.isfinite(features).all():
-            name = self.features[int(np.argwhere(~np.isfinite(features))[0][-1])]
-            raise UserError(f"the observation is not finite: feature '{name}'")
-        return features
+        return self._values(_array("the observation", given, (len(given), len(self.features)), self.features))
 
     def _values(self, features: np.ndarray) -> np.ndarray:
         """The network's values, if they are numbers within bounds: a graph from elsewhere may answer anything."""
         values = self._network(features)[0]
-        if values.shape == (len(features), len(self.names)) and (
-                (values >= self.low) & (values <= self.high)).all():
+        if ((values >= self.low) & (values <= self.high)).all():
             return values
-        raise UserError(f"the policy answers {values.ravel()[:4].tolist()} of shape {values.shape}; expected for each "
-                        f"observation {len(self.names)} values within their bounds: it is damaged; export it again")
+        raise UserError(f"the policy answers {values.ravel()[:4].tolist()}; expected values within their bounds: it is "
+                        "damaged; export it again")
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-def _form(manifest: Mapping[str, Any], folder: Path, form: str | None) -> str:
-    """The form to load: as wanted, or the first that the bundle has."""
-    if form is not None and form not in _FILES:
-        raise unknown("form", form, _FILES)
-    held = [name for name, file in _FILES.items() if file in manifest["files"]]
-    if not held or (form is not None and form not in held):
-        raise UserError(f"'{folder}' does not hold the policy as {form or 'npz or onnx'}; it has: "
-                        f"{', '.join(manifest['files']) or 'no file'}")
-    return form or held[0]
+# --- Inputs, answers, graphs ------------------------------------------------------------------------------------------
+def _inputs(manifest: Mapping[str, Any], keys: Sequence[str]
+            ) -> tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]:
+    """Shapes of the inputs, and names of their features."""
+    shapes = {key: tuple(manifest["inputs"][key]["shape"]) for key in keys}
+    names = {key: [feature["name"] for feature in manifest["inputs"][key]["features"]] for key in keys}
+    for key in keys:
+        if len(names[key]) != shapes[key][-1]:
+            raise UserError(f"inputs.{key} of the manifest has {len(names[key])} features and the shape "
+                            f"{list(shapes[key])}")
+    return shapes, names
 
 
-def _reference(folder: Path, manifest: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-               ) -> tuple[dict[str, np.ndarray], float]:
-    """The reference vectors, and how far from them an answer may be; `shapes` is that of one."""
-    file, described = folder / REFERENCE_FILE, manifest["reference"]
-    arrays = read_arrays(file)
-    check_names(file, arrays, set(shapes))
-    return {key: taken(file, arrays, key, (described["vectors"], *shape)) for key, shape in shapes.items()}, described[
-        "tolerance"]
+def _array(what: str, given: Any, shape: tuple[int, ...], names: Sequence[str],
+           rows: tuple[int, ...] | None = None) -> np.ndarray:
+    """An input as float32 of a shape; it may also come in the shape `rows`.
+
+    Raises:
+        UserError: it is no array of numbers, has another shape, or is not finite.
+    """
+    try:
+        value = np.ascontiguousarray(given, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{what} is not an array of numbers of shape {shape}") from error
+    if value.shape == rows:
+        value = value.reshape(shape)
+    if value.shape != shape:
+        raise UserError(f"{what} has shape {value.shape}; expected {shape}, last axis: {', '.join(names)}")
+    flat = value.ravel()
+    # A sum of squares is finite if each value is, but for huge ones: one product instead of two passes.
+    if not isfinite(flat.dot(flat)) and not np.isfinite(value).all():
+        raise UserError(f"{what} is not finite: feature '{names[int(np.argwhere(~np.isfinite(value))[0][-1])]}'")
+    return value
 
 
 def _near(mine: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
@@ -493,7 +445,7 @@ def graph_network(path: Path, inputs: Sequence[str] = Policy.inputs, outputs: Se
     """The network of a graph; the one place that imports onnxruntime.
 
     Raises:
-        UserError: onnxruntime is not installed, or cannot load it.
+        UserError: onnxruntime is not installed.
     """
     try:
         import onnxruntime
@@ -503,23 +455,5 @@ def graph_network(path: Path, inputs: Sequence[str] = Policy.inputs, outputs: Se
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # errors are raised, and need not be printed as well
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own exception classes; all mean that the file is no usable model
-        raise UserError(f"'{path}' cannot be loaded by onnxruntime: {_said(error)}") from error
-
-    def answers(*parts: np.ndarray) -> Sequence[np.ndarray]:
-        try:
-            found: Any = session.run(outputs, dict(zip(inputs, parts, strict=True)))
-        except Exception as error:  # as above; all mean that they do not fit each other
-            raise UserError(f"'{path}' does not take what its manifest says: {_said(error)}") from error
-        if any(np.shape(one)[:1] != (len(parts[0]),) for one in found):
-            raise UserError(f"'{path}' answers {len(parts[0])} observations with {', '.join(outputs)} of shapes "
-                            f"{[np.shape(one) for one in found]}; expected one for each; export the policy again")
-        return found
-
-    return answers
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+    session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda *parts: session.run(outputs, dict(zip(inputs, parts, strict=True)))

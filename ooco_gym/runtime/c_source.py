@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.runtime.limits import bounds_of
-from ooco_gym.runtime.manifest import PARAMETERS
+from ooco_gym.runtime.manifest import PARAMETERS, bounds_of
 from ooco_gym.runtime.networks import Sizes, sizes_of
 
 BLOCK = 16  # hidden layers are padded to a multiple of it, for the vectors of processors

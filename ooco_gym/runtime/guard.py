@@ -17,22 +17,109 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from ooco_gym.errors import UserError, is_number, whole_number
-from ooco_gym.runtime.limits import NOT_FINITE, OUTSIDE, Answers, Limits
-from ooco_gym.runtime.metrics import Metrics
-from ooco_gym.runtime.workers import Late, Stalled, Workers
+import numpy as np
+
+from ooco_gym.errors import UserError, is_number, is_whole, whole_number
+from ooco_gym.runtime.manifest import FEATURES, bounds_of
 
 POLICY, RULE = "policy", "rule"
-RAISED, NONSENSE, BUDGET, STALLED, RESTING = "raised", "nonsense", "budget", "stalled", "resting"
-REASONS = (OUTSIDE, NOT_FINITE, RAISED, NONSENSE, BUDGET, STALLED, RESTING)
+OUTSIDE, NOT_FINITE, RAISED, NONSENSE, BUDGET, STALLED, RESTING = REASONS = (
+    "outside", "not_finite", "raised", "nonsense", "budget", "stalled", "resting")
+BUCKETS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _LOG = logging.getLogger("ooco_gym.runtime")
 
-Rule = Callable[[Any, Any], Any]
+
+# --- Calls with a time limit ----------------------------------------------------------------------------------------
+class Late(TimeoutError):
+    """The function has not answered in time."""
 
 
+class Stalled(TimeoutError):
+    """As many functions as may be late still are."""
+
+
+class TimeLimit:
+    """Calls functions, each in a thread of its own, and goes on without those that are late: Python cannot stop them.
+
+    Args:
+        most_late: so many functions may be late at a time; then no more are called.
+    """
+
+    def __init__(self, most_late: int = 4) -> None:
+        self._most_late, self._lock = most_late, threading.Lock()
+        self._late: list[threading.Thread] = []
+
+    def call(self, function: Callable[[], Any], limit_s: float) -> Any:
+        """What the function answers, or raises.
+
+        Raises:
+            Late: not within `limit_s`.
+            Stalled: too many calls before were late, and still are.
+        """
+        answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((function(), None))
+            except BaseException as error:  # handed to whoever called
+                answers.put((None, error))
+
+        if self._late:
+            with self._lock:
+                self._late = [thread for thread in self._late if thread.is_alive()]
+            if len(self._late) >= self._most_late:
+                raise Stalled
+        thread = threading.Thread(target=run, name="ooco-gym-policy", daemon=True)
+        thread.start()
+        try:
+            answer, error = answers.get(timeout=limit_s)
+        except Empty:
+            with self._lock:
+                self._late.append(thread)
+            raise Late from None
+        if error is not None:
+            raise error
+        return answer
+
+
+# --- Counters -------------------------------------------------------------------------------------------------------
+class Metrics:
+    """Counters of a guarded policy, for Prometheus: `registry` has them, for an exporter of your own."""
+
+    def __init__(self, policy: str) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Histogram
+
+        self.registry, self._policy = CollectorRegistry(), policy
+        self._counters = {name: Counter(f"ooco_gym_policy_{name}", text, ["policy", label], registry=self.registry)
+                          for name, label, text in (
+            ("decisions", "source", "Decisions, by whose answer was acted on."),
+            ("fallbacks", "reason", "Decisions in which the rule stood in for the policy, by why."),
+            ("shadow", "agrees", "Decisions that the policy took in the shadow of the rule, by whether both agree."))}
+        self.took = Histogram("ooco_gym_policy_decision_seconds", "What the policy took to answer, seconds.",
+                              ["policy"], buckets=BUCKETS_S, registry=self.registry).labels(policy).observe
+
+    def add(self, name: str, value: str) -> None:
+        """Counts one more of `decisions`, `fallbacks` or `shadow` with this value of its label."""
+        self._counters[name].labels(self._policy, value).inc()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The counters by name, then by the value of their label."""
+        return {name: {sample.labels[label]: int(sample.value) for family in counter.collect()
+                       for sample in family.samples if sample.name.endswith("_total")
+                       for label in sample.labels if label != "policy"}
+                for name, counter in self._counters.items()}
+
+    def text(self) -> str:
+        """All of it, as a scrape of Prometheus reads it."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry).decode()
+
+
+# --- The guard ------------------------------------------------------------------------------------------------------
 class Guarded:
     """A policy with a rule behind it. Many threads may ask at a time.
 
@@ -40,8 +127,8 @@ class Guarded:
         policy: what `Policy.load` gives, or anything with `decide(observation, mask)` and a `manifest`.
         rule: what decides in its place: called with (observation, mask), answers what the policy would.
         budget_s: seconds that the policy may take; None: as long as it likes.
-        interrupt: whether to leave a policy that is late alone in a thread of its own, which costs tens of microseconds
-            a decision; else it is waited for, and what it answers late is not used.
+        interrupt: whether to leave a policy that is late alone in a thread of its own, which costs tens of
+            microseconds a decision; else it is waited for, and what it answers late is not used.
         shadow: the rule acts, and the policy is only compared with it.
         share: share of the decisions that the policy takes, from 0 to 1; the rule takes the others.
         outside: what becomes of an observation outside of what the policy was trained on: `rule`, or `policy` takes it.
@@ -50,7 +137,6 @@ class Guarded:
         rest_s: see there.
         on_decision: called after each decision with what was decided and why: `call`, `key`, `source`, `reason`,
             `answer`, and in shadow mode `policy` and `agrees`.
-        metrics: counters to add to; None: new ones.
         clock: seconds, for tests.
 
     Attributes:
@@ -62,23 +148,37 @@ class Guarded:
     """
 
     def __init__(
-        self, policy: Any, rule: Rule, *, budget_s: float | None = None, interrupt: bool = True, shadow: bool = False,
-        share: float = 1.0, outside: str = RULE, margin: float = 0.05, rest_after: int = 50, rest_s: float = 10.0,
-        on_decision: Callable[[Mapping[str, Any]], None] | None = None, metrics: Metrics | None = None,
+        self, policy: Any, rule: Callable[[Any, Any], Any], *, budget_s: float | None = None, interrupt: bool = True,
+        shadow: bool = False, share: float = 1.0, outside: str = RULE, margin: float = 0.05, rest_after: int = 50,
+        rest_s: float = 10.0, on_decision: Callable[[Mapping[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        _check(budget_s, share, outside, margin, rest_s)
+        for name, value, fits, expected in (
+                ("budget_s", budget_s, budget_s is None or (is_number(budget_s) and budget_s > 0),
+                 "a number of seconds above 0, or None"),
+                ("share", share, is_number(share) and 0 <= share <= 1, "a number from 0 to 1"),
+                ("outside", outside, outside in (POLICY, RULE), f"'{RULE}' or '{POLICY}'"),
+                ("margin", margin, is_number(margin) and margin >= 0, "a number of at least 0"),
+                ("rest_s", rest_s, is_number(rest_s) and rest_s >= 0, "a number of at least 0")):
+            if not fits:
+                raise UserError(f"{name}={value!r} must be {expected}")
         self.policy, self.rule = policy, rule
         manifest = getattr(policy, "manifest", None) or {}
-        self.metrics = metrics or Metrics(str(manifest.get("name") or "policy"))
+        self.metrics = Metrics(str(manifest.get("name") or "policy"))
         self._budget, self._shadow, self._share = budget_s, shadow, share
-        self._workers = Workers() if budget_s is not None and interrupt else None
-        self._limits, self._answers = Limits(manifest, margin, outside == RULE), Answers(manifest)
+        self._limit = TimeLimit() if budget_s is not None and interrupt else None
         self._rest_after, self._rest_s = whole_number("rest_after", rest_after), rest_s
         self._on_decision, self._clock = on_decision, clock
         self._calls, self._lock = itertools.count(), threading.Lock()
         self._failures, self._rests_until = 0, -math.inf
         self._said: set[str] = set()
+        inputs = manifest.get("inputs") or {}
+        self._values = {one["name"]: (one["low"], one["high"]) for one in manifest.get("parameters") or ()}
+        self._levels = np.array([len(part["levels"]) for part in manifest.get("parts") or ()])
+        self._actions = len(manifest.get("actions") or ())
+        self._fixed = self._actions - inputs["candidates"]["shape"][0] if "candidates" in inputs else 0
+        self._ranges = {key: bounds_of(inputs[key]["features"], margin) if outside == RULE else None
+                        for key in FEATURES if key in inputs and "features" in inputs[key]}
 
     def decide(self, observation: Any, mask: Any = None, key: Any = None) -> Any:
         """The answer to act on.
@@ -91,90 +191,99 @@ class Guarded:
         Raises:
             Exception: only what the rule itself raises.
         """
-        call = next(self._calls)
-        if not self._shadow and not self._takes(call, key):
-            return self._by_rule(call, key, observation, mask, None)
-        answer, reason = self._ask(observation, mask)
-        if reason is not None:
-            return self._by_rule(call, key, observation, mask, reason)
-        if self._shadow:
-            return self._in_shadow(call, key, observation, mask, answer)
-        self.metrics.add("decisions_total", "source", POLICY)
-        self._tell(call, key, POLICY, None, answer)
-        return answer
+        call, answer, reason = next(self._calls), None, None
+        asked = self._shadow or self._takes(call, key)
+        if asked:
+            answer, reason = self._ask(observation, mask)
+        said: dict[str, Any] = {"call": call, "key": key, "source": RULE, "reason": reason}
+        if not asked or reason is not None:
+            said["answer"] = self.rule(observation, mask)
+        elif self._shadow:
+            acted = self.rule(observation, mask)
+            said |= {"answer": acted, "policy": answer, "agrees": _same(answer, acted)}
+            self.metrics.add("shadow", "yes" if said["agrees"] else "no")
+        else:
+            said |= {"answer": answer, "source": POLICY}
+        self.metrics.add("decisions", said["source"])
+        if self._on_decision is not None:
+            try:
+                self._on_decision(said)
+            except Exception:  # a log that fails must not stop an engine
+                self._say("on_decision", "what is called after each decision raises", exc_info=True)
+        return said["answer"]
 
-    def close(self) -> None:
-        """Ends the threads that wait for work."""
-        if self._workers is not None:
-            self._workers.close()
-
-    # --- Whose turn it is ---------------------------------------------------------------------------------------------
     def _takes(self, call: int, key: Any) -> bool:
         """Whether a decision falls into the canary's share."""
-        if self._share >= 1.0 or self._share <= 0.0:
-            return self._share >= 1.0
         if key is not None:
             drawn = hashlib.blake2b(str(key).encode("utf-8", "surrogatepass"), digest_size=4).digest()
             return int.from_bytes(drawn, "big") < self._share * 2**32
         return math.floor((call + 1) * self._share) > math.floor(call * self._share)
 
-    def _by_rule(self, call: int, key: Any, observation: Any, mask: Any, reason: str | None) -> Any:
-        answer = self.rule(observation, mask)
-        self.metrics.add("decisions_total", "source", RULE)
-        self._tell(call, key, RULE, reason, answer)
-        return answer
-
-    def _in_shadow(self, call: int, key: Any, observation: Any, mask: Any, answer: Any) -> Any:
-        acted = self.rule(observation, mask)
-        agrees = self._answers.same(answer, acted)
-        self.metrics.add("shadow_total", "agrees", "yes" if agrees else "no")
-        self.metrics.add("decisions_total", "source", RULE)
-        self._tell(call, key, RULE, None, acted, policy=answer, agrees=agrees)
-        return acted
-
-    def _tell(self, call: int, key: Any, source: str, reason: str | None, answer: Any, **more: Any) -> None:
-        if self._on_decision is not None:
-            try:
-                self._on_decision({"call": call, "key": key, "source": source, "reason": reason, "answer": answer,
-                                   **more})
-            except Exception:  # a log that fails must not stop an engine
-                self._say("on_decision", "what is called after each decision raises", exc_info=True)
-
-    # --- Asking the policy --------------------------------------------------------------------------------------------
     def _ask(self, observation: Any, mask: Any) -> tuple[Any, str | None]:
         """(The policy's answer, None), or (None, why there is none)."""
         begun = self._clock()
         if begun < self._rests_until:
             return None, self._failed(RESTING)
         try:
-            reason = self._limits.problem(observation, mask)
+            reason = self._problem(observation, mask)
             if reason is not None:
-                return None, self._failed(reason, counts=False)
-            answer = self._answer(partial(self.policy.decide, observation, mask))
+                return None, self._failed(reason)
+            if self._limit is not None and self._budget is not None:
+                answer = self._limit.call(lambda: self.policy.decide(observation, mask), self._budget)
+            else:
+                answer = self.policy.decide(observation, mask)
             took = self._clock() - begun
             self.metrics.took(took)
             if self._budget is not None and took > self._budget:
                 return None, self._failed(BUDGET)
-            if not self._answers.allowed(answer, observation, mask):
-                return None, self._failed(NONSENSE, answer=answer)
+            if not self._allowed(answer, observation, mask):
+                return None, self._failed(NONSENSE, f": {str(answer)[:80]}")
         except Late:
             return None, self._failed(BUDGET)
         except Stalled:
             return None, self._failed(STALLED)
         except Exception as error:  # whatever it is: the engine must go on
-            return None, self._failed(RAISED, error=error)
+            return None, self._failed(RAISED, f": {' '.join(str(error).split())[:200]}")
         self._failures = 0
         return answer, None
 
-    def _answer(self, asked: Callable[[], Any]) -> Any:
-        if self._workers is None or self._budget is None:
-            return asked()
-        return self._workers.call(asked, self._budget)
+    def _problem(self, observation: Any, mask: Any) -> str | None:
+        """`not_finite`, `outside`, or None where there is nothing wrong with an observation."""
+        given = observation if isinstance(observation, Mapping) or not self._values else {"cluster": observation}
+        for key, bounds in self._ranges.items():
+            if key not in given:
+                continue  # the policy says what it misses
+            values = np.asarray(given[key], np.float64)
+            if bounds is not None and key == "candidates":
+                values = values.reshape(-1, len(bounds[0]))
+                legal = mask if mask is not None else given.get("action_mask")
+                if legal is not None and not len(self._levels):  # what stands in the other places means nothing
+                    values = values[np.asarray(legal)[self._fixed :] != 0]
+            if not math.isfinite(values.sum()):
+                return NOT_FINITE
+            if bounds is not None and not ((values >= bounds[0]) & (values <= bounds[1])).all():
+                return OUTSIDE
+        return None
 
-    def _failed(self, reason: str, counts: bool = True, answer: Any = None, error: Exception | None = None) -> str:
+    def _allowed(self, answer: Any, observation: Any, mask: Any) -> bool:
+        """Whether an answer is a legal action, a vector of levels, or a value within bounds of each parameter."""
+        if self._values:
+            return isinstance(answer, Mapping) and answer.keys() == self._values.keys() and all(
+                low <= answer[name] <= high for name, (low, high) in self._values.items())
+        if len(self._levels):
+            levels = np.asarray(answer)
+            return levels.shape == self._levels.shape and levels.dtype.kind == "i" and bool(
+                ((levels >= 0) & (levels < self._levels)).all())
+        if not self._actions:
+            return True
+        legal = mask if mask is not None else observation.get("action_mask")
+        return is_whole(answer) and 0 <= answer < self._actions and (
+            legal is None or bool(np.asarray(legal)[answer]))
+
+    def _failed(self, reason: str, detail: str = "") -> str:
         """Counts and logs a failure, and lets a policy rest that fails again and again."""
-        self.metrics.add("fallbacks_total", "reason", reason)
-        if reason != RESTING and counts:
+        self.metrics.add("fallbacks", reason)
+        if reason not in (RESTING, OUTSIDE, NOT_FINITE):  # the policy is not at fault
             with self._lock:
                 self._failures += 1
                 rests = 0 < self._rest_after <= self._failures
@@ -183,9 +292,7 @@ class Guarded:
             if rests:
                 _LOG.warning("the policy failed %d times in a row (last: %s) and rests for %g s; the rule decides",
                              self._rest_after, reason, self._rest_s)
-        what = f": {' '.join(str(error).split())[:200]}" if error is not None else (
-            f": {str(answer)[:80]}" if reason == NONSENSE else "")
-        self._say(reason, f"the rule decides in the policy's place ({reason}{what})")
+        self._say(reason, f"the rule decides in the policy's place ({reason}{detail})")
         return reason
 
     def _say(self, what: str, text: str, **more: Any) -> None:
@@ -194,14 +301,9 @@ class Guarded:
         self._said.add(what)
 
 
-def _check(budget_s: Any, share: Any, outside: Any, margin: Any, rest_s: Any) -> None:
-    if budget_s is not None and (not is_number(budget_s) or budget_s <= 0):
-        raise UserError(f"budget_s={budget_s!r} must be a number of seconds above 0, or None")
-    if not is_number(share) or not 0 <= share <= 1:
-        raise UserError(f"share={share!r} must be a number from 0 to 1")
-    if outside not in (POLICY, RULE):
-        raise UserError(f"outside={outside!r} must be '{RULE}' or '{POLICY}': who decides outside of the training")
-    for name, value in (("margin", margin), ("rest_s", rest_s)):
-        if not is_number(value) or value < 0:
-            raise UserError(f"{name}={value!r} must be a number of at least 0")
-
+def _same(one: Any, other: Any) -> bool:
+    """Whether two answers are the same, values of parameters within rounding."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(
+            math.isclose(one[key], other[key], rel_tol=1e-6, abs_tol=1e-9) for key in one)
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.arrays import check_names, read_arrays, taken
 from ooco_gym.runtime.manifest import PARAMETERS
 
 MASKED = np.float32(-1e8)  # the logit of an illegal action
 FARTHEST = np.float32(8.0)  # deviations from the mean at which a scaled feature is cut
-MOST_WEIGHTS = 2_000  # of a policy of kind `parameters`
 _MOST_EXPONENT = 80.0  # far beyond any bounds, and far from overflow
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "identity": lambda x: x, "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
@@ -60,32 +57,20 @@ def sizes_of(manifest: Mapping[str, Any]) -> Sizes:
     return Sizes(shapes["cluster"][0], shapes["decision"][0], places, features, shapes["action_mask"][0], levels)
 
 
-# --- What a network's arrays are --------------------------------------------------------------------------------------
-def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """The arrays by name, with their shapes, of a network that scores actions.
-
-    Raises:
-        UserError: the manifest's `network` lacks what its form needs.
-    """
-    form = described.get("form")
-    if form not in ("candidate_scorer", "flat", "scorer"):
-        raise UserError(f"the manifest's network is of the form '{form}', which scores no candidates")
-    if form == "scorer":
-        layers, seen = layer_shapes(described), described["sizes"][0]
-        if sizes.levels or seen not in (sizes.features, sizes.features + sizes.cluster) or described["sizes"][-1] != 1:
-            raise UserError(f"the manifest's network takes {seen} numbers and gives {described['sizes'][-1]}; expected "
-                            f"the {sizes.features} of a candidate, or these and the {sizes.cluster} of the cluster, to "
-                            "1")
-        return {"fixed.weight": (sizes.fixed, sizes.cluster), "fixed.bias": (sizes.fixed,), **layers}
-    if "hidden" not in described:
-        raise UserError(f"the manifest's network of the form '{form}' lacks 'hidden'")
+# --- A network of its arrays ----------------------------------------------------------------------------------------
+def shapes_of(described: Mapping[str, Any], sizes: Sizes | None = None) -> dict[str, tuple[int, ...]]:
+    """The arrays by name, with their shapes, of a manifest's `network`; without sizes: of plain layers alone."""
+    if described["form"] in ("layers", "scorer"):
+        shapes = {f"layers.{place}.{name}": shape for place, (before, after) in enumerate(pairwise(described["sizes"]))
+                  for name, shape in (("weight", (after, before)), ("bias", (after,)))}
+        if sizes is not None:
+            shapes |= {"fixed.weight": (sizes.fixed, sizes.cluster), "fixed.bias": (sizes.fixed,)}
+        return shapes
+    assert sizes is not None
     hidden, kinds, own = described["hidden"], described.get("kinds", 1), max(sizes.levels, default=1)
-    if kinds not in (1, sizes.decisions):
-        raise UserError(f"the manifest's network has {kinds} kinds of heads; expected 1 or {sizes.decisions}")
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{key}.{part}": (count,) for key, count in (("cluster", sizes.cluster), ("candidates", sizes.features))
-        for part in ("mean", "deviation")}
-    if form == "flat":
+    shapes = {f"{key}.{part}": (count,) for key, count in (("cluster", sizes.cluster), ("candidates", sizes.features))
+              for part in ("mean", "deviation")}
+    if described["form"] == "flat":
         inputs = sizes.context + sizes.places * sizes.features + sizes.actions
         return shapes | {"first.weight": (hidden, inputs), "first.bias": (hidden,), "second.weight": (hidden, hidden),
                          "second.bias": (hidden,), "last.weight": (sizes.actions * kinds, hidden),
@@ -100,128 +85,61 @@ def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int
     return shapes
 
 
-def layer_shapes(described: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The arrays of plain layers by name, with their shapes.
-
-    Raises:
-        UserError: there is not one size more than activations.
-    """
-    sizes, names = described.get("sizes", ()), described.get("activations", ())
-    if not names or len(sizes) != len(names) + 1:
-        raise UserError(f"the manifest's network has {len(sizes)} sizes and {len(names)} activations; expected one "
-                        "size more")
-    return {f"layers.{place}.{name}": shape for place, (before, after) in enumerate(pairwise(sizes))
-            for name, shape in (("weight", (after, before)), ("bias", (after,)))}
-
-
-def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes, file: Path) -> Any:
-    """The network that scores actions, of a manifest's `network` and the arrays of `file`.
+def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Any:
+    """The network that scores actions, of a manifest's `network` and its arrays.
 
     Raises:
         UserError: they do not fit each other, or the sizes of inputs and actions.
     """
-    held = _taken(file, arrays, shapes_of(described, sizes))
+    _check(described, arrays, sizes)
     if described["form"] == "scorer":
-        return LayerScorer(held, Layers.of(described, held), sizes)
-    for name in ("cluster.deviation", "candidates.deviation"):
-        if not (held[name] > 0).all():
-            raise UserError(f"'{file}' has a deviation of a feature that is not above 0; export the policy again")
+        return LayerScorer(arrays, described["activations"], sizes)
     made = CandidateScorer if described["form"] == "candidate_scorer" else FlatScorer
-    return made({name: array.astype(np.float32) for name, array in held.items()}, sizes, described.get("kinds", 1))
+    return made({name: array.astype(np.float32) for name, array in arrays.items()}, sizes, described.get("kinds", 1))
 
 
-def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], file: Path = Path("weights.npz")) -> Any:
+def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
     """The network of a manifest of either kind: called with its inputs, it answers with its outputs, in their order.
 
     Raises:
         UserError: the arrays do not fit the manifest.
     """
-    described = manifest.get("network") or {}
+    described = manifest["network"]
     if manifest["kind"] != PARAMETERS:
-        return built(described, arrays, sizes_of(manifest), file)
-    if described.get("form") != "layers":
-        raise UserError(f"'{file}': the manifest's network is of the form '{described.get('form')}'; a policy of kind "
-                        "'parameters' has 'layers' with sizes and activations")
-    layers = Layers.of(described, _taken(file, arrays, layer_shapes(described)))
-    sizes = (len(manifest["inputs"]["cluster"]["features"]), len(manifest["parameters"]))
-    if (layers.inputs, layers.outputs) != sizes:
-        raise UserError(f"'{file}': the network takes {layers.inputs} numbers and gives {layers.outputs}; expected one "
-                        f"for each of {sizes[0]} features, and {sizes[1]} parameters")
-    if layers.size > MOST_WEIGHTS:
-        raise UserError(f"the network has {layers.size:,} weights; a policy of kind 'parameters' has at most "
-                        f"{MOST_WEIGHTS:,}")
-    scales = Scales(manifest["parameters"])
+        return built(described, arrays, sizes_of(manifest))
+    _check(described, arrays)
+    ends, wanted = (described["sizes"][0], described["sizes"][-1]), (
+        len(manifest["inputs"]["cluster"]["features"]), len(manifest["parameters"]))
+    if ends != wanted:
+        raise UserError(f"the network takes {ends[0]} numbers and gives {ends[1]}; expected one for each of "
+                        f"{wanted[0]} features, and {wanted[1]} parameters")
+    layers, scales = Layers(arrays, described["activations"]), Scales(manifest["parameters"])
     return lambda features: (scales(layers(features.astype(np.float64))),)
 
 
-def read_network(file: Path, manifest: Mapping[str, Any]) -> Any:
-    """The network of a bundle's manifest and its `weights.npz`.
-
-    Raises:
-        UserError: the arrays are damaged, or do not fit the manifest.
-    """
-    return network_of(manifest, read_arrays(file), file)
-
-
-def _taken(file: Path, arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
-           ) -> dict[str, np.ndarray]:
-    check_names(file, arrays, set(shapes))
-    return {name: taken(file, arrays, name, shape) for name, shape in shapes.items()}
+def _check(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes | None = None) -> None:
+    wanted, found = shapes_of(described, sizes), {name: np.shape(array) for name, array in arrays.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise UserError(f"the network's array '{name}' has shape {found.get(name)}; expected {wanted.get(name)}, "
+                            "as its manifest says; export the policy again")
 
 
 # --- Plain layers -----------------------------------------------------------------------------------------------------
 class Layers:
-    """y = activation(weight · x + bias), layer after layer, in float64.
+    """y = activation(weight · x + bias), layer after layer, in float64."""
 
-    Args:
-        layers: (weight (outputs, inputs), bias (outputs,), name of an activation) of each.
-
-    Attributes:
-        inputs, outputs: numbers that go in, and that come out.
-        size: weights in all, biases among them.
-
-    Raises:
-        UserError: shapes do not fit each other, an activation is unknown, or a number is not finite.
-    """
-
-    def __init__(self, layers: Sequence[tuple[Any, Any, str]]) -> None:
-        self.layers = [(np.asarray(weight, np.float64), np.asarray(bias, np.float64), name)
-                       for weight, bias, name in layers]
-        width = None
-        for place, (weight, bias, name) in enumerate(self.layers):
-            if weight.ndim != 2 or bias.shape != weight.shape[:1] or width not in (None, weight.shape[1]):
-                raise UserError(f"layer {place} has a weight of shape {weight.shape} and a bias of shape {bias.shape} "
-                                f"behind {width} numbers; expected (outputs, inputs) and (outputs,)")
-            if name not in ACTIVATIONS:
-                raise UserError(f"layer {place} has the activation '{name}'; expected one of {', '.join(ACTIVATIONS)}")
-            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-                raise UserError(f"layer {place} has weights that are not finite")
-            width = weight.shape[0]
-        self.inputs, self.outputs = self.layers[0][0].shape[1], self.layers[-1][0].shape[0]
-        self.size = sum(weight.size + bias.size for weight, bias, _ in self.layers)
-        self._steps = [(np.ascontiguousarray(weight.T), bias, ACTIVATIONS[name]) for weight, bias, name in self.layers]
-
-    @classmethod
-    def of(cls, described: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Layers:
-        """The layers of a manifest's `network`, of arrays that fit it."""
-        return cls([(arrays[f"layers.{place}.weight"], arrays[f"layers.{place}.bias"], name)
-                    for place, name in enumerate(described["activations"])])
+    def __init__(self, arrays: Mapping[str, np.ndarray], activations: Sequence[str]) -> None:
+        self._steps = [(np.ascontiguousarray(arrays[f"layers.{place}.weight"].T, np.float64),
+                        np.asarray(arrays[f"layers.{place}.bias"], np.float64), ACTIVATIONS[name])
+                       for place, name in enumerate(activations)]
+        self.inputs = len(self._steps[0][0])
 
     def __call__(self, x: Any) -> Any:
         """Outputs (..., outputs) for inputs (..., inputs)."""
         for weight, bias, activation in self._steps:
             x = activation(x @ weight + bias)
         return x
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """As `weights.npz` keeps them."""
-        return {f"layers.{place}.{name}": array for place, (weight, bias, _) in enumerate(self.layers)
-                for name, array in (("weight", weight), ("bias", bias))}
-
-    def described(self) -> dict[str, Any]:
-        """As the manifest has them."""
-        return {"form": "layers", "sizes": [self.inputs, *(len(bias) for _, bias, _ in self.layers)],
-                "activations": [name for *_, name in self.layers]}
 
 
 class Scales:
@@ -322,8 +240,8 @@ class LayerScorer:
     All of it in float64: a sum of few large features loses nothing.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], layers: Layers, sizes: Sizes) -> None:
-        self.sizes, self._layers = sizes, layers
+    def __init__(self, arrays: Mapping[str, np.ndarray], activations: Sequence[str], sizes: Sizes) -> None:
+        self.sizes, self._layers = sizes, Layers(arrays, activations)
         self._weight, self._bias = (array.astype(np.float64).T for array in (arrays["fixed.weight"],
                                                                              arrays["fixed.bias"]))
 

@@ -7,14 +7,14 @@ manifest of any. `ooco-gym export` writes those of trained networks (`agents.lea
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.runtime.arrays import write_arrays
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     MANIFEST_FILE,
@@ -22,20 +22,17 @@ from ooco_gym.runtime.manifest import (
     PARAMETERS,
     REFERENCE_FILE,
     SCHEMA,
-    described_file,
-    problem_of,
-    read_manifest,
+    check_manifest,
     signed,
+    write_arrays,
 )
-from ooco_gym.runtime.networks import Layers, network_of
+from ooco_gym.runtime.networks import network_of
 from ooco_gym.version import __version__
 
 FORMS = ("onnx", "npz", "c")
 VECTORS = 32  # reference vectors of a bundle
 TOLERANCE = 1e-5
 LICENCE = "Apache-2.0"
-
-Writer = Callable[[Path], Any]
 
 
 def write_parameters_bundle(
@@ -56,7 +53,7 @@ def write_parameters_bundle(
         features: of the input, in their order: `Contracted` (such as `batching_features.ENGINE`), or mappings with
             `name`, `low`, `high`.
         weights: (P, F + 1) of a linear network, z = weights · [features, 1]; or `layers` instead.
-        layers: (weight (outputs, inputs), bias (outputs,), activation) of each layer, at most 2,000 weights in all.
+        layers: (weight (outputs, inputs), bias (outputs,), activation) of each layer.
         rule: the rule whose parameters they are.
         environment: where it was trained.
         name: what the policy is called; None: the rule's name with `adaptive_` before it.
@@ -78,13 +75,30 @@ def write_parameters_bundle(
         UserError: shapes do not fit each other, a parameter's base is not within its bounds, or a form needs an extra
             that is not installed.
     """
-    given, table = _given_layers(weights, layers), [feature_row(feature) for feature in features]
+    if (weights is None) == (not layers):
+        raise UserError("give either weights (P, F + 1) of a linear network or its layers")
+    given = [] if layers is None else [(np.asarray(weight, np.float64), np.asarray(bias, np.float64), activation)
+                                       for weight, bias, activation in layers]
+    if weights is not None:
+        rows = np.asarray(weights, np.float64)
+        if rows.ndim != 2 or rows.shape[1] < 2:
+            raise UserError(f"weights have shape {rows.shape}; expected (parameters, features + 1), the constant last")
+        given = [(rows[:, :-1], rows[:, -1], "identity")]
+    arrays = {f"layers.{place}.{name}": array for place, (weight, bias, _) in enumerate(given)
+              for name, array in (("weight", weight), ("bias", bias))}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise UserError("the weights are not finite")
+    table = [feature_row(feature) for feature in features]
     if seen is not None:
         bounds = np.asarray(seen, np.float64)
-        if bounds.shape != (2, len(table)) or not np.isfinite(bounds).all() or (bounds[0] > bounds[1]).any():
+        if bounds.shape != (2, len(table)):
             raise UserError(f"seen has shape {bounds.shape}; expected (2, {len(table)}): the least and the largest "
-                            "finite value of each feature in training")
+                            "value of each feature in training")
         table = [{**row, "seen": ends} for row, ends in zip(table, bounds.T.tolist(), strict=True)]
+    for one in parameters:
+        if not one["low"] <= one["base"] <= one["high"]:
+            raise UserError(f"the base of parameter '{one['name']}' is {one['base']}; expected a value from its low "
+                            f"{one['low']} to its high {one['high']}")
     manifest = {
         "kind": PARAMETERS, "name": name or f"adaptive_{rule}", "rule": rule,
         "decision_point": {"name": decision_point, "meaning": f"values of parameters of the rule '{rule}' by context",
@@ -94,20 +108,21 @@ def write_parameters_bundle(
         "outputs": {"parameters": {"shape": [len(parameters)], "dtype": "float64",
                                    "meaning": "values of parameters, in their order"}},
         "parameters": [dict(one) for one in parameters], **({"constants": dict(constants)} if constants else {}),
-        "network": given.described(),
+        "network": {"form": "layers", "sizes": [given[0][0].shape[1], *(len(bias) for _, bias, _ in given)],
+                    "activations": [activation for *_, activation in given]},
         "training": {"data": {}, "seeds": [], **(training or {})}, "scores": [dict(one) for one in scores],
         "trained_for": {"slo": {}, "loads": [], **(trained_for or {})}, "licence": licence,
     }
-    _check(_whole(manifest, forms, VECTORS))
     vectors = drawn(table, VECTORS)
-    reference = {"cluster": vectors, "parameters": network_of(manifest, given.arrays())(vectors)[0]}
-    return write_bundle(directory, manifest, given.arrays(), reference, forms, None, target)
+    _whole(manifest, forms, VECTORS)
+    reference = {"cluster": vectors, "parameters": network_of(manifest, arrays)(vectors)[0]}
+    return write_bundle(directory, manifest, arrays, reference, forms, None, target)
 
 
 def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None,
-                 reference: Mapping[str, np.ndarray], forms: Sequence[str], graph: Writer | None = None,
+                 reference: Mapping[str, np.ndarray], forms: Sequence[str], graph: bytes | None = None,
                  target: str | None = None) -> Path:
-    """Writes a bundle's files, then the manifest with their digests, and reads all of it again.
+    """Writes a bundle's files, then the manifest with their digests.
 
     Args:
         directory: its folder.
@@ -115,72 +130,55 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
         arrays: of `weights.npz`; None: the policy is a graph alone.
         reference: of `reference.npz`.
         forms: among `onnx`, `npz`, `c`.
-        graph: writes `policy.onnx` to a path; None: it is made of the arrays.
+        graph: the content of `policy.onnx`; None: it is made of the arrays.
         target: `c` for functions shaped as those of engines, too.
 
     Raises:
         UserError: a form that cannot be written, a manifest that is not as the schema says.
     """
-    from ooco_gym.files import as_json, atomic_write, write_json
+    from ooco_gym.files import atomic_write, write_json
 
-    folder, whole = Path(directory), _whole(manifest, forms, len(next(iter(reference.values()))))
-    chosen = _writers(manifest, arrays, reference, forms, graph, target)
-    _check(whole)
-    for name, write in chosen.items():
+    whole = _whole(manifest, forms, len(next(iter(reference.values()))))
+    if arrays is None and (graph is None or set(forms) != {"onnx"}):
+        raise UserError(f"this policy's network cannot be written as {', '.join(forms)}: it can be exported as onnx "
+                        "alone")
+    folder, held = Path(directory), arrays or {}
+    contents: dict[str, Any] = {}
+    if "onnx" in forms and graph is None:
+        from ooco_gym.runtime.onnx_source import graph_of
+
+        graph = graph_of(manifest, held)
+    if "onnx" in forms:
+        contents[MODEL_FILE] = graph
+    if "c" in forms:
+        from ooco_gym.runtime.c_source import sources
+
+        contents |= {name: text.encode("ascii") for name, text in sources(manifest, held, reference, target).items()}
+    tables = {ARRAYS_FILE: held, REFERENCE_FILE: reference} if "npz" in forms else {REFERENCE_FILE: reference}
+    for name, content in {**tables, **contents}.items():
         with atomic_write(folder / name) as temporary:
-            write(temporary)
-    whole["files"] = {name: described_file(folder / name) for name in chosen}
-    write_json(folder / MANIFEST_FILE, signed(as_json(whole)))
-    read_manifest(folder)
+            if name in tables:
+                write_arrays(temporary, content)
+            else:
+                temporary.write_bytes(content)
+        whole["files"][name] = {"sha256": file_digest(folder / name), "bytes": (folder / name).stat().st_size}
+    write_json(folder / MANIFEST_FILE, signed(whole))
     return folder
 
 
 def _whole(manifest: Mapping[str, Any], forms: Sequence[str], vectors: int) -> dict[str, Any]:
-    """The manifest but for its files and its digest."""
-    return {"schema": SCHEMA, **manifest, "forms": list(forms),
-            "reference": {"file": REFERENCE_FILE, "vectors": vectors, "tolerance": TOLERANCE},
-            "versions": {"ooco-gym": __version__, "numpy": np.__version__, "python": platform.python_version(),
-                         **manifest.get("versions", {})}}
-
-
-def _check(whole: Mapping[str, Any]) -> None:
+    """The manifest but for its files and its digest, held against the schema."""
     from ooco_gym.files import as_json
 
-    for form in whole["forms"]:
+    for form in forms:
         if form not in FORMS:
             raise unknown("form", form, FORMS)
-    problem = problem_of(as_json({**whole, "files": {}, "manifest_sha256": "0" * 64}))
-    if problem is not None:
-        raise UserError(f"the bundle's manifest would not be as its schema says: {problem}")
-
-
-def _writers(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None, reference: Mapping[str, np.ndarray],
-             forms: Sequence[str], graph: Writer | None, target: str | None) -> dict[str, Writer]:
-    """The files of a bundle, each with what writes it.
-
-    Raises:
-        UserError: the policy is a graph alone, and is to be written otherwise.
-    """
-    found: dict[str, Writer] = {}
-    if arrays is None and (graph is None or set(forms) != {"onnx"}):
-        raise UserError(f"this policy's network cannot be written as {', '.join(forms)}: it can be exported as onnx "
-                        "alone")
-    held = arrays or {}
-    if "npz" in forms:
-        found[ARRAYS_FILE] = lambda path: write_arrays(path, held)
-    if "onnx" in forms and graph is None:
-        from ooco_gym.runtime.onnx_source import graph_of
-
-        content = graph_of(manifest, held)
-        graph = lambda path: path.write_bytes(content)  # noqa: E731
-    if "onnx" in forms and graph is not None:
-        found[MODEL_FILE] = graph
-    if "c" in forms:
-        from ooco_gym.runtime.c_source import sources
-
-        found |= {name: lambda path, text=text: path.write_text(text, encoding="ascii")
-                  for name, text in sources(manifest, held, reference, target).items()}
-    return {**found, REFERENCE_FILE: lambda path: write_arrays(path, reference)}
+    whole = as_json({"schema": SCHEMA, **manifest, "forms": list(forms), "files": {}, "manifest_sha256": "0" * 64,
+                     "reference": {"file": REFERENCE_FILE, "vectors": vectors, "tolerance": TOLERANCE},
+                     "versions": {"ooco-gym": __version__, "numpy": np.__version__,
+                                  "python": platform.python_version(), **manifest.get("versions", {})}})
+    check_manifest("the bundle's manifest", whole)
+    return whole
 
 
 def feature_row(feature: Any) -> dict[str, Any]:
@@ -194,17 +192,6 @@ def feature_row(feature: Any) -> dict[str, Any]:
         if key not in row:
             raise UserError(f"feature {row} lacks '{key}'; expected a name, a low and a high at least")
     return row
-
-
-def _given_layers(weights: Any, layers: Sequence[tuple[Any, Any, str]] | None) -> Layers:
-    if (weights is None) == (not layers):
-        raise UserError("give either weights (P, F + 1) of a linear network or its layers")
-    if layers:
-        return Layers(layers)
-    table = np.asarray(weights, np.float64)
-    if table.ndim != 2 or table.shape[1] < 2:
-        raise UserError(f"weights have shape {table.shape}; expected (parameters, features + 1), the constant last")
-    return Layers([(table[:, :-1], table[:, -1], "identity")])
 
 
 def drawn(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:

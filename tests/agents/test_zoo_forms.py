@@ -81,7 +81,7 @@ def test_all_forms_of_a_shipped_policy_answer_alike(name, tmp_path):
 
     from agents.learning.export import main as export
     from ooco_gym.runtime import Policy
-    from ooco_gym.runtime.arrays import read_arrays
+    from ooco_gym.runtime.manifest import read_arrays
     from ooco_gym.runtime.networks import sizes_of
 
     out = tmp_path / "bundle"

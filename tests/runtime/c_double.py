@@ -4,13 +4,13 @@ import ctypes
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ooco_gym.documents import file_digest
 from ooco_gym.runtime import Policy, write_bundle, write_parameters_bundle
-from ooco_gym.runtime.manifest import file_digest, signed
+from ooco_gym.runtime.manifest import signed
 from ooco_gym.runtime.networks import Sizes, built, shapes_of
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -36,7 +36,7 @@ def scorer_bundle(folder, name, seed=0, places=4, forms=("npz", "c"), target=Non
     arrays = {key: (random.uniform(0.5, 2.0, shape) if "deviation" in key else random.normal(size=shape) * 0.7)
               .astype(np.float32) for key, shape in shapes_of(network, sizes).items()}
     asked = observations(sizes, 32, seed + 1)
-    logits = built(network, arrays, sizes, Path("weights.npz"))(*asked)[1]
+    logits = built(network, arrays, sizes)(*asked)[1]
     parts = [{"name": f"part{i}", "levels": list(range(count))} for i, count in enumerate(levels)]
     names = [f"part{i}={level}" for i, count in enumerate(levels) for level in range(count)] or [
         "no", "partner", *(f"take {k}" for k in range(places))]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import ParameterPolicy, Policy, write_parameters_bundle
-from ooco_gym.runtime.arrays import write_arrays
 from ooco_gym.runtime.batching_features import ENGINE
-from ooco_gym.runtime.manifest import file_digest, signed
+from ooco_gym.runtime.manifest import signed, write_arrays
 from ooco_gym.runtime.networks import Scales
 
 PARAMETERS = [
@@ -57,7 +57,7 @@ def test_weights_of_zero_leave_the_rule_as_it_was_tuned(tmp_path):
     assert policy.decide(np.ones(F)) == {"tpot_share": 0.9, "offline_share": 0.5}, "exactly"
 
 
-@pytest.mark.parametrize("change", [{"low": -1e30}, {"high": 1e30}, {"high": 1.5}, {"low": -(10**400)}])
+@pytest.mark.parametrize("change", [{"low": -1e30}, {"high": 1e30}, {"high": 1.5}])
 def test_bounds_beyond_those_of_the_rule_are_refused_as_the_bundle_is_loaded(tmp_path, change):
     folder = written(tmp_path)
     resigned(folder, lambda manifest: manifest["parameters"][1].update(change))
@@ -96,10 +96,10 @@ def test_a_small_network_decides_layer_by_layer_and_batches_alike(tmp_path):
 
 
 @pytest.mark.parametrize("given, words", [
-    (np.zeros(F - 1), f"shape ({F - 1},); expected ({F},): online_decodes"),
+    (np.zeros(F - 1), f"shape ({F - 1},); expected ({F},), last axis: online_decodes"),
     (np.full(F, np.nan), "not finite: feature 'online_decodes'"),
-    ({"candidates": [1]}, "not an array of 44 numbers"),
-    ("text", "not an array of 44 numbers"),
+    ({"candidates": [1]}, "not an array of numbers of shape (44,)"),
+    ("text", "not an array of numbers of shape (44,)"),
 ])
 def test_an_observation_that_is_none_is_named(tmp_path, given, words):
     policy = Policy.load(written(tmp_path))
@@ -113,7 +113,6 @@ def test_an_observation_that_is_none_is_named(tmp_path, given, words):
     ({"weights": np.full((2, F + 1), np.nan)}, "not finite"),
     ({"weights": np.zeros(4)}, "expected (parameters, features + 1)"),
     ({"parameters": [{**PARAMETERS[0], "base": 3.0}, PARAMETERS[1]]}, "base of parameter 'tpot_share' is 3.0"),
-    ({"parameters": [PARAMETERS[0], PARAMETERS[0]]}, "each name once"),
     ({"parameters": [{**PARAMETERS[0], "scale": "cubic"}, PARAMETERS[1]]}, "'cubic' is not one of ['linear', 'log']"),
     ({"seen": np.zeros((2, 3))}, "expected (2, 44)"),
     ({"forms": ["npz", "fortran"]}, "unknown form 'fortran'"),

@@ -58,7 +58,7 @@ def write_bundle(folder, **changes):
                    "decision": {"shape": [D], "features": features("gate", "evict")},
                    "action_mask": {"shape": [A]}}, **changes}
     return runtime.write_bundle(folder, manifest, None, reference, ["onnx"],
-                                lambda path: path.write_bytes(model.SerializeToString()))
+                                model.SerializeToString())
 
 
 def features(*names):
@@ -127,9 +127,9 @@ def test_named_features_become_arrays_in_the_bundles_order(policy):
     assert mask.tolist() == [1, 0, 0, 0, 0]
     with pytest.raises(UserError, match="fixed_legal has 1 flags; expected 2: hold, partner"):
         policy.observation({"kv_free": 1, "load": 1}, [], fixed_legal=[True])
-    with pytest.raises(UserError, match="unknown decision 'evict'; this policy decides: gate"):
+    with pytest.raises(UserError, match="unknown decision 'evict'.*expected one of: gate"):
         policy.observation({"kv_free": 1, "load": 1}, [], "evict")
-    with pytest.raises(UserError, match=r"unknown cluster feature 'kvfree' \(did you mean 'kv_free'\?\)"):
+    with pytest.raises(UserError, match=r"cluster features: unknown key 'kvfree' \(did you mean 'kv_free'\?\)"):
         policy.observation({"kvfree": 1, "load": 1}, [])
     with pytest.raises(UserError, match="candidates lacks the feature 'age_s'"):
         policy.observation({"kv_free": 1, "load": 1}, [{"prompt_tokens": 1.0}])
@@ -138,13 +138,13 @@ def test_named_features_become_arrays_in_the_bundles_order(policy):
 
 
 def test_settings_refuses_what_is_no_vector_of_levels(policy):
-    with pytest.raises(UserError, match="no vectors of levels"):
+    with pytest.raises(UserError, match="not one level for each of no parts"):
         policy.settings([0])
 
 
 def test_observation_needs_the_decision_where_a_policy_has_several(tmp_path):
     joint = Policy.load(write_bundle(tmp_path / "joint", decisions=["gate", "evict"]))
-    with pytest.raises(UserError, match="decision is missing; this policy decides: gate, evict"):
+    with pytest.raises(UserError, match="unknown decision 'None'.*expected one of: evict, gate"):
         joint.observation({"kv_free": 1, "load": 1}, [])
     assert joint.observation({"kv_free": 1, "load": 1}, [], "evict")[0]["decision"].tolist() == [0.0, 1.0]
 
@@ -167,7 +167,7 @@ def test_an_invalid_observation_is_refused(policy, change, mask, words):
 
 
 def test_a_missing_part_of_the_observation_is_refused(policy):
-    with pytest.raises(UserError, match="observation lacks 'candidates'; it has: cluster, candidate, decision"):
+    with pytest.raises(UserError, match="must be a mapping with .*; it has: cluster, candidate, decision"):
         policy.decide({"cluster": [0, 0], "candidate": [], "decision": [1, 0]}, [1] * 5)
     with pytest.raises(UserError, match="must be a mapping"):
         policy.decide([1, 2, 3], [1] * 5)
@@ -176,11 +176,8 @@ def test_a_missing_part_of_the_observation_is_refused(policy):
 
 
 def test_an_invalid_bundle_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        Policy.load(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="manifest.json is missing"):
-        Policy.load(tmp_path / "empty")
+        Policy.load(tmp_path / "nowhere")
     folder = write_bundle(tmp_path / "bundle")
     whole = json.loads((folder / "manifest.json").read_text())["inputs"]
     for version in (1, 2, 3):
@@ -199,7 +196,7 @@ def test_an_invalid_bundle_is_refused(tmp_path):
     with pytest.raises(UserError, match="SHA-256 differs"):
         Policy.load(folder)
     (folder / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="is not valid JSON: .* line 1"):
+    with pytest.raises(UserError, match="is not valid JSON: line 1"):
         Policy.load(folder)
 
 

@@ -46,15 +46,15 @@ BOUNDS: dict[str, Mapping[str, tuple[float, float]]] = {
 """By rule: least and largest value of each parameter that is a number."""
 
 
-def check_bounds(where: str, rule: str, values: Mapping[str, Any]) -> None:
+def check_bounds(rule: str, values: Mapping[str, Any]) -> None:
     """Refuses values of a rule's parameters beyond the rule's own bounds.
 
     Raises:
-        UserError: there is one; `where` says what has it, such as `bundle 'b'`.
+        UserError: there is one.
     """
     for name, (low, high) in BOUNDS.get(rule, {}).items():
         if name in values and not low <= values[name] <= high:
-            raise UserError(f"{where}: parameter '{name}' of '{rule}' is {values[name]!r}; expected a number from "
+            raise UserError(f"parameter '{name}' of '{rule}' is {values[name]!r}; expected a number from "
                             f"{low:g} to {high:g}")
 
 
@@ -72,5 +72,5 @@ def make_rule(name: str, values: Mapping[str, Any] | None = None) -> Rule:
             raise unknown(f"parameter of '{name}'", key, known)
         if isinstance(known[key], str) != isinstance(value, str) or isinstance(value, bool):
             raise UserError(f"parameter '{key}' of '{name}' is {value!r}; expected a value such as {known[key]!r}")
-    check_bounds("settings", name, values or {})
+    check_bounds(name, values or {})
     return make(dict(values or {}))

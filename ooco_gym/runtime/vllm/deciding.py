@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ooco_gym.errors import UserError
+from ooco_gym.runtime.guard import Stalled, TimeLimit
 from ooco_gym.runtime.rules import RULES, Belief, Engine, Fitted, Learned, Plan, Rule, make_rule
 from ooco_gym.runtime.vllm.settings import LEARNED, STOCK, Settings
 from ooco_gym.runtime.vllm.watching import Watch
-from ooco_gym.runtime.workers import Stalled, Workers
 
 MOST_IN_A_ROW, REST_S = 10, 10.0
 
@@ -149,7 +149,7 @@ class Threaded:
     """A rule in a thread of its own, which is left waiting where it takes longer than its budget."""
 
     def __init__(self, rule: Rule, budget_s: float) -> None:
-        self._rule, self._budget_s, self._workers = rule, budget_s, Workers(most_late=1)
+        self._rule, self._budget_s, self._limit = rule, budget_s, TimeLimit(most_late=1)
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The rule's answer.
@@ -164,7 +164,7 @@ class Threaded:
             except BaseException as error:  # one that would end the server, too
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-        return self._workers.call(answer, self._budget_s)
+        return self._limit.call(answer, self._budget_s)
 
 
 def _foreign(name: str, values: Mapping[str, Any]) -> Rule:

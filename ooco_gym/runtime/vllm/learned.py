@@ -44,7 +44,7 @@ class Adjuster:
         if strange:
             raise UserError(f"bundle '{settings.bundle}' sets '{strange[0]}', which the rule '{settings.rule}' has "
                             f"not; expected one for {settings.rule}")
-        policy.check(f"bundle '{settings.bundle}'", settings.rule)  # whatever rule it says that it is for
+        policy.check_bounds(settings.rule)  # whatever rule it says that it is for
         if policy.features != [one.name for one in ENGINE]:
             raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
                             "(docs/batching_features.md)")
