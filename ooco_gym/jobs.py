@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
-from ooco_gym.errors import Terminated
 from ooco_gym.report.terminal import plain_warnings
 
 Item = TypeVar("Item")
@@ -132,24 +131,6 @@ def in_processes(function: Callable[[Item], Result], items: Iterable[Item], work
         # Not by `map`: it cancels what is left by itself, which a pool whose workers have ended takes for a mistake.
         for future in [executor.submit(function, item) for item in items]:
             yield future.result()
-
-
-@contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """In a worker, which hears no Ctrl-C otherwise: raises `Terminated` at one while the body runs, for work that takes
-    long and keeps what there is."""
-    if not is_worker() or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

@@ -21,13 +21,11 @@ from agents.settings import plain, whole
 from ooco_gym.again import command_line
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import write_json
 from ooco_gym.report import Table, as_text, with_interval
 from ooco_gym.version import __version__
 from ooco_gym.zoo import CARD_FILE, CARD_SCHEMA
 
-CARD_TEXT = "card.md"
-CHECKS = 1000  # random observations on which graph and trained policy must agree
 _INTERVAL = ("mean", "ci_low", "ci_high")
 
 
@@ -39,17 +37,16 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     """
     import ooco_gym.zoo
 
-    zoo = Path(str(config.get("zoo")))
+    zoo, into = Path(str(config.get("zoo"))), Path(config.get("into") or Path(ooco_gym.zoo.__file__).parent)
     if not zoo.is_dir():
         raise UserError(f"zoo={config.get('zoo')} does not exist; expected the 'out' of 'ooco-gym zoo'")
-    if config.get("into") and Path(config["into"]).is_file():
-        raise UserError(f"into={config['into']} is a file; expected the folder that gets one folder a policy")
-    into = Path(config["into"]) if config.get("into") else Path(ooco_gym.zoo.__file__).parent
-    there = [env for env in entries if config.get("envs") is not None or any((zoo / env).glob(SEEDS))]
+    if into.is_file():
+        raise UserError(f"into={into} is a file; expected the folder that gets one folder a policy")
     made = read_yaml(zoo / "config.yaml") if (zoo / "config.yaml").is_file() else config
     how = {key: whole(config, key, 1) for key in ("episodes", "workers")}
-    shipped = {str(entries[env]["name"]): shipped_one(env, entries[env], zoo / env, into / entries[env]["name"], made,
-                                                      how) for env in there}
+    into.mkdir(parents=True, exist_ok=True)
+    shipped = {str(entry["name"]): shipped_one(env, entry, zoo / env, into / entry["name"], made, how)
+               for env, entry in entries.items() if config.get("envs") is not None or any((zoo / env).glob(SEEDS))}
     if not shipped:
         raise UserError(f"zoo={zoo} has none of the environments {', '.join(entries)}; expected the 'out' of "
                         "'ooco-gym zoo'")
@@ -57,73 +54,58 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
 
 
 def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, Any]]]:
-    """The run that was best on validation (`scoring.feasible_first`, by reward).
-
-    Returns:
-        (its folder, its validation, those of all complete runs).
+    """The run that was best on validation (`scoring.feasible_first`, by reward): its folder, its validation, and those
+    of all complete runs.
 
     Raises:
         UserError: no run is complete.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name, path in runs_of(folder).items():
-        if (Path(path) / SUMMARY_FILE).is_file():
-            summary = read_mapping(Path(path) / SUMMARY_FILE)
-            if summary.get("best"):
-                found[name] = {**summary["best"], "folder": path,
-                               "limit": read_config(Path(path))["validation"]["violation_limit"]}
+    ranks: dict[str, tuple[bool, float]] = {}
+    runs = runs_of(folder)
+    for name, path in runs.items():
+        summary = read_mapping(Path(path) / SUMMARY_FILE) if (Path(path) / SUMMARY_FILE).is_file() else {}
+        if best := summary.get("best"):
+            found[name] = {key: best.get(key) for key in ("reward", "violation_rate", "windows", "timesteps")}
+            ranks[name] = scoring.feasible_first(best["violation_rate"], best["reward"],
+                                                 read_config(Path(path))["validation"]["violation_limit"])
     if not found:
         raise UserError(f"'{folder}' has no complete run with a validation; expected seed_<n> of 'ooco-gym zoo'")
-    best = max(found, key=lambda name: scoring.feasible_first(found[name]["violation_rate"], found[name]["reward"],
-                                                              found[name]["limit"]))
-    shown = {name: {key: one[key] for key in ("reward", "violation_rate", "windows", "timesteps") if key in one}
-             for name, one in found.items()}
-    return Path(found[best]["folder"]), shown[best], shown
+    best = max(found, key=lambda name: ranks[name])
+    return Path(runs[best]), found[best], found
 
 
 def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, folder: Path, made: Mapping[str, Any],
                 how: Mapping[str, int]) -> dict[str, Any]:
-    """Exports one policy with its card; the folder is replaced when all of it is there. `made` configured the zoo.
-
-    Returns what the summary says of it.
-    """
+    """Exports one policy with its card, for which `evaluate` plays it beside all training runs, every heuristic and
+    what was tuned, under each distribution shift; the folder is replaced when all of it is there."""
     from agents.learning import export
 
     run, validation, all_runs = best_run(runs)
     config = read_config(run)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    tuned = [read_tuned(path)["policy"] for path in sorted(runs.glob(f"tuned/*/{POLICY_FILE}"))]
+    with contextlib.closing(make_env(config["env"])) as inside:
+        heuristics = [one.name for one in heuristics_of(inside.unwrapped, None)]
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         new = Path(temporary) / folder.name
         with contextlib.redirect_stdout(io.StringIO()):
-            exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1,
+            exported = export.main({"policy": str(run), "out": str(new), "checks": 1000, "seed": 1,
                                     "forms": ["onnx", "npz"], "name": entry["name"]})
-            suites = played(config["env"], new, runs, Path(temporary) / "scores", how)
-        card = card_of(entry, env, config, suites, exported, made, {
+            played = evaluate.main({"env": plain(config["env"]), "policies": [str(new), str(runs), *dict.fromkeys(
+                (*heuristics, *tuned))], "shift": "all", "out": str(Path(temporary) / "scores"), **how})
+        card = card_of(entry, env, config, played.get("suites") or [played], exported, made, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
             "validation_of_all": all_runs})
         write_json(new / CARD_FILE, card)
-        with atomic_write(new / CARD_TEXT) as text:
-            text.write_text(markdown(card), encoding="utf-8")
+        (new / "card.md").write_text(markdown(card), encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         new.rename(folder)
-    scores = card["scores"]
     print(f"{entry['name']}: {run.name}, {exported['bytes']:,} bytes, {exported['action_agreement']:.2%} of "
           f"{exported['checks']:,} actions agree with the trained policy; {folder}")
-    return {"run": run.name, "bytes": exported["bytes"], "service": scores["this_policy"]["service"],
-            "violation_rate": scores["this_policy"]["violation_rate"], "verdict": scores["verdict"],
-            "not_for": card["not_for"]}
-
-
-def played(env: Mapping[str, Any], bundle: Path, runs: Path, out: Path, how: Mapping[str, int]) -> list[dict[str, Any]]:
-    """What was exported beside all training runs, every heuristic and what was tuned: the suites of `evaluate`, without
-    a distribution shift and under each."""
-    tuned = [read_tuned(path)["policy"] for path in sorted(runs.glob(f"tuned/*/{POLICY_FILE}"))]
-    with contextlib.closing(make_env(env)) as inside:
-        heuristics = [one.name for one in heuristics_of(inside.unwrapped, None)]
-    summary = evaluate.main({"env": plain(env), "policies": [str(bundle), str(runs), *dict.fromkeys(
-        (*heuristics, *tuned))], "shift": "all", "out": str(out), **how})
-    return summary.get("suites") or [summary]
+    own = card["scores"]["this_policy"]
+    return {"run": run.name, "bytes": exported["bytes"], "service": own["service"],
+            "violation_rate": own["violation_rate"], "verdict": card["scores"]["verdict"], "not_for": card["not_for"]}
 
 
 # --- The card ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from agents.search import tune
 from agents.zoo import command as zoo
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
-from ooco_gym.resources import load_yaml
 
 QUICK = {"total_timesteps": 75, "checkpoint_every_steps": None, "validation": {"windows": 0}}
 
@@ -82,28 +81,12 @@ def test_clearing_follows_no_link(tmp_path):
 def job(tmp_path):
     """A job of a zoo that is complete, as it would be without the key `overwrite`."""
     out = tmp_path / "gating" / "seed_1"
-    one = zoo.Job(zoo.TRAIN, "gating", "seed_1", out, train_config(out, **QUICK), 1.0)
+    one = zoo.Job(zoo.TRAIN, "gating", "seed_1", out, train_config(out, **QUICK))
     out.mkdir(parents=True)
     (out / "job.yaml").write_text(yaml.safe_dump({"kind": "train", **{
         key: value for key, value in one.config.items() if key != "out"}}))
     write_json(out / "summary.json", {"command": "train"})
     return one
-
-
-def test_a_key_that_says_what_becomes_of_another_run_is_not_asked_for(job):
-    plan = {**load_yaml("", "zoo"), "environments": {"gating": {"agent": "maskable_ppo", "seeds": [1]}}}
-    (planned,) = zoo.planned(plan, zoo.chosen(plan), job.folder)
-    assert planned.config["overwrite"] is False and "overwrite" not in planned.asked()
-    assert job.complete() and job._replace(config={**job.config, "overwrite": False}).complete()
-
-
-def test_the_plan_says_what_lies_there_under_other_settings(job, capsys):
-    zoo.show_plan([job], [], 1)
-    assert "under other settings" not in capsys.readouterr().out
-    other = job._replace(config={**job.config, "seed": 2})
-    zoo.show_plan([other], [other], 1)
-    assert "1 complete job lies there under other settings and will be made again; another out" in \
-        capsys.readouterr().out
 
 
 def test_a_job_under_other_settings_replaces_what_lies_there(job):
@@ -113,12 +96,6 @@ def test_a_job_under_other_settings_replaces_what_lies_there(job):
     zoo.do(job._replace(config={**job.config, "seed": 2, "resumable": False}))
     assert not old.exists() and json.loads((job.folder / "summary.json").read_text())["seed"] == 2
     assert (job.folder / "log.txt").is_file() and (job.folder / "job.yaml").is_file()
-
-
-def test_seeds_of_the_zoo_that_are_none_say_what_null_means():
-    plan = {**load_yaml("", "zoo"), "environments": {"gating": {"agent": "maskable_ppo"}}, "seeds": [1.5]}
-    with pytest.raises(UserError, match=r"such as seeds=\[1,2\], or null for those of conf/zoo.yaml"):
-        zoo.trainings(plan, "gating", plan["environments"]["gating"])
 
 
 @pytest.mark.parametrize("policy, words", [("nosuch", "unknown policy 'nosuch'"), ("ooco:slo_margn=1", "slo_margn")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -60,10 +59,8 @@ def test_the_plan_that_ships_is_of_all_environments_with_ten_seeds_each():
         mine = [job for job in jobs if job.env == name]
         assert sum(job.label.startswith("seed_") for job in mine) >= 10 and any(job.kind == zoo.TUNE for job in mine)
         assert all(job.config["trials"] == 200 for job in mine if job.kind == zoo.TUNE), "one budget for all"
-        assert {"name", "agent", "tried"} <= set(entry) and all(job.estimate_s > 0 for job in mine)
+        assert {"name", "agent", "tried"} <= set(entry)
     assert len({entry["name"] for entry in entries.values()}) == len(entries)
-    seconds = sum(job.estimate_s for job in jobs)
-    assert seconds / 2 <= 3 * 3600, "three hours on two cores"
 
 
 def test_what_names_nothing_is_refused_before_anything_is_made(tmp_path):
@@ -76,19 +73,6 @@ def test_what_names_nothing_is_refused_before_anything_is_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
         zoo.main(config("", ship=True, zoo=str(tmp_path), into=str(tmp_path / "file")))
-
-
-def test_smaller_budgets_take_less_time_by_the_plan(tmp_path):
-    plan = config(tmp_path)
-    jobs = zoo.planned(plan, zoo.chosen(plan), tmp_path)
-    halves = zoo.planned({**plan, "total_timesteps": 40, "trials": 1}, zoo.chosen(plan), tmp_path)
-    assert [one.estimate_s for one in halves] == pytest.approx([job.estimate_s / 2 for job in jobs])
-
-
-def write_tuned(path, policy):
-    """What `tune` would leave."""
-    path.parent.mkdir(parents=True)
-    path.write_text(f"policy: '{policy}'\nprovenance: {{trials: 3}}\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -115,7 +99,7 @@ def test_parts_of_a_zoo_can_be_asked_for(tmp_path):
     assert (jobs[0].config["trials"], jobs[1].config["total_timesteps"]) == (3, 5)
     asked = jobs[1].config
     assert asked["agent"]["imitate"]["rule"] == "partner" and asked["agent"]["imitate"]["epochs"] > 0
-    assert asked["env"]["partner"] == "tuned:ooco" and zoo.resolved(jobs[1]) == jobs[1], "nothing is tuned yet"
+    assert asked["env"]["partner"] == "tuned:ooco" and jobs[1].resolved() == jobs[1], "nothing is tuned yet"
     only = zoo.planned({**plan, "seeds": []}, zoo.chosen({**plan, "envs": "gating"}), tmp_path)
     assert {job.kind for job in only} == {zoo.TUNE}
 
@@ -126,6 +110,7 @@ def test_a_run_is_asked_for_as_train_would_compose_it(name, tmp_path):
     (job,) = zoo.planned(plan, zoo.chosen(plan), tmp_path)
     own = zoo.composed("train", "env=gating", f"agent={name}")
     assert job.config == {**own, "seed": 1, "out": str(job.folder)} and own["agent"]["name"]
+    assert job.config["overwrite"] is False and "overwrite" not in job.asked
     with pytest.raises(UserError, match="agent=nosuch"):
         zoo.composed("train", "agent=nosuch")
 
@@ -157,28 +142,6 @@ def test_only_what_is_not_complete_is_made_again(made):
     assert {path for path in stamps if path.stat().st_mtime_ns != stamps[path]} == {lost}
     jobs = zoo.planned({**config(out), "total_timesteps": 81}, zoo.chosen(config(out)), out)
     assert [job.complete() for job in jobs] == [True, False, False], "another budget is another run"
-
-
-def test_training_waits_for_its_own_environments_searches_alone(tmp_path):
-    plan = load_yaml("", "zoo")
-    jobs = zoo.planned(plan, zoo.chosen({**plan, "envs": ["gating", "migration"]}), tmp_path)
-    searches, runs = ([job for job in jobs if job.kind == kind] for kind in (zoo.TUNE, zoo.TRAIN))
-    assert len([job for job in searches if job.env == "migration"]) == 2
-    free = zoo.free_of(runs, searches, {"gating tuned/ooco": {}, "migration tuned/ooco": {}})
-    assert {job.env for job in free} == {"gating"} and len(free) == len([job for job in runs if job.env == "gating"])
-    assert zoo.free_of(runs, searches, dict.fromkeys(job.name for job in searches)) == runs
-    assert zoo.free_of(runs, [], {}) == runs, "searched before"
-
-
-def test_a_job_in_the_queue_is_not_begun_after_an_interrupt(tmp_path, monkeypatch):
-    plan = config(tmp_path)
-    job = zoo.planned(plan, zoo.chosen(plan), tmp_path)[0]
-    stopped = threading.Event()
-    monkeypatch.setattr(zoo, "_stopped", stopped)
-    stopped.set()
-    with pytest.raises(UserError, match="interrupted"):
-        zoo.do(job)
-    assert not job.folder.exists()
 
 
 def test_a_job_that_fails_is_named_and_the_others_are_made(tmp_path):
