@@ -31,7 +31,7 @@ Where the paper is silent or says two things, the choice is ours and a parameter
 
 import numpy as np
 
-from baselines.bros_parts import (
+from baselines.bros_model import (
     AVERAGE_PS,
     CONTEXT,
     DECODES,

@@ -21,7 +21,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
-from ooco_gym.perf.kept import kept_by_table
+from ooco_gym.perf.table import kept_by_table
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.rounding import least_squares, steady
 from ooco_gym.sim.costs import (

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.perf import CostTable, mixed_latency_ps
-from ooco_gym.perf.kept import kept_by_table
-from ooco_gym.perf.table import prefill_latency_ps
+from ooco_gym.perf.table import kept_by_table, prefill_latency_ps
 from ooco_gym.rounding import least_squares, steady
 
 # The columns of Eq. 1 with its intercept, in order.

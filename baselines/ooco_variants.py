@@ -44,7 +44,7 @@ def at_random(view):
 
 @hook(EVICT, flushes=True)
 def last_arrived(view):
-    """BROS's least urgent: best-effort requests have no deadline, so the one that arrived last goes (`bros_parts`)."""
+    """BROS's least urgent: best-effort requests have no deadline, so the one that arrived last goes (`bros_model`)."""
     best = 0
     for i in range(view.candidates.size):
         if view.candidates[i] > view.candidates[best]:  # slots are in the order of arrival

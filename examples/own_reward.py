@@ -5,9 +5,9 @@
 
 from typing import ClassVar
 
+from ooco_gym.envs.custom import Figure, Term, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.gating import GatingEnv
-from ooco_gym.envs.own import Figure, Term, reading
 from ooco_gym.envs.vector import register
 
 

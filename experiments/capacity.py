@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import least
 from experiments.capacity_page import write_results
-from experiments.common.crossing import Limits, Plan, Tuning, candidates_of, tune
 from experiments.common.output import check_page
 from experiments.common.peaks import PeakPlan, peak_entry
 from experiments.common.policies import base_policy, check_names, names_of, seeds_of
+from experiments.common.rate_search import Limits, Plan, Tuning, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, placed, row_of, sustain

@@ -30,9 +30,8 @@ from ooco_gym.calibrate.steps import Steps, compose
 from ooco_gym.errors import UserError, check_keys, whole_number
 from ooco_gym.files import write_json
 from ooco_gym.jobs import cores, in_processes
-from ooco_gym.perf.specs import ChipSpec, load_chip
-from ooco_gym.perf.timing.kernels import ExtendedParameters
-from ooco_gym.perf.transfer import transferred
+from ooco_gym.perf.chip import ChipSpec, load_chip, transferred
+from ooco_gym.perf.kernels import ExtendedParameters
 from ooco_gym.report import NONE, Table, minus, percent
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.perf import Deployment, cost_table
-from ooco_gym.perf.specs import load_chip
+from ooco_gym.perf.chip import load_chip
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.sim.mixed import share_of
 from ooco_gym.simulation import LONGEST_S, requests_of

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.crossing import largest_factor
 from experiments.common.policies import seeds_of
+from experiments.common.rate_search import largest_factor
 from experiments.common.runner import Jobs
 from experiments.common.simulation import NO_SAMPLES_S
 from experiments.common.sustain import settling

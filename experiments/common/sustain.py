@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.crossing import Crossing, Limits, Plan, Point, crossings, first_crossing, resamples
-from experiments.common.near import crossing_near
 from experiments.common.policies import base_policy
+from experiments.common.rate_search import (
+    Crossing,
+    Limits,
+    Plan,
+    Point,
+    crossing_near,
+    crossings,
+    first_crossing,
+    resamples,
+)
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import resampled_interval

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.common.served import Served, compare, read_measured, served, simulate_requests
+from experiments.common.replay import Served, compare, read_measured, served, simulate_requests
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import load_model
-from ooco_gym.perf.specs import ModelSpec
+from ooco_gym.perf.model import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
 from ooco_gym.report import NONE, Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS

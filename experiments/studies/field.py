@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.capacity import definitions_of, notes_of
-from experiments.common.crossing import Limits, Plan, Point, Tuning, candidates_of, tune
 from experiments.common.output import check_page
 from experiments.common.policies import (
     BESIDE,
@@ -31,6 +30,7 @@ from experiments.common.policies import (
     seeds_of,
     tuned_partner,
 )
+from experiments.common.rate_search import Limits, Plan, Point, Tuning, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain

@@ -17,11 +17,11 @@ import numpy as np
 from baselines.vllm_v1 import engine_version_of
 from experiments.common.prompts import HASHES, TOKEN_IDS
 from experiments.common.recorded import Recorded, read_run
-from experiments.common.served import Served, compare, served
+from experiments.common.replay import Served, compare, served
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
-from ooco_gym.perf.specs import model_named
+from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Table, console, layout, write_figure
 from ooco_gym.report.pages import COLOURS

@@ -15,9 +15,8 @@ from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows, plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
-from ooco_gym.perf.links import link_of, load_link
-from ooco_gym.perf.specs import ChipSpec, list_chips, load_chip
-from ooco_gym.perf.timing.kernels import ExtendedParameters
+from ooco_gym.perf.chip import ChipSpec, link_of, list_chips, load_chip, load_link
+from ooco_gym.perf.kernels import ExtendedParameters
 
 ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "a100_pairwise_nvlink": "a100_80g",
            "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}

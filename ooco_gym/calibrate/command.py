@@ -44,7 +44,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.calibrate import chip as chips
     from ooco_gym.calibrate import run, show, sources
     from ooco_gym.calibrate.rows import plain
-    from ooco_gym.perf.specs import model_named
+    from ooco_gym.perf.model import model_named
     from ooco_gym.report import console
 
     if values.get("data") is None:

@@ -11,8 +11,10 @@ import numpy as np
 from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
 from ooco_gym.calibrate.operators import FEW, Fitted
 from ooco_gym.calibrate.step_fits import roofline_free
-from ooco_gym.perf.specs import ChipSpec, ModelSpec
-from ooco_gym.perf.timing import Shard, kernels, timing_form
+from ooco_gym.perf import kernels
+from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.model import ModelSpec
+from ooco_gym.perf.timing import Shard, timing_form
 
 _FITTED = 1200
 

@@ -1,7 +1,7 @@
 """What is fitted of each operator in each form, and how its time follows from the parameters.
 
 The roofline of the paper (`ooco`) is the extended kernel without launch, with the largest roof in place of a norm, and
-with the whole square of prefill attention; so both forms are one set of functions (`ooco_gym.perf.timing.kernels`).
+with the whole square of prefill attention; so both forms are one set of functions (`ooco_gym.perf.kernels`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from ooco_gym.calibrate.fitting import Free, folds, least_squares, sample
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.perf.specs import ChipSpec
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
+from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.timing._measurements import NAMES
 
 FITTED_ROWS = 2000

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ooco_gym.perf.specs import ChipSpec
+from ooco_gym.perf.chip import ChipSpec
 
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
            "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "kernel", "time_us", "source")

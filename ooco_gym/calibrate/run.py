@@ -31,8 +31,9 @@ from ooco_gym.calibrate.show import judged
 from ooco_gym.calibrate.sources import Found
 from ooco_gym.calibrate.steps import Steps, compose
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.perf.specs import ChipSpec, load_model
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
+from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.model import load_model
 
 Tell = Callable[[str], None]
 _SIZE: dict[str, tuple[str, Callable[[Rows], np.ndarray]]] = {

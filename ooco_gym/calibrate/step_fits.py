@@ -11,8 +11,8 @@ from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sampl
 from ooco_gym.calibrate.operators import FEW, OPERATORS, Fitted, canonical, fit
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.steps import Architecture, Dense, Steps
-from ooco_gym.perf.specs import ChipSpec
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
+from ooco_gym.perf.chip import ChipSpec
 
 _DTYPE_BYTES = 2.0
 _FITTED_STEPS = 1500

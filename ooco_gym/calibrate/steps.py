@@ -11,7 +11,7 @@ import numpy as np
 
 from ooco_gym.calibrate.operators import canonical
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.perf.specs import ModelSpec, list_models, load_model
+from ooco_gym.perf.model import ModelSpec, list_models, load_model
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
 
 MOST_ARCHITECTURES = 6

@@ -21,8 +21,8 @@ from ooco_gym.workload.catalogue import (
 )
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
-from ooco_gym.workload.parts import split, time_blocks
 from ooco_gym.workload.reading import Sample, open_trace, read_sample
+from ooco_gym.workload.transforms import split, time_blocks
 from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
 
 if TYPE_CHECKING:

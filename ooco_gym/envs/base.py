@@ -15,12 +15,12 @@ from gymnasium.spaces.utils import flatten_space
 from ooco_gym.envs import features
 from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
+from ooco_gym.envs.custom import Figure, Term
 from ooco_gym.envs.decision import Decision, candidate_columns, slot_names
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.own import Figure, Term
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.snapshots import Snapshot, Snapshots
-from ooco_gym.envs.watching import Watch
+from ooco_gym.envs.viewer import Watch
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies
 
@@ -46,7 +46,7 @@ class DecisionEnv(gym.Env):
     first time, `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
     Where the scenario names classes of requests (`classes`), each request is held against its own class's SLO and
     counted once, whatever the class's weight; where a column has *the TPOT SLO*, that is the tightest of the online
-    classes. A subclass may add terms (`terms`), and figures to `cluster` (`figures`): `ooco_gym.envs.own`.
+    classes. A subclass may add terms (`terms`), and figures to `cluster` (`figures`): `ooco_gym.envs.custom`.
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs.own import Term
+from ooco_gym.envs.custom import Term
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, whole_number
 from ooco_gym.policy.policy import Policy

@@ -14,10 +14,10 @@ from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
+from ooco_gym.envs.custom import Figure, Term, addresses_of, check, scales_of
 from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, cluster_table, slot_names
-from ooco_gym.envs.own import Figure, Term, addresses_of, check, scales_of
 from ooco_gym.envs.stepping import begin, drain, step_all
-from ooco_gym.envs.team import STEP_ALL, Team
+from ooco_gym.envs.thread_pool import STEP_ALL, Team
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule

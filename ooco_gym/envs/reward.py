@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.envs.own import reading_at
+from ooco_gym.envs.custom import reading_at
 from ooco_gym.sim.memory import late_area
 from ooco_gym.sim.state import (
     PS_PER_S,

@@ -7,11 +7,11 @@ from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at, kernel_at
+from ooco_gym.envs.custom import reading_at, scaled
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
-from ooco_gym.envs.own import reading_at, scaled
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
-from ooco_gym.envs.team import STEP_ALL
+from ooco_gym.envs.thread_pool import STEP_ALL
 from ooco_gym.errors import UserError
 from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
 from ooco_gym.sim import state as s

@@ -23,7 +23,7 @@ from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, w
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.snapshots import Snapshots
-from ooco_gym.envs.watching import Watch
+from ooco_gym.envs.viewer import Watch
 from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)

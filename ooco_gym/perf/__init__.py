@@ -1,7 +1,8 @@
 """How long does a batch take on a chip, and what fits? Specifications, roofline, cost tables (OOCO, section 3.3)."""
 
+from ooco_gym.perf.chip import ChipSpec, list_chips, load_chip
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.specs import ChipSpec, ModelSpec, list_chips, list_models, load_chip, load_model
+from ooco_gym.perf.model import ModelSpec, list_models, load_model
 from ooco_gym.perf.table import (
            CostTable,
            cost_table,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
+from ooco_gym.perf.chip import load_chip
 from ooco_gym.perf.deployment import Deployment, validity_warnings
 from ooco_gym.perf.describe import (
     KINDS,
@@ -17,7 +18,6 @@ from ooco_gym.perf.describe import (
     describe_iteration,
     prefill_saturation,
 )
-from ooco_gym.perf.specs import load_chip
 from ooco_gym.report import Column, Table, console, layout, write_figure
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.perf.links import allreduce_remark, with_allreduce
-from ooco_gym.perf.specs import ChipSpec, ModelSpec, load_chip, load_model
+from ooco_gym.perf.chip import ChipSpec, allreduce_remark, load_chip, with_allreduce
+from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import Shard, TimingForm, timing_form
 from ooco_gym.report.terminal import remark
 
@@ -107,7 +107,7 @@ class Deployment:
 
     @property
     def shard(self) -> Shard:
-        """What the timing form needs to know; an all-reduce that was not measured is the link's (`perf.links`)."""
+        """What the timing form needs to know; an all-reduce that was not measured is the link's (`with_allreduce`)."""
         chip = with_allreduce(self.chip, self.tp if self.tp > 1 else self.pp)
         return Shard(chip, self.model, self.tp, self.pp, self.causal_factor)
 

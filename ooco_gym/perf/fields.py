@@ -1,12 +1,14 @@
-"""Reads the fields of a dataclass from a mapping, as a YAML file has it."""
+"""Reads the fields of a dataclass from a mapping, as a YAML file of `conf` or of a user has it."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from ooco_gym import resources
 from ooco_gym.errors import UserError, nearest
 
 Read = TypeVar("Read")
@@ -86,3 +88,45 @@ def sizes(where: str, kind: str, value: Any) -> Any:
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise UserError(f"{where} must be a list of whole numbers, got '{value}'")
     return tuple(size(where, kind, one) for one in value)
+
+
+def load_values(group: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The values of a name in `conf/<group>`, of a YAML file or of a mapping, `name` among them; and what messages
+    begin with."""
+    if isinstance(source, Mapping):
+        values = {"name": "custom", **source}
+    else:
+        values = resources.load_yaml(group, source)
+        values.setdefault("name", os.path.splitext(os.path.basename(os.fspath(source)))[0])
+    return values, f"{group} '{values['name']}'"
+
+
+def convert(where: str, kind: str, value: Any) -> Any:
+    """Reads one field by its type as written.
+
+    Raises:
+        UserError: the value is of another type.
+    """
+    if kind == "str":
+        return str(value)
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise UserError(f"{where} must be true or false, got '{value}'")
+        return value
+    if kind in ("float", "int"):
+        found = number(value)
+        if not math.isfinite(found) or (kind == "int" and found % 1 != 0):
+            raise UserError(f"{where} must be {'a whole number' if kind == 'int' else 'a number'}, got '{value}'")
+        return int(found) if kind == "int" else found
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} must be a mapping, got '{value}'")
+    return {str(name): str(text) for name, text in value.items()}
+
+
+def check_numbers(spec: Any, where: str, zero_allowed: set[str]) -> None:
+    """Refuses a number of a dataclass that is not positive, or 0 where that is no value."""
+    for item in fields(spec):
+        value = getattr(spec, item.name)
+        if str(item.type) in ("float", "int") and not (value > 0 or (value == 0 and item.name in zero_allowed)):
+            bound = "0 or more" if item.name in zero_allowed else "positive"
+            raise UserError(f"{where}: field '{item.name}' must be {bound}, got {value}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -374,3 +374,28 @@ def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, dec
 def _steps_ps(lines: np.ndarray, decodes: np.ndarray, context: np.ndarray) -> np.ndarray:
     base, slope, other, other_slope = lines[decodes].T
     return np.maximum(base + slope * context, other + other_slope * context)
+
+
+Values = ParamSpec("Values")
+Result = TypeVar("Result")
+OfTable = Callable[Concatenate[CostTable, Values], Result]
+
+
+def kept_by_table(most: int) -> Callable[[OfTable[Values, Result]], OfTable[Values, Result]]:
+    """`lru_cache(most)` for a function of a cost table, whose arrays cannot be a key, and of hashable values."""
+
+    def keeping(work: OfTable[Values, Result]) -> OfTable[Values, Result]:
+        kept: dict[tuple[Any, ...], tuple[CostTable, Result]] = {}  # with the table, so that its id stays its own
+
+        @wraps(work)
+        def lookup(table: CostTable, *values: Values.args, **named: Values.kwargs) -> Result:
+            key = (id(table), values, *named.items())
+            found = kept.pop(key, None) or (table, work(table, *values, **named))
+            kept[key] = found  # the newest comes last
+            if len(kept) > most:
+                kept.pop(next(iter(kept)), None)
+            return found[1]
+
+        return lookup
+
+    return keeping

@@ -26,11 +26,11 @@ from ooco_gym.workload.offline import (
     parse_offline,
     with_dataset,
 )
-from ooco_gym.workload.parts import TimeBlock, mix, scale, split, thin, time_blocks, window
 from ooco_gym.workload.predicted import LengthPredictor
 from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import Trace, merge
+from ooco_gym.workload.transforms import TimeBlock, mix, scale, split, thin, time_blocks, window
 from ooco_gym.workload.writing import write_trace
 
 __all__ = [

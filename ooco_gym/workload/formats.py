@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ooco_gym.errors import nearest
 from ooco_gym.workload.classes import NAME, NAMED
-from ooco_gym.workload.pieces import Table
+from ooco_gym.workload.table_reader import Table
 from ooco_gym.workload.trace import DEFAULT_CLASSES, MAX_TOKENS, NO_SESSION, SECONDS
 
 DATE = "a date and time such as 2023-11-16 18:15:46.680590"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.classes import CLASS_WORDS
 from ooco_gym.workload.formats import UNITS, TraceFormat
-from ooco_gym.workload.pieces import Table, reason_of
+from ooco_gym.workload.table_reader import Table, reason_of
 from ooco_gym.workload.trace import MOST_CLASSES
 
 LONGEST_USUAL = 1_000_000

@@ -19,10 +19,10 @@ from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
-from ooco_gym.workload.parts import scale, with_own_numbers
-from ooco_gym.workload.pieces import ENDINGS, missing
 from ooco_gym.workload.reading import TraceFile, open_trace
+from ooco_gym.workload.table_reader import ENDINGS, missing
 from ooco_gym.workload.trace import Trace, merge
+from ooco_gym.workload.transforms import scale, with_own_numbers
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 TRACE_KEYS = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "class")

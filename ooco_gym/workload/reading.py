@@ -20,7 +20,7 @@ from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.formats import FORMATS, OPTIONAL, REQUIRED, UNITS, Clock, TraceFormat
 from ooco_gym.workload.intake import Intake, few, similar
-from ooco_gym.workload.pieces import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
+from ooco_gym.workload.table_reader import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
 from ooco_gym.workload.trace import DEFAULT_CLASSES, NO_SESSION, SECONDS, Trace, check_class_count
 
 TIME_UNITS = ("auto", *UNITS, "date")

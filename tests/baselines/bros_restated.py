@@ -13,7 +13,7 @@ from typing import Any
 
 from two_way_blocks import Blocks
 
-from baselines.bros_parts import predict_ps
+from baselines.bros_model import predict_ps
 
 PS_PER_S = 1e12
 

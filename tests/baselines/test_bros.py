@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from iterations import iterations
 from mixed_invariants import check_memory
 
-from baselines.bros_parts import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
+from baselines.bros_model import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
 from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
 from ooco_gym.sim import state as s
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
 
 GEMM = kernels.GemmParameters(200e12, 1.6e12, 5e-6, 2.5, depth=100.0, waste=0.2, padding=0.5, edge=5.0, units=108.0)
 PREFILL = kernels.PrefillAttentionParameters(150e12, 1.5e12, 8e-6, 2.0, row_tokens=100.0, critical_flops_per_s=2e12,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ooco_gym.calibrate.operators import with_bytes
 from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
-from ooco_gym.perf.specs import load_chip
+from ooco_gym.perf.chip import load_chip
 
 CHIP = load_chip("a100_80g")
 

@@ -20,8 +20,9 @@ from ooco_gym.calibrate.sources import Context, read
 from ooco_gym.calibrate.sources.native import MODELS
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
+from ooco_gym.perf.chip import load_chip
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.specs import load_chip, load_model
+from ooco_gym.perf.model import load_model
 from ooco_gym.perf.table import cost_table, decode_latency_ps, prefill_latency_ps
 
 SHEET = ["chip.memory_bytes=80e9", "chip.peak_flops_per_s=312e12", "chip.peak_memory_bytes_per_s=2.039e12",

@@ -16,8 +16,9 @@ from ooco_gym.calibrate.engine_fits import EngineRows, join
 from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
 from ooco_gym.calibrate.operators import OPERATORS, SHAPES, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows, clean
-from ooco_gym.perf.specs import load_chip, load_model
-from ooco_gym.perf.timing.kernels import ExtendedParameters, GemmParameters, OverheadParameters
+from ooco_gym.perf.chip import load_chip
+from ooco_gym.perf.kernels import ExtendedParameters, GemmParameters, OverheadParameters
+from ooco_gym.perf.model import load_model
 
 CHIP = load_chip("a100_80g")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
 
 GEMM = kernels.GemmParameters(200e12, 1.5e12, 5e-6, 2.5, 100.0, 0.3, 0.6, 8.0, 0.02, 108.0)
 

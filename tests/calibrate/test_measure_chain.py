@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_measure import plan
 
-from experiments.common.served import compare, served
+from experiments.common.replay import compare, served
 from experiments.studies.engine_chain import (
     close,
     errors,

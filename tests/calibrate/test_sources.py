@@ -19,7 +19,7 @@ from ooco_gym.calibrate.rows import Rows, complete
 from ooco_gym.calibrate.run import device_rows
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
-from ooco_gym.perf.specs import load_model
+from ooco_gym.perf.model import load_model
 
 AICONFIGURATOR = "framework,version,device,op_name,kernel_source,"
 VIDUR_LAYERS = ",".join(

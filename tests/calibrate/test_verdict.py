@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ooco_gym.calibrate.operators import OPERATORS, elementwise_kinds, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.show import FAIR, GOOD, error_table, judged, notes, tables, word
-from ooco_gym.perf.specs import load_chip
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
+from ooco_gym.perf.chip import load_chip
 
 CHIP = load_chip("rtx4090")
 TRUE = kernels.ElementwiseParameters(

@@ -18,9 +18,9 @@ from gymnasium.vector import SyncVectorEnv
 from ooco_gym import UserError
 from ooco_gym.cli import main
 from ooco_gym.envs import imported, is_ours
+from ooco_gym.envs.custom import Figure, Term, reading
 from ooco_gym.envs.features import Feature
 from ooco_gym.envs.gating import GatingEnv
-from ooco_gym.envs.own import Figure, Term, reading
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_reward.py"
 COMMON, ID = "ooco_gym/Gating-v0", "mine/Gating-v0"

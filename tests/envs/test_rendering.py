@@ -15,9 +15,9 @@ import pytest
 from gymnasium.wrappers import AddRenderObservation, RecordVideo, RenderCollection
 
 import ooco_gym
-from ooco_gym.envs import rendering, watching
+from ooco_gym.envs import rendering, viewer
 from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
-from ooco_gym.envs.watching import LiveView, slack_s
+from ooco_gym.envs.viewer import LiveView, slack_s
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
 
@@ -239,7 +239,7 @@ def test_the_live_view_counts_steps_that_are_not_flushed_yet() -> None:
         state = env.simulation.state
         before = state.requests.tobytes()
         shown, due = view.view().renderables[3], slack_s(look(state))[1]
-        assert f"following tokens {watching._slack(due)}" in shown
+        assert f"following tokens {viewer._slack(due)}" in shown
         assert state.requests.tobytes() == before
         behind += slack_s(state)[1] != due and not np.isnan(due)
     assert behind

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from experiments.common import policies
-from experiments.common.crossing import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.output import END
+from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.sustain import Bench, sustain
 from experiments.studies import field
 from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.common.crossing import Limits
 from experiments.common.peaks import PeakPlan
+from experiments.common.rate_search import Limits
 from ooco_gym import protocol
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario

@@ -16,9 +16,8 @@ import yaml
 from experiments.studies import replay
 from ooco_gym.calibrate.chip import base_chip
 from ooco_gym.cli import main
-from ooco_gym.perf import load_chip
-from ooco_gym.perf.specs import ModelSpec, load_model
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels, load_chip
+from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
 
 MODEL = {"name": "mine", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128,

@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.common.crossing import (
+from experiments.common.rate_search import (
+    EDGES,
+    MOST_RATES,
     Limits,
     Plan,
     Point,
     candidates_of,
+    crossing_near,
     crossings,
     first_crossing,
     largest_factor,
     resamples,
     tune,
 )
-from experiments.common.near import EDGES, MOST_RATES, crossing_near
 
 LIMITS = Limits()
 PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)

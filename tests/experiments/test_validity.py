@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments import validity
-from ooco_gym.perf import load_chip, load_model
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels, load_chip, load_model
 from ooco_gym.perf.timing.extended import fused_linears
 
 SYSTEMS = {"h100_sxm": "h100", "h200_sxm": "h200"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ooco_gym.perf import CostTable, Deployment, cost_table, load_chip, load_model
-from ooco_gym.perf.kept import kept_by_table
+from ooco_gym.perf.table import kept_by_table
 
 
 def table_of(chip: str) -> CostTable:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, list_chips, load_chip
-from ooco_gym.perf.links import link_of, list_links, load_link, with_allreduce
+from ooco_gym.perf.chip import link_of, list_links, load_link, with_allreduce
 from ooco_gym.report.terminal import notes
 from ooco_gym.resources import load_yaml
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.perf import ChipSpec, CostTable, Deployment, cost_table, load_chip, load_model, mixed_latency_ps
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import ChipSpec, CostTable, Deployment, cost_table, kernels, load_chip, load_model, mixed_latency_ps
 from tests.oracle.cases import Case, random_case
 from tests.oracle.schedulers import simulate, tables_of
 from tests.oracle.scripts.oracle_driver.iterations import Clock

@@ -9,7 +9,7 @@ import pytest
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import ChipSpec, ModelSpec, list_chips, list_models, load_chip, load_model
-from ooco_gym.perf.specs import model_named
+from ooco_gym.perf.model import model_named
 from ooco_gym.resources import load_yaml
 
 PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, list_chips, load_chip
-from ooco_gym.perf.transfer import FLOPS, MEMORY, OVERHEADS, transferred
+from ooco_gym.perf.chip import FLOPS, MEMORY, OVERHEADS, transferred
 from ooco_gym.resources import load_yaml
 
 SHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s", "link", "units")

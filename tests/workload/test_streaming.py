@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ooco_gym.workload.pieces as pieces_module
 import ooco_gym.workload.reading as reading_module
+import ooco_gym.workload.table_reader as pieces_module
 import ooco_gym.workload.writing as writing_module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError

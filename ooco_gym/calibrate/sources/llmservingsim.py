@@ -15,7 +15,7 @@ from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
-from ooco_gym.perf.specs import ModelSpec, list_models, load_model, model_named
+from ooco_gym.perf.model import ModelSpec, list_models, load_model, model_named
 
 NAME = "llmservingsim"
 LINEARS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 2, "down_proj": 3}

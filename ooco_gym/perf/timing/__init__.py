@@ -11,6 +11,7 @@ import pkgutil
 from functools import cache
 
 from ooco_gym.errors import unknown
+from ooco_gym.perf.attention import Attention
 from ooco_gym.perf.timing._base import (
     MeasuredAttention,
     MixedKernel,
@@ -20,19 +21,14 @@ from ooco_gym.perf.timing._base import (
     TimingForm,
     linears,
 )
-from ooco_gym.perf.timing.attention import Attention
 
 __all__ = ["Attention", "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "linears",
            "list_timings", "timing_form"]
 
 
-_SHARED = ("attention", "kernels")  # what forms are made of
-
-
 def list_timings() -> list[str]:
     """Names of all timing forms."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
-                  and module.name not in _SHARED)
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 @cache

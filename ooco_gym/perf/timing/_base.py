@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ooco_gym.perf.specs import ChipSpec, ModelSpec
-from ooco_gym.perf.timing.attention import Attention
+from ooco_gym.perf.attention import Attention
+from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.model import ModelSpec
 
 Phase = Literal["prefill", "decode"]
 

@@ -27,7 +27,8 @@ import numpy as np
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.files import read_parquet
-from ooco_gym.perf.specs import ChipSpec, ModelSpec
+from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.model import ModelSpec
 from ooco_gym.rounding import steady
 
 Roof = Callable[[np.ndarray], np.ndarray]

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf.specs import ChipSpec, ModelSpec, list_chips, load_chip
-from ooco_gym.perf.timing import kernels
+from ooco_gym.perf import kernels
+from ooco_gym.perf.attention import Attention
+from ooco_gym.perf.chip import ChipSpec, list_chips, load_chip
+from ooco_gym.perf.model import ModelSpec
 from ooco_gym.perf.timing._base import Linear, MixedKernel, OperatorCost, Phase, Shard, TimingForm, linears
-from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.ooco import NEVER_SATURATED
 
 _LARGEST_SATURATION = 16_384

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooco_gym.perf.specs import ChipSpec
-from ooco_gym.perf.timing import extended, kernels, ooco
+from ooco_gym.perf import kernels
+from ooco_gym.perf.attention import Attention
+from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.timing import extended, ooco
 from ooco_gym.perf.timing._base import (
     Linear,
     MeasuredAttention,
@@ -19,7 +21,6 @@ from ooco_gym.perf.timing._base import (
     TimingForm,
 )
 from ooco_gym.perf.timing._measurements import Beside, Curve, Layer, Measurements, Surface, measurements
-from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears, heads_of
 from ooco_gym.rounding import steady
 

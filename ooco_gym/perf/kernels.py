@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ooco_gym.perf.attention import Attention
 from ooco_gym.perf.fields import at_least_0, read_fields
-from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.rounding import steady
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))

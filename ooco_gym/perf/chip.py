@@ -1,0 +1,299 @@
+"""What a chip is: figures read from `conf/chip/*.yaml`, its link's all-reduce, and chips that were not measured."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+from ooco_gym import resources
+from ooco_gym.errors import UserError
+from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_values, read_fields, sizes
+from ooco_gym.perf.kernels import ExtendedParameters
+
+_OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
+              "allreduce_latency_s", "allreduce_bytes_per_s", "units"}
+_AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
+
+
+@dataclass(frozen=True)
+class Validity:
+    """The sizes that a chip's figures were fitted on; None and `()` leave a size open. Beyond them a run is warned."""
+
+    max_tokens: int | None = None
+    """Most tokens of one iteration."""
+    max_batch: int | None = None
+    """Most requests of one decode step."""
+    max_context: int | None = None
+    """Most tokens of one request's context."""
+    tp: tuple[int, ...] = ()
+    """Tensor-parallel degrees that were measured."""
+
+
+@dataclass(frozen=True)
+class ChipSpec:
+    """One accelerator: what it holds, and what its kernels achieve (OOCO, Table 4; symbols in brackets).
+
+    Rates are achievable ones, not datasheet peaks; the peaks are kept beside them for scaling and for the report.
+    An overhead may be counted once an iteration (as in the paper), once a layer (what measured GPUs show), or both.
+    """
+
+    name: str
+    memory_bytes: float
+    peak_flops_per_s: float
+    """Datasheet, dense 16-bit."""
+    peak_memory_bytes_per_s: float
+    peak_link_bytes_per_s: float
+    """Datasheet link to the other chips of an instance, one direction."""
+    gemm_flops_per_s: float
+    """`F_g`."""
+    prefill_attention_flops_per_s: float
+    """`F_ap`."""
+    decode_attention_flops_per_s: float
+    """`F_ad`."""
+    gemm_memory_bytes_per_s: float
+    """`M_g`."""
+    attention_memory_bytes_per_s: float
+    """`M_a`."""
+    allreduce_bytes_per_s: float = 0.0
+    """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n * x / B_c`. 0 where
+    it was not measured: that of `link` counts then (`with_allreduce`)."""
+    allreduce_latency_s: float = 0.0
+    link: str = ""
+    """Kind of link to the other chips of an instance (`conf/link`); '': the one nearest to `peak_link_bytes_per_s`."""
+    prefill_overhead_s: float = 0.0
+    """`O_p`, once a prefill iteration."""
+    decode_overhead_s: float = 0.0
+    """`O_d`, once a decode iteration."""
+    prefill_layer_overhead_s: float = 0.0
+    """Part of `O_p` that counts kernels: for each layer of a prefill iteration."""
+    decode_layer_overhead_s: float = 0.0
+    """Part of `O_d` that counts kernels: for each layer of a decode iteration."""
+    extended: ExtendedParameters | None = None
+    """Kernels as `timing=extended` has them; None where they were not fitted."""
+    validity: Validity | None = None
+    """Sizes that the figures were fitted on."""
+    tables: str = ""
+    """Parquet file of measured operators for `timing=measured`; in a YAML file relative to it, otherwise to the
+    current folder. Empty where there are none."""
+    title: str = ""
+    units: int = 0
+    """Streaming multiprocessors (compute units) by the datasheet, which only `like` looks at; 0: not known."""
+    like: str = ""
+    """A chip by name whose efficiency stands for this one's, which was not measured: its fitted figures, by the ratio
+    of the datasheets (`transferred`), are those that are not given."""
+    not_measured: str = ""
+    """What was not measured and what stands in for it, in words; '' where all was. Every run on the chip says it."""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each figure comes from, by field; figures that are scaled or assumed say so."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, f"chip '{self.name}'", zero_allowed=_OVERHEADS)
+        _check_kernels(self)
+        if self.link and self.link not in list_links():
+            raise UserError(f"chip '{self.name}': field 'link' must be one of {', '.join(list_links())}, got "
+                            f"'{self.link}'")
+
+    @property
+    def remark(self) -> str:
+        """One sentence where the chip's figures were not measured on it; '' otherwise."""
+        return f"chip '{self.name}': not measured: {self.not_measured}" if self.not_measured else ""
+
+
+def list_chips() -> list[str]:
+    """Names of the chips shipped in `conf/chip`."""
+    return resources.names("chip")
+
+
+def load_chip(chip: ChipSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ChipSpec:
+    """Loads a chip by name (`conf/chip`), path to a YAML file, or mapping of its fields.
+
+    Raises:
+        UserError: unknown name, missing file, unknown, missing or malformed field.
+    """
+    if isinstance(chip, ChipSpec):
+        return chip
+    values, where = load_values("chip", chip)
+    if values.get("tables"):
+        values["tables"] = os.path.abspath(str(values["tables"]))  # of a file: absolute already
+    if values.get("like"):
+        check_fields(ChipSpec, values, where)
+        values = _like(values, where)
+    return read_fields(ChipSpec, values, where, _convert)
+
+
+def _convert(where: str, kind: str, value: Any) -> Any:
+    section = where.replace(": field '", ", ").removesuffix("'")
+    if kind == "Validity | None":
+        return None if value is None else read_fields(Validity, value, section, sizes)
+    if kind == "ExtendedParameters | None":
+        return None if value is None else ExtendedParameters.from_mapping(value, section)
+    return convert(where, kind, value)
+
+
+def _check_kernels(chip: ChipSpec) -> None:
+    """Refuses kernels that would divide by zero: rates without a default must be positive, norms at least 1."""
+    for item in fields(chip.extended) if chip.extended else ():
+        kernel = getattr(chip.extended, item.name)
+        required = {part.name for part in fields(kernel) if part.default is MISSING} if kernel else set()
+        for name, value in asdict(kernel).items() if kernel else ():
+            where = f"chip '{chip.name}', extended.{item.name}: field '{name}'"
+            if name in required and not 0 < value < math.inf:
+                raise UserError(f"{where} must be positive, got {value}")
+            if name in _AT_LEAST_ONE and not value >= 1:
+                raise UserError(f"{where} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A kind of link between the chips of an instance.
+
+    Attributes:
+        name: of the file in `conf/link`.
+        title: in words.
+        peak_bytes_per_s: datasheet, one direction; rates go with a chip's own `peak_link_bytes_per_s`.
+        nearest: whether it may stand for a chip that names no link.
+        measured: whether the figures were; published or assumed ones otherwise (`sources` says which).
+        chips: chips of ours on which they were measured.
+        elsewhere: the kind that is assumed of a machine that was not measured, where boards of the same chip may lack
+            what this kind needs (peer-to-peer access); '' for itself.
+        ranks: (latency in seconds, bytes a second) by number of chips, in order: an all-reduce of `x` bytes over `n`
+            chips takes latency + 2 (n - 1) / n * x / rate.
+    """
+
+    name: str
+    title: str
+    peak_bytes_per_s: float
+    nearest: bool
+    measured: bool
+    chips: tuple[str, ...]
+    ranks: tuple[tuple[int, float, float], ...]
+    elsewhere: str = ""
+
+    def allreduce(self, chips: int, peak_bytes_per_s: float) -> tuple[float, float]:
+        """Latency and rate over so many chips: those of the largest measured number that is not above it.
+
+        Args:
+            chips: of an instance.
+            peak_bytes_per_s: of the chip's own link, which scales the rate.
+
+        Returns:
+            (seconds, bytes a second).
+        """
+        _, latency, rate = max([one for one in self.ranks if one[0] <= chips], default=self.ranks[0])
+        return latency, rate * peak_bytes_per_s / self.peak_bytes_per_s
+
+
+@cache
+def list_links() -> tuple[str, ...]:
+    """Names of the kinds in `conf/link`."""
+    return tuple(resources.names("link"))
+
+
+@cache
+def load_link(name: str) -> Link:
+    """A kind of link by name.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    values: Mapping[str, Any] = resources.load_yaml("link", name)
+    ranks = sorted((int(number), float(one["latency_s"]), float(one["bytes_per_s"]))
+                   for number, one in values["ranks"].items())
+    return Link(str(values["name"]), str(values["title"]), float(values["peak_bytes_per_s"]), bool(values["nearest"]),
+                bool(values["measured"]), tuple(values["chips"]), tuple(ranks), str(values.get("elsewhere", "")))
+
+
+@cache
+def link_of(chip: ChipSpec) -> Link:
+    """The kind that a chip names, or the one whose datasheet is nearest to the chip's, by ratio."""
+    if chip.link:
+        return load_link(chip.link)
+    kinds = [one for one in map(load_link, list_links()) if one.nearest]
+    return min(kinds, key=lambda one: abs(math.log(one.peak_bytes_per_s / chip.peak_link_bytes_per_s)))
+
+
+@cache
+def with_allreduce(chip: ChipSpec, chips: int) -> ChipSpec:
+    """The chip with an all-reduce over so many chips: its own where it has one, otherwise its link's."""
+    if chip.allreduce_bytes_per_s:
+        return chip
+    latency, rate = link_of(chip).allreduce(chips, chip.peak_link_bytes_per_s)
+    return replace(chip, allreduce_bytes_per_s=rate, allreduce_latency_s=latency)
+
+
+def allreduce_remark(chip: ChipSpec, chips: int) -> str:
+    """Says in one sentence which all-reduce stands in for one that was not measured; '' where it was."""
+    if chip.allreduce_bytes_per_s:
+        return ""
+    link = link_of(chip)
+    if chip.name in link.chips:
+        return ""
+    latency, rate = link.allreduce(chips, chip.peak_link_bytes_per_s)
+    why = "" if chip.link else ", the nearest by peak_link_bytes_per_s"
+    where = f"measured on {', '.join(link.chips)}" if link.chips else "measured" if link.measured else "not measured"
+    return (f"chip '{chip.name}': its all-reduce was not measured: {1e6 * latency:.1f} µs and {1e-9 * rate:.1f} GB/s "
+            f"over {chips} chips are those of link '{link.name}' ({link.title}; {where}{why}); to measure it, or take "
+            "another link: docs/timing.md, 'All-reduce'")
+
+
+FLOPS = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_flops_per_s")
+MEMORY = ("gemm_memory_bytes_per_s", "attention_memory_bytes_per_s")
+OVERHEADS = ("prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s")
+_KERNELS = {
+    # Powers of the ratios of FLOP/s, memory bandwidth, and units. A block of rows runs on one unit, so as fast as its
+    # share of the peak; work for each request and head is spread over the units; launches are the host's.
+    "flops_per_s": (1, 0, 0), "units": (0, 0, 1), "critical_flops_per_s": (1, 0, -1),
+    "critical_s_per_token": (-1, 0, 1), "lone_critical_s_per_token": (-1, 0, 1), "request_head_s": (0, 0, -1),
+    "store_s": (0, 0, -1)}
+
+
+def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chip of another datasheet would be, were it as efficient as `base`.
+
+    Args:
+        base: a chip that was measured.
+        sheet: `peak_flops_per_s`, `peak_memory_bytes_per_s` and, where known, `units` of the other one.
+
+    Returns:
+        Fields of the other chip: rates, overheads, `extended` without an all-reduce (a link's, not a chip's), and the
+        sizes that `base` was fitted on, without degrees of tensor parallelism.
+    """
+    flops = float(sheet["peak_flops_per_s"]) / base.peak_flops_per_s
+    memory = float(sheet["peak_memory_bytes_per_s"]) / base.peak_memory_bytes_per_s
+    units = float(sheet.get("units") or base.units) / base.units if base.units else 1.0
+    found: dict[str, Any] = {name: getattr(base, name) * flops for name in FLOPS}
+    found |= {name: getattr(base, name) * memory for name in MEMORY}
+    found |= {name: getattr(base, name) for name in OVERHEADS}
+    if base.extended is not None:
+        found["extended"] = {
+            kernel: {name: value * _ratio(name, flops, memory, units) for name, value in parameters.items()}
+            for kernel, parameters in base.extended.to_mapping().items() if kernel != "allreduce"}
+    if base.validity is not None:
+        sizes = replace(base.validity, tp=())
+        found["validity"] = {item.name: getattr(sizes, item.name) for item in fields(sizes) if item.name != "tp"}
+    return found
+
+
+def _ratio(name: str, flops: float, memory: float, units: float) -> float:
+    powers = _KERNELS.get(name, (0, 1, 0) if name.endswith("bytes_per_s") else (0, 0, 0))  # rates of memory, any kind
+    return flops ** powers[0] * memory ** powers[1] * units ** powers[2]
+
+
+def _like(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Fills in what a chip's YAML leaves to the efficiency of another chip."""
+    base = load_chip(str(values["like"]))
+    if base.like:
+        raise UserError(f"{where}: field 'like' must name a chip that was measured, but '{base.name}' is itself like "
+                        f"'{base.like}'")
+    try:
+        found = transferred(base, values)
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{where}: with like={base.name} the datasheet is needed, as numbers: peak_flops_per_s, "
+                        "peak_memory_bytes_per_s and, where known, units") from None
+    said = (f"the efficiency of '{base.name}' is applied to its datasheet; what that is worth: docs/validity.md, "
+            "'Leave one chip out'")
+    return {**found, "not_measured": said, **values}
