@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from ooco_gym.cli.source import OocoSource
+from ooco_gym.cli.config import OocoSource
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
 

@@ -1,24 +1,13 @@
 """The command line: `ooco-gym COMMAND [key=value …]`, each command a Hydra application.
 
-The way of one call:
+`main` reads the flags, `commands` finds the command among the entry points of the group `ooco_gym.commands`, `config`
+serves its configuration to Hydra and checks every `key=value` against it, and `run` lets Hydra run it, once or as a
+sweep (`-m`). A group (`workload`) takes a name of `conf/workload` or the path of a YAML file, and the command receives
+a mapping; or what only our library can read (a mix, a folder, something in a Python file, a name with parameters), and
+the command receives that string.
 
-1. `main` reads the flags, and `commands` finds the command among the entry points of the group `ooco_gym.commands`;
-   its configuration is `<command>.yaml` in the folder `conf` of the package that brings the command, or else in ours.
-2. `overrides` checks every `key=value` against that configuration, before Hydra sees it: Hydra itself would answer a
-   mistyped key with several lines, and silently keep the last entry of a list given to a group. Where the command's
-   configuration has a list `positional: [action, target]`, words without `=` are given to those keys in that order.
-3. `source` is where Hydra finds groups and their choices. A group (`workload`) takes a name of `conf/workload`, or the
-   path of a YAML file: the command receives a mapping. It also takes what only our library can read: a mix
-   (`workload=ooc+azure_conv`), a folder or another file that exists (`policy=runs/gate`), something in a
-   Python file (`policy=mine.py:policy`), a name with parameters
-   (`policy='ooco:slo_margin=0.85'`): the command receives that string as it stands. A key that the command's own
-   configuration gives a plain value is no group, whatever folders there are in `conf`.
-4. `run` lets Hydra compose and run it, once or as a sweep (`-m`); a `task.Task` is what runs, here or in a worker: it
-   calls the command's function, and writes what it returns as `summary.json`, with `config.yaml`, to the run folder.
-   Points of a sweep that an earlier start has finished are left as they are; `sweeps` sums all of them up.
-
-Every mistake of the user's ends in one sentence on stderr and exit code 2, and leaves no folder behind; a bug keeps
-its traceback and ends with 1, Ctrl-C with 130.
+A user's mistake ends in one sentence on stderr and exit code 2 and leaves no folder behind; a bug keeps its traceback
+and ends with 1, Ctrl-C with 130, SIGTERM with 143.
 """
 
 from __future__ import annotations

@@ -1,24 +1,29 @@
-"""Entry of the command line: which command, with which flags."""
+"""Entry of the command line: which command, with which flags, and how a process ends."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ooco_gym.cli.commands import EXAMPLE, Command, commands, examples, find, names, presets
-from ooco_gym.cli.streams import end_at_once_from_here, quiet_pipes, tidy_end
-from ooco_gym.errors import Terminated, UserError, check_text
+from ooco_gym.cli.commands import EXAMPLE, Command, commands, find, names
+from ooco_gym.errors import Terminated, UserError, check_text, unknown
 from ooco_gym.files import FULL, full_disk
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
 USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--config-dir DIR] [--help]"
+SHELLS = ("bash", "zsh", "fish")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,15 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process by default.
     """
-    if argv is None and "_ARGCOMPLETE" in os.environ:  # set by the shell's function where it asks for completions
-        from ooco_gym.cli import completion
-
-        completion.answer()
-    words = list(sys.argv[1:] if argv is None else argv)
-    with quiet_pipes():
-        code = _main(words)
-    if argv is None:
-        end_at_once_from_here()
+    with _quiet_pipes():
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+    if argv is None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command is over, and Python tidies up for a moment
     return code
 
 
@@ -76,58 +76,43 @@ def _dispatch(words: list[str]) -> int:
         print(f"ooco-gym {metadata.version('ooco-gym')}")
         return 0
     name, *rest = words
-    if name == "completion":
-        from ooco_gym.cli import completion
-
-        print(completion.script(rest[0] if len(rest) == 1 else ""))
+    if name in ("completion", "-sc"):
+        _complete("".join(rest))
         return 0
     if name.startswith("-"):
         raise UserError(f"unknown option '{name}'; usage: {USAGE}")
     if "=" in name:
         raise UserError(f"'{name}' is no command; expected one first: {', '.join(commands())}")
-    _check_here()
-    options = _parse(rest)
-    command = find(name, options.config_dir)
-    if options.help:
-        _print_help(command)
-        return 0
-    from ooco_gym.cli import overrides, run
-
-    multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
-    request = overrides.read(overrides.name_words(command, options.overrides), multirun)
-    if options.cfg:
-        run.show(command, request, options.cfg)
-        return 0
-    return run.run(command, request, multirun)
-
-
-def _check_here() -> None:
-    """Refuses to run in a folder that is gone: all relative paths would fail, each in its own way."""
     try:
         os.getcwd()
     except OSError:
         raise UserError("the working directory has been deleted; change to one that exists (cd)") from None
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-cd", "--config-dir")
-    options = parser.parse_intermixed_args(words)
-    options.config_dir = _folder(options.config_dir) if options.config_dir else None
-    return options
+    options = parser.parse_intermixed_args(rest)
+    folder = Path(options.config_dir).expanduser().absolute() if options.config_dir else None
+    if folder and not folder.is_dir():
+        raise UserError(f"--config-dir {options.config_dir} is no folder; expected one with groups, such as "
+                        f"{options.config_dir}/policy/mine.yaml")
+    command = find(name, folder)
+    if options.help:
+        _print_help(command)
+        return 0
+    from ooco_gym.cli import config, run  # Hydra takes a moment
+
+    multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
+    request = config.read(command, options.overrides, multirun)
+    if options.cfg:
+        run.show(command, request, options.cfg)
+        return 0
+    return run.run(command, request, multirun)
 
 
-def _folder(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
-    if not path.is_dir():
-        raise UserError(f"--config-dir {text} is no folder; expected one with groups, such as {text}/policy/mine.yaml")
-    return path
-
-
+# --- What is printed without running anything -----------------------------------------------------------------------
 def _print_commands() -> None:
     rows = []
     for name in commands():
@@ -143,31 +128,123 @@ def _print_commands() -> None:
 
 def _print_help(command: Command) -> None:
     """Prints a command's examples, its keys as its configuration documents them, and the choices of its groups."""
-    import yaml
-
-    text = command.config.read_text(encoding="utf-8")
     words = "".join(f"[{key.upper()}] " for key in command.positional)
     print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job] [--config-dir DIR]\n\n"
           f"{command.description}.\n")
-    if shown := examples(command):
-        print("Examples:\n\n" + "\n".join(f"  {line}" for line in shown) + "\n")
+    if command.examples:
+        print("Examples:\n\n" + "\n".join(f"  {line}" for line in command.examples) + "\n")
+    lines = command.config.read_text(encoding="utf-8").splitlines()[1:]
     print(f"Keys and their defaults ({command.config.name}):\n")
-    keys = [line for line in text.splitlines()[1:] if not line.startswith(EXAMPLE)]
-    print("\n".join(f"  {line}".rstrip() for line in keys))
-    groups = [key for entry in (yaml.safe_load(text) or {}).get("defaults", ()) for key in _group(entry)]
-    if groups:
+    print("\n".join(f"  {line}".rstrip() for line in lines if not line.startswith(EXAMPLE)))
+    if command.groups:
         print("\nChoices, each also the path of a YAML file; GROUP.key=value changes one of its keys:\n")
-    for group in groups:
+    for group in command.groups:
         print(f"  {group}: {', '.join(names(command.roots, group))}")
-    mine = presets(command.roots, command.name)
-    if mine:
+    if mine := command.presets():
         print("\nPresets, many keys at once, any of which may be given besides:\n")
         print("\n".join(f"  +preset={name}: {said}" for name, said in mine.items()))
     print(f"\nA sweep: ooco-gym {command.name} -m key=a,b [hydra/launcher=joblib|ray|submitit_local]")
 
 
-def _group(entry: Any) -> list[str]:
-    """The group of one entry of a defaults list."""
-    if not isinstance(entry, Mapping):
-        return []
-    return [str(key).split()[-1].split("@")[0].strip("/") for key in entry]
+def _complete(asked: str) -> None:
+    """Hydra's completion: `completion SHELL` prints its function for a shell, which calls `-sc query=SHELL` at Tab."""
+    shell = asked.removeprefix("query=")
+    if shell not in SHELLS:
+        raise unknown("shell", shell, SHELLS)
+    if shell == asked:
+        from hydra._internal.core_plugins import bash_completion, fish_completion
+
+        sys.argv[0] = "ooco-gym"
+        (fish_completion.FishCompletion if shell == "fish" else bash_completion.BashCompletion)(None).install()  # pyright: ignore
+        return
+    line = os.environ.get("COMP_LINE", "").lstrip().partition(" ")[2].lstrip()
+    name, more, _ = line.partition(" ")
+    if not more:
+        print("\n".join(one for one in (*commands(), "completion") if one.startswith(name)))
+    elif name in commands():
+        from ooco_gym.cli import run
+
+        os.environ["COMP_LINE"] = line  # Hydra leaves out the first word, its program
+        run.complete(find(name), shell)
+
+
+# --- When whoever reads the output, or lets it run, has had enough --------------------------------------------------
+class _Outlet:
+    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`), or the disk that it
+    goes to is full: files are made."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._guarded():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._guarded():
+            self._stream.flush()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Lets all that follows a failed write, what is buffered included, go nowhere."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                with suppress(OSError):  # where stderr goes there, too
+                    print(f"note: no more is printed: {error.strerror}", file=sys.__stderr__, flush=True)
+            elif not isinstance(error, BrokenPipeError):
+                raise
+            with suppress(OSError):  # a stream without a descriptor of its own
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+
+
+@contextmanager
+def _quiet_pipes() -> Iterator[None]:
+    """Output and errors of this process may be read to their end, or not."""
+    before = sys.stdout, sys.stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's are: what a terminal cannot show is no failure
+    sys.stdout, sys.stderr = (stream and _Outlet(stream) for stream in before)  # pyright: ignore
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _Outlet):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def tidy_end() -> Iterator[None]:
+    """SIGTERM raises `Terminated` while the body runs, so that no temporary file stays; after it, and after Ctrl-C,
+    worker processes end at once: Python would wait for their work.
+
+    Signals are the main thread's: elsewhere nothing is changed.
+    """
+    def end_workers() -> None:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+
+    def terminate(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would cut the tidying short
+        end_workers()
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        end_workers()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)

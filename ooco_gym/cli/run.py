@@ -2,36 +2,146 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ooco_gym.cli import sweeps
-from ooco_gym.cli.commands import PRESETS, Command, presets
-from ooco_gym.cli.overrides import Request, check, is_glob
-from ooco_gym.cli.source import OocoSearchPath, OocoSource
-from ooco_gym.cli.task import BUG, COUNTER, MISTAKE, OK, Outcome, Task, one_line, unwrap
-from ooco_gym.errors import UserError, check_text
-from ooco_gym.report import joined
+from ooco_gym.cli.commands import PLAIN, PRESETS, Command
+from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, is_glob, key_of, one_line
+from ooco_gym.documents import SEAL, read_mapping
+from ooco_gym.errors import EXTRAS, UserError, check_text, end_if_interrupted, raise_interrupt, unknown
+from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json, write_sealed
+from ooco_gym.report import Table, joined
+from ooco_gym.report.terminal import remarks
 
+OK, BUG, MISTAKE = 0, 1, 2  # exit codes
+STATUS = {OK: "done", MISTAKE: "refused", BUG: "failed"}
 TRUST = "OOCO_GYM_TRUST"  # as agents.learning.trust reads it
-QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
-         "hydra.job.chdir=false")
-LONGEST_NAME = 255      # bytes of a folder's name, on the file systems in use
-FIRST_PRINTABLE, DELETE = 32, 127
-LONGEST_LABEL = 100     # characters of a sweep's folder name
+KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
+          "(workers=1) or a smaller load; the same command goes on from what it has kept of the finished work")
+LONGEST_LABEL = 100  # characters of a sweep's folder name
+MOST_SCORES = 5  # columns of a sweep's table
+# What of a summary is a point's score; of other commands, the first figures that they sum up.
+SCORES = {
+    "simulate": ("online.violation_rate", "online.ttft_p99_s", "online.tpot_p99_s", "offline.output_tokens_per_s",
+                 "offline.reference_gpu_s_per_s"),
+    "train": ("best.reward", "best.offline_reference_gpu_s_per_s", "best.violation_rate", "timesteps", "stopped_by"),
+}
+
+
+# --- What runs, in this process or in a worker of a sweep ----------------------------------------------------------
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, in a form that travels between processes."""
+
+    code: int
+    out: str
+    error: str = ""
+    files: tuple[str, ...] = ()
+    kept: bool = False  # a point of a sweep that an earlier start has finished
+    left: bool = False  # what it has written so far stays, although it did not end well
+
+
+@dataclass(frozen=True)
+class Task:
+    """Calls a command's function with the configuration that Hydra has composed, and writes what it returns."""
+
+    command: str
+    function: str
+    cwd: str
+    sweep: bool = False
+    points: int | None = None  # of the sweep; None where its sweeper decides on the way
+
+    def __call__(self, cfg: DictConfig) -> Outcome:
+        out = str(HydraConfig.get().runtime.output_dir)
+        with suppress(OSError):  # a worker may have been started elsewhere: relative paths are the user's
+            os.chdir(self.cwd)
+        cfg = unwrap(cfg, out)
+        if not self.sweep:
+            return self._called(cfg, out)
+        begun = time.monotonic()
+        outcome = replace(Outcome(OK, out), kept=True) if self._finished(cfg, out) else self._called(cfg, out)
+        if outcome.code != MISTAKE:  # of which the sentence is all that is said, at the end
+            how = "was there" if outcome.kept else f"{STATUS[outcome.code]} in {time.monotonic() - begun:.0f} s"
+            point = HydraConfig.get().job.num + 1
+            of = f"/{self.points}" if self.points else ""
+            print(f"point {point}{of}: {Path(out).name}: {how}", file=sys.stderr, flush=True)
+        return outcome
+
+    def _called(self, cfg: DictConfig, out: str) -> Outcome:
+        try:
+            files: tuple[str, ...] = ("config.yaml",)
+            with remarks() as said:
+                summary = load(self.function)(cfg)
+            with atomic_write(Path(out, "config.yaml")) as temporary:
+                temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
+            if isinstance(summary, Mapping):
+                remarked = {"remarks": list(said.values())} if said else {}
+                write_sealed(Path(out, "summary.json"),
+                             {"schema": f"ooco-gym/{self.command}/1", **summary, **remarked})
+                files = ("summary.json", *files)
+            end_if_interrupted(summary)
+            return Outcome(OK, out, files=files)
+        except Exception as error:
+            raise_interrupt(error)
+            package = (getattr(error, "name", "") or "").partition(".")[0]
+            if isinstance(error, UserError):
+                return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
+            if isinstance(error, BrokenProcessPool):
+                return Outcome(MISTAKE, out, KILLED, left=True)
+            if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
+                return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                                             f"install ooco-gym[{EXTRAS[package]}]")
+            if isinstance(error, OSError) and error.errno in FULL:
+                return Outcome(MISTAKE, out, full_disk(error), left=True)
+            return Outcome(BUG, out, "".join(traceback.format_exception(error)))
+
+    def _finished(self, cfg: DictConfig, out: str) -> bool:
+        """Whether an earlier start has ended well here, with the same configuration."""
+        try:
+            summary, kept = (read_mapping(Path(out, name)) for name in ("summary.json", "config.yaml"))
+        except UserError:
+            return False
+        return (str(summary.get("schema", "")).startswith(f"ooco-gym/{self.command}/")
+                and summary.get("stopped_by") != "interrupt"
+                and kept == yaml.safe_load(OmegaConf.to_yaml(cfg, resolve=True)))
+
+
+def load(function: str) -> Any:
+    """Imports what `module:function` names."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def unwrap(cfg: DictConfig, out: str) -> DictConfig:
+    """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
+    with open_dict(cfg):
+        for key in list(cfg):
+            if not OmegaConf.is_missing(cfg, key) and isinstance(cfg[key], DictConfig) and PLAIN in cfg[key]:
+                cfg[key] = cfg[key][PLAIN]
+        cfg.out = out
+    return cfg
 
 
 # --- Hydra, set up for one command ----------------------------------------------------------------------------------
@@ -44,16 +154,15 @@ def session(command: Command) -> Iterator[None]:
     try:
         with hydra.initialize(config_path=None, job_name=command.name, version_base="1.3"):
             yield
+    except MissingConfigException as error:  # of Hydra's own groups; ours are read by commands.read_choice
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        more = "; installing ooco-gym[sweep] adds joblib, ray and submitit_local" * (group == "hydra/launcher")
+        raise UserError(f"{unknown(group, name, error.options or ())}{more}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{command.name}: {one_line(error)}") from error
     finally:
         OocoSearchPath.command = None
         GlobalHydra.instance().clear()
-
-
-def compose(command: Command, words: list[str]) -> DictConfig:
-    """Composes a command's configuration, Hydra's own part included."""
-    return hydra.compose(command.name, words, return_hydra_config=True)
 
 
 def show(command: Command, request: Request, what: str) -> None:
@@ -62,14 +171,28 @@ def show(command: Command, request: Request, what: str) -> None:
     Of a sweep it prints what all its runs have in common, the rest as it is by default.
     """
     with session(command):
-        _check(command, request)
-        config = compose(command, [*_folders(command, request, False), *request.fixed_words])
-        out = str(config.hydra.run.dir)
+        check(command, request)
+        fixed = [str(one.input_line) for one in request.overrides if not one.is_sweep_override()]
+        config = hydra.compose(command.name, [*_folders(_folder_of(command, request)), *fixed],
+                               return_hydra_config=True)
         with open_dict(config):
             own_of_hydra = OmegaConf.create({"hydra": config.pop("hydra")})
-        own = unwrap(config, out)
+        own = unwrap(config, str(own_of_hydra.hydra.run.dir))
         parts = {"job": [own], "hydra": [own_of_hydra], "all": [own, own_of_hydra]}
         print("\n".join(OmegaConf.to_yaml(part).rstrip() for part in parts[what]))
+
+
+def complete(command: Command, shell: str) -> None:
+    """Answers Hydra's function for the shell, which asks what the last word of `$COMP_LINE` may become."""
+    with session(command), suppress(HydraException, UserError):  # a sentence has no place in a command line
+        hydra_app().shell_completion(command.name, [f"query={shell}"])
+
+
+def hydra_app() -> Any:
+    """Hydra's own object: its public way to run (`hydra.main`) reads `sys.argv` and returns nothing."""
+    app = GlobalHydra.instance().hydra
+    assert app is not None
+    return app
 
 
 # --- One run, or a sweep --------------------------------------------------------------------------------------------
@@ -80,22 +203,37 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         UserError: a mistake in the command line; nothing has been written then.
     """
     with session(command), _trusting(request.trust):
-        _check(command, request)
-        _say_presets(command, request)
-        words = [*_folders(command, request, multirun), *request.words]
-        folder = Path(words[0].partition("=")[2].strip("'"))
-        before = _seen(folder)
+        check(command, request)
+        for override in request.overrides:  # what presets do, and how long they take
+            if override.key_or_group in PRESETS and (said := command.presets().get(str(override.value()))):
+                print(f"{override.value()}: {said}", file=sys.stderr, flush=True)
+        folder = _folder_of(command, request)
+        before = {path for path in (folder, *folder.parents) if os.path.exists(path)}
+        before |= set(folder.iterdir()) if os.path.isdir(folder) else set()
+        failed: list[Outcome] = []
         try:
-            sweep, points = _sweep(folder, request) if multirun else ("", None)
-            task = Task(command.name, command.function, os.getcwd(), sweep, points)
-            outcomes = _outcomes(command, task, words, multirun)
-        except BaseException:
-            _tidy(folder, before, [])
-            raise
-        if multirun:
-            (folder / "multirun.yaml").unlink(missing_ok=True)  # Hydra's, also of a start that was killed
-        _tidy(folder, before, [Path(one.out) for one in outcomes if one.code == MISTAKE and not one.left])
-    return _report_sweep(command, request, folder, outcomes) if multirun else _report(outcomes[0])
+            _make(folder, request.out)
+            if multirun:
+                words, points = _sweep_words(request)
+                task = Task(command.name, command.function, os.getcwd(), True, points)
+                answer = hydra_app().multirun(command.name, task, [*_folders(folder), *words, *request.words])
+                batches = answer if isinstance(answer, list) else []
+                outcomes = [job.return_value for batch in batches for job in batch]
+            else:
+                task = Task(command.name, command.function, os.getcwd())
+                outcomes = [hydra_app().run(command.name, task, [*_folders(folder), *request.words]).return_value]
+            failed = [one for one in outcomes if one.code == MISTAKE and not one.left]
+        finally:
+            _tidy(folder, before, failed)
+    if multirun:
+        return _report_sweep(command, request, folder, outcomes)
+    outcome = outcomes[0]
+    if outcome.code == OK:
+        pages = sorted(path.name for path in Path(outcome.out).glob("*.html"))
+        print(f"{joined([*pages, *outcome.files])} written to {_short(outcome.out)}")
+    else:
+        _complain(outcome)
+    return outcome.code
 
 
 @contextmanager
@@ -112,142 +250,66 @@ def _trusting(trust: bool | None) -> Iterator[None]:
             os.environ.update({} if before is None else {TRUST: before})
 
 
-def _check_writable(out: Path, given: str | None) -> None:
-    """The nearest folder that exists must be one that may be written; nothing is made before that is known."""
-    _check_name(out, given)
-    there = next(path for path in (out, *out.parents) if _exists(path))
-    if not there.is_dir():
-        raise UserError(f"out={given} is a file; expected a folder" if there == out else
-                        f"out={given} cannot be used: '{there}' is a file; expected a folder")
-    nowhere = next((path for path in (out, *out.parents) if path.is_symlink() and not _exists(path)), None)
-    if nowhere is not None:
-        raise UserError(f"out={given} cannot be used: '{nowhere}' is a symbolic link that leads nowhere, or in a "
-                        "circle")
-    if not os.access(there, os.W_OK | os.X_OK) or there.is_relative_to("/proc"):
-        raise UserError(f"out={given} cannot be used: the folder '{there}' cannot be written")
-
-
-def _check_name(out: Path, given: str | None) -> None:
-    """Refuses what is no name of a folder."""
-    check_text(str(out))
-    if any(ord(letter) < FIRST_PRINTABLE or ord(letter) == DELETE for letter in str(out)):
-        raise UserError(f"out={given!r} has a control character in it; expected the name of a folder")
-    longest = max(out.parts, key=lambda part: len(os.fsencode(part)))
-    if len(os.fsencode(longest)) > LONGEST_NAME:
-        raise UserError(f"out={longest[:20]}… cannot be used: a name of {len(os.fsencode(longest))} bytes; folders "
-                        f"have at most {LONGEST_NAME}")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # below something that is no folder
-        return False
-
-
-def _check(command: Command, request: Request) -> None:
-    options = GlobalHydra.instance().config_loader().get_group_options
-    check(command, request, lambda words: compose(command, words), options)
-
-
-def _say_presets(command: Command, request: Request) -> None:
-    """Says what the presets that are asked for do, and how long they take."""
-    said = presets(command.roots, command.name)
-    for override in request.overrides:
-        if override.key_or_group in PRESETS and str(override.value()) in said:
-            print(f"{override.value()}: {said[str(override.value())]}", file=sys.stderr, flush=True)
-
-
-def _folders(command: Command, request: Request, multirun: bool) -> list[str]:
-    """Overrides that say where results go, and keep Hydra quiet. The first names the folder."""
+def _folder_of(command: Command, request: Request) -> Path:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    out = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
-    _check_writable(out, request.out)
-    quoted = "'" + str(out).replace("'", "\\'") + "'"
-    words = [f"hydra.run.dir={quoted}", f"hydra.sweep.dir={quoted}", *QUIET]
-    if multirun:
-        words += _labels(request) + _launcher_defaults(request)
-    return words
+    folder = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
+    check_text(str(folder))
+    if not str(folder).isprintable():
+        raise UserError(f"out={request.out!r} has a control character in it; expected the name of a folder")
+    return folder
 
 
-def _labels(request: Request) -> list[str]:
-    """Names each job's folder after what is swept, `policy=ooco,seed=1`, or by number where that is no file name."""
-    swept = [override for override in request.overrides if override.is_sweep_override()]
-    if not all(override.is_discrete_sweep() for override in swept) or not swept:
-        return ["hydra.sweep.subdir=${hydra.job.num}"]
-    if any(map(is_glob, swept)):
-        return ["hydra.sweep.subdir=${hydra.job.override_dirname}"]
-    values = [[str(value) for value in override.sweep_string_iterator()] for override in swept]
-    longest = sum(len(o.get_key_element()) + 2 + max(map(len, v)) for o, v in zip(swept, values, strict=True))
-    odd = any(set(value) & set("/\\'\":*?<>|${} ") for several in values for value in several)
-    if odd or longest > LONGEST_LABEL:
-        return ["hydra.sweep.subdir=${hydra.job.num}"]
-    fixed = [o.get_key_element() for o in request.overrides if not o.is_sweep_override()]
-    listed = ",".join(f"'{key}'" for key in fixed)
-    return ["hydra.sweep.subdir=${hydra.job.override_dirname}",
-            f"hydra.job.config.override_dirname.exclude_keys=[{listed}]"]
+def _make(folder: Path, given: str | None) -> None:
+    """Makes the folder for the results; `_tidy` removes it again where nothing is written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"out={given} cannot be used: '{error.filename}' is no folder") from None
+    except OSError as error:
+        raise UserError(f"out={given} cannot be used: {error.strerror}; expected a folder") from None
+    if not writable:
+        raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
 
 
-def _launcher_defaults(request: Request) -> list[str]:
-    """Keeps a local Ray cluster to itself: no dashboard, no log lines of its workers among our tables."""
-    if "hydra/launcher=ray" not in request.words:
-        return []
-    given = {override.key_or_group for override in request.overrides}
-    defaults = {"include_dashboard": "false", "log_to_driver": "false", "logging_level": "40"}
-    return [f"+hydra.launcher.ray.init.{key}={value}" for key, value in defaults.items()
-            if f"hydra.launcher.ray.init.{key}" not in given]
+def _folders(folder: Path) -> list[str]:
+    """Overrides that say where results go, and keep Hydra quiet."""
+    quoted = "'" + str(folder).replace("'", "\\'") + "'"
+    return [f"hydra.run.dir={quoted}", f"hydra.sweep.dir={quoted}", "hydra/job_logging=disabled",
+            "hydra/hydra_logging=disabled", "hydra.output_subdir=null", "hydra.job.chdir=false"]
 
 
-def _outcomes(command: Command, task: Task, words: list[str], multirun: bool) -> list[Outcome]:
-    """How each job ended. Hydra's public way to run (`hydra.main`) reads `sys.argv` and returns nothing."""
-    app = GlobalHydra.instance().hydra
-    assert app is not None
-    if not multirun:
-        return [app.run(command.name, task, words).return_value]
-    answer = app.multirun(command.name, task, words)
-    return [job.return_value for batch in answer for job in batch] if isinstance(answer, list) else []
+def _sweep_words(request: Request) -> tuple[list[str], int | None]:
+    """Further overrides of a sweep, and how many points it has, where that is known before it runs.
+
+    Each point's folder is named after what is swept, `policy=ooco,seed=1`, or by its number where that is no file name.
+    """
+    keys = [key_of(one) for one in request.overrides]
+    known = bool(request.swept) and all(one.is_discrete_sweep() and not is_glob(one) for one in request.swept)
+    values = [[str(value) for value in one.sweep_string_iterator()] for one in request.swept] if known else []
+    label = ",".join(f"{key_of(one)}={max(of, key=len)}" for one, of in zip(request.swept, values, strict=known))
+    words = ["hydra.sweep.subdir=${hydra.job.num}"]
+    if known and len(label) <= LONGEST_LABEL and not set("/\\'\":*?<>|${} ") & set("".join(map("".join, values))):
+        fixed = ",".join(f"'{one.get_key_element()}'" for one in request.overrides if one not in request.swept)
+        words = ["hydra.sweep.subdir=${hydra.job.override_dirname}",
+                 f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]"]
+    if "hydra/launcher=ray" in request.words:  # no dashboard, and no log lines of workers among our tables
+        init = {"include_dashboard": "false", "log_to_driver": "false", "logging_level": "40"}
+        words += [f"+hydra.launcher.ray.init.{key}={value}" for key, value in init.items()
+                  if f"hydra.launcher.ray.init.{key}" not in keys]
+    return words, math.prod(map(len, values)) if known and "hydra/sweeper" not in keys else None
 
 
-def _seen(folder: Path) -> set[Path]:
-    """What is there before the run: the folder, its parents and its entries, as far as they exist."""
-    there = {path for path in (folder, *folder.parents) if path.exists()}
-    return there | (set(folder.iterdir()) if folder.is_dir() else set())
-
-
-def _tidy(folder: Path, before: set[Path], failed: list[Path]) -> None:
+def _tidy(folder: Path, before: set[Path], failed: Sequence[Outcome]) -> None:
     """Removes the new folders of mistaken jobs with all in them, new empty folders, and what Hydra leaves behind."""
-    for path in failed:
+    for path in (Path(one.out) for one in failed):
         if path not in before and path.is_relative_to(folder):
             shutil.rmtree(path, ignore_errors=True)
-    if folder / "multirun.yaml" not in before:
+    with suppress(OSError):
         (folder / "multirun.yaml").unlink(missing_ok=True)
-    shutil.rmtree(folder / COUNTER, ignore_errors=True)
-    empty = [*(folder.iterdir() if folder.is_dir() else ()), folder, *folder.parents]
-    for path in empty:
-        if path not in before and path.is_dir() and not any(path.iterdir()):
+    for path in [*(folder.iterdir() if os.path.isdir(folder) else ()), folder, *folder.parents]:
+        if path not in before and os.path.isdir(path) and not any(path.iterdir()):
             path.rmdir()
-
-
-def _sweep(folder: Path, request: Request) -> tuple[str, int | None]:
-    """A sweep's folder and the number of its points, as far as that is known before it runs."""
-    shutil.rmtree(folder / COUNTER, ignore_errors=True)  # of one that was killed
-    swept = [override for override in request.overrides if override.is_sweep_override()]
-    if not swept or any(is_glob(o) or not o.is_discrete_sweep() for o in swept) or _other_sweeper(request):
-        return str(folder), None
-    return str(folder), math.prod(len(list(override.sweep_string_iterator())) for override in swept)
-
-
-def _other_sweeper(request: Request) -> bool:
-    return any(override.key_or_group == "hydra/sweeper" for override in request.overrides)
-
-
-def _report(outcome: Outcome) -> int:
-    if outcome.code == OK:
-        pages = sorted(path.name for path in Path(outcome.out).glob("*.html"))
-        print(f"{joined([*pages, *outcome.files])} written to {_short(outcome.out)}")
-    else:
-        _complain(outcome)
-    return outcome.code
 
 
 def _complain(outcome: Outcome, where: str = "") -> None:
@@ -256,21 +318,78 @@ def _complain(outcome: Outcome, where: str = "") -> None:
     print(text, file=sys.stderr)
 
 
-def _report_sweep(command: Command, request: Request, folder: Path, outcomes: list[Outcome]) -> int:
-    """Prints a table of points, writes `multirun.json` and `points.parquet`, and returns the worst exit code."""
-    done = [outcome for outcome in outcomes if outcome.code != MISTAKE]
-    if done or not outcomes:
-        sweeps.write_index(command.name, request.swept, folder, outcomes)
-        print(f"multirun.json and {sweeps.POINTS_FILE} written to {_short(str(folder))}")
-    mistakes = dict.fromkeys((outcome.code, outcome.error) for outcome in outcomes if outcome.code != OK)
-    for code, error in mistakes:
-        jobs = [Path(o.out).name for o in outcomes if (o.code, o.error) == (code, error)]
-        _complain(Outcome(code, "", error), "" if len(jobs) == len(outcomes) else f"{' and '.join(jobs)}: ")
-    codes = {outcome.code for outcome in outcomes}
-    return BUG if BUG in codes else max(codes, default=OK)
-
-
 def _short(path: str) -> str:
     """A path below the current folder relative to it."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
+
+
+# --- What a sweep leaves behind -------------------------------------------------------------------------------------
+def _report_sweep(command: Command, request: Request, folder: Path, outcomes: list[Outcome]) -> int:
+    """Prints a table of points, writes `multirun.json` and `points.parquet`, and returns the worst exit code."""
+    codes = {outcome.code for outcome in outcomes}
+    if codes != {MISTAKE}:
+        _write_points(command.name, [key_of(one) for one in request.swept], folder, outcomes)
+        print(f"multirun.json and points.parquet written to {_short(str(folder))}")
+    for code, error in dict.fromkeys((outcome.code, outcome.error) for outcome in outcomes if outcome.code != OK):
+        jobs = [Path(one.out).name for one in outcomes if (one.code, one.error) == (code, error)]
+        _complain(Outcome(code, "", error), "" if len(jobs) == len(outcomes) else f"{' and '.join(jobs)}: ")
+    return BUG if BUG in codes else max(codes, default=OK)
+
+
+def _write_points(command: str, swept: list[str], folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Prints and writes each point's scores; the Parquet has its configuration and, under `result.`, its summary."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    configs, summaries = ([_read(outcome, name) for outcome in outcomes] for name in ("config.yaml", "summary.json"))
+    first = next((one for one in summaries if one), {})
+    scores = [name for name in SCORES.get(command, ()) if any(name in one for one in summaries)]
+    if command not in SCORES:
+        scores = [name for name, value in first.items() if isinstance(value, (int, float)) and "." not in name
+                  and not isinstance(value, bool) and name not in ("wall_s", "seed", "pid")][:MOST_SCORES]
+    jobs, lines, rows = [], [], []
+    for number, (one, config, summary) in enumerate(zip(outcomes, configs, summaries, strict=True)):
+        name, place, status = Path(one.out).name, os.path.relpath(one.out, folder), STATUS[one.code]
+        jobs.append({"job": name, "out": place, "status": status, "kept": one.kept,
+                     "error": one.error.strip().splitlines()[-1] if one.error else None,
+                     "scores": {score: summary.get(score) for score in scores}})
+        if name == str(number):  # folders by number do not say what is swept
+            name = ", ".join(f"{key}={_shown(config.get(key))}" for key in swept) or name
+        lines.append((name, *(_shown(summary.get(score)) for score in scores), status + ", was there" * one.kept))
+        rows.append({"point": number, "folder": place, "status": status, **config,
+                     **{f"result.{key}": value for key, value in summary.items()}})
+    Table("", ("point", *scores, "result"), lines, align="l").show()
+    write_json(folder / "multirun.json",
+               {"schema": "ooco-gym/multirun/1", "command": command, "swept": swept, "jobs": jobs})
+    known = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: _column([row.get(name) for row in rows]) for name in known}
+    with atomic_write(folder / "points.parquet") as temporary:
+        parquet.write_table(pa.table(columns), temporary, write_page_checksum=True)
+
+
+def _read(outcome: Outcome, name: str) -> dict[str, Any]:
+    """A file of a point by dotted keys, what is no plain value as JSON text; empty where there is none."""
+    def flat(value: Any, key: str) -> dict[str, Any]:
+        if isinstance(value, Mapping):
+            return {below: item for name, one in value.items()
+                    for below, item in flat(one, f"{key}.{name}" if key else str(name)).items()}
+        return {key: value if value is None or isinstance(value, (str, int, float)) else json.dumps(value, default=str)}
+
+    with suppress(UserError):
+        if outcome.code == OK:
+            return flat({key: value for key, value in read_mapping(Path(outcome.out, name)).items() if key != SEAL}, "")
+    return {}
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    """Values of one kind: whole numbers become fractions beside such, everything becomes text beside text."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) <= 1:
+        return list(values)
+    kind = float if kinds == {int, float} else str
+    return [None if value is None else kind(value) for value in values]

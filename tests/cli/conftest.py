@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,6 +97,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)
     cwd.mkdir()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "toy_commands"]:
+        monkeypatch.delitem(sys.modules, name)  # another test's, in another folder
     monkeypatch.chdir(cwd)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(PARENT)]))      # for the workers of a sweep

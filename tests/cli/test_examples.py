@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ooco_gym.cli import main
-from ooco_gym.cli.commands import commands, examples, find, presets
+from ooco_gym.cli.commands import commands, find
 from ooco_gym.resources import conf_root
 
 OURS = sorted(name for name in commands() if (conf_root() / f"{name}.yaml").is_file())
@@ -22,7 +22,7 @@ def test_every_example_of_a_command_is_one(name: str, tmp_path: Path, monkeypatc
                                            capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(conf_root() / "chip" / "h100.yaml", "mine.yaml")
-    listed = examples(find(name))
+    listed = find(name).examples
     assert listed, f"conf/{name}.yaml has no line that begins with #$"
     for line in listed:
         program, command, *words = shlex.split(line, comments=True)
@@ -42,7 +42,7 @@ def test_commands_of_other_packages_may_have_none(toy: SimpleNamespace) -> None:
 
 
 def test_every_preset_says_how_long_it_takes_and_its_short_form() -> None:
-    said = {name: text for one in OURS for name, text in presets(find(one).roots, one).items()}
+    said = {name: text for one in OURS for name, text in find(one).presets().items()}
     assert {*said} == {path.stem for path in (conf_root() / "preset").glob("[!g]*.yaml")}  # not those of an experiment
     for name, text in said.items():
         assert re.search(r"; \d+ minutes on two cores, \d+ with \S+$", text), f"{name}: {text}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ooco_gym.cli import task
+from ooco_gym.cli import run
 from ooco_gym.errors import Terminated
 from ooco_gym.report.terminal import notes
 
@@ -25,18 +25,18 @@ MISTAKES = [
     (["play", "zzzzzz=1"], ["has no key 'zzzzzz'", "its keys: ", "knife"]),
     (["play", "seed.x=1"], ["has no key 'seed.x'"]),
     (["play", "+new=1"], ["has no key 'new'"]),
-    (["play", "~sed"], ["has no key 'sed'", "'seed'"]),
+    (["play", "~seed"], ["'~seed'", "cannot be taken away", "seed=…"]),
     (["play", "fruit=aple"], ["unknown fruit 'aple'", "'apple'"]),
     (["play", "fruit=[apple,pear]"], ["one choice, not a list", "-m fruit=apple,pear", "[apple,pear]"]),
     (["play", "fruit=apple,pear"], ["several values", "-m"]),
     (["play", "fruit=apple+peer"], ["unknown fruit 'peer'", "'pear'"]),
     (["play", "fruit=no/such.yaml"], ["'no/such.yaml' does not exist"]),
     (["play", "fruit=no/such"], ["'no/such' does not exist"]),
-    (["play", "fruit=1"], ["unknown fruit '1'"]),
-    (["play", "~fruit"], ["cannot be taken away"]),
+    (["play", "fruit=1"], ["fruit=1: expected the name of one, such as fruit=apple"]),
+    (["play", "~fruit"], ["cannot be taken away", "fruit=…"]),
     (["play", "fruit=pear", "fruit.core.seeds_in_it=1"], ["'fruit.core.seeds_in_it'"]),
     (["play", "fruit=apple+pear", "fruit.weight_g=1"], ["cannot be set", "fruit=apple+pear"]),
-    (["play", "fruit@knife=pear"], ["no group"]),
+    (["play", "fruit@knife=pear"], ["no key 'fruit@knife'"]),
     (["play", "-m", "fruit=apple,peer"], ["unknown fruit 'peer'"]),
     (["play", "-m", "fruit=apple,pear", "fruit.brown_spots=1"], ["'fruit.brown_spots'"]),
     (["play", "seed"], ["'seed' is not key=value"]),
@@ -52,7 +52,6 @@ MISTAKES = [
     (["play", "knife=3"], ["knife is a group of keys"]),
     (["play", "knife={sharpness: 1}"], ["no key 'sharpness'", "'sharp'"]),
     (["play", "knife.blade={length_cm: long}"], ["knife.blade.length_cm=long: expected a number"]),
-    (["play", "fruit=plum", "fruit.weight_g=heavy"], ["fruit.weight_g=heavy: expected a number"]),
     (["play", "seed=1", "seed=2"], ["seed is given twice"]),
     (["play", "out="], ["out is empty"]),
     (["play", "hydra/launcher=jobli", "-m", "seed=1,2"], ["unknown hydra/launcher 'jobli'", "'joblib'", "[sweep]"]),
@@ -63,7 +62,7 @@ MISTAKES = [
     (["play", "-m", "fail=mistake", "seed=1,2", "out=results"], ["row 3 of"]),
     (["play", "fail=extra"], ["needs the package 'torch'", "ooco-gym[train]"]),
     (["play", "hydra.run.dir=here"], ["out=DIR"]),
-    (["play", "preset=feast"], ["+preset=NAME"]),
+    (["play", "preset=feats"], ["unknown preset 'feats'", "'feast'"]),
     (["play", "+preset=feats"], ["unknown preset 'feats'", "'feast'"]),
     (["play", "+preset=odd"], ["preset=odd sets 'spoons', which play has not"]),
     (["play", "+preset=feast", "knife.sharp=very"], ["knife.sharp=very: expected true or false"]),
@@ -91,7 +90,7 @@ def test_one_sentence(toy: SimpleNamespace, words: list[str], parts: list[str]) 
 def test_out_is_a_file(toy: SimpleNamespace) -> None:
     (toy.cwd / "results").write_text("mine")
     code, _, err = toy.run("play", "out=results")
-    assert (code, err) == (2, "error: out=results is a file; expected a folder\n")
+    assert (code, err) == (2, f"error: out=results cannot be used: '{toy.cwd / 'results'}' is no folder\n")
     assert (toy.cwd / "results").read_text() == "mine"
 
 
@@ -128,14 +127,14 @@ def stopped(cfg: Any) -> dict[str, str]:
     ("cherry", 143, "terminated")])
 def test_what_was_stopped_by_a_signal_ends_so(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
                                               fruit: str, code: int, said: str) -> None:
-    monkeypatch.setattr(task, "load", lambda function: stopped)
+    monkeypatch.setattr(run, "load", lambda function: stopped)
     ended, _, err = toy.run("quiet", f"fruit={fruit}", "out=there")
     assert (ended, err.strip()) == (code, said)
     assert (toy.cwd / "there" / "summary.json").is_file() == (fruit in ("apple", "pear"))
 
 
 def test_a_sweep_ends_with_the_point_that_is_stopped(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "load", lambda function: stopped)
+    monkeypatch.setattr(run, "load", lambda function: stopped)
     ended, _, err = toy.run("quiet", "-m", "fruit=pear,apple", "out=there")
     assert ended == 130 and err.strip().splitlines()[-1] == "interrupted"
     assert [path.name for path in (toy.cwd / "there").iterdir()] == ["fruit=pear"]
@@ -162,7 +161,7 @@ def test_out_below_a_file_is_named(toy: SimpleNamespace) -> None:
     code, _, err = toy.run("play", "out=notes.txt/deeper")
     assert code == 2
     assert err.count("\n") == 1
-    assert "is a file; expected a folder" in err
+    assert "notes.txt/deeper' is no folder" in err
     assert (toy.cwd / "notes.txt").read_text() == "mine"
 
 

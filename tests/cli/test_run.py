@@ -103,6 +103,7 @@ def test_a_preset_sets_many_keys_and_the_command_line_has_the_last_word(toy: Sim
     assert given["knife"] == {"blade": {"length_cm": 9.0}, "sharp": False}
     assert "preset" not in given
     assert play(toy, "+experiment=feast", "seed=8") == given, "the earlier name"
+    assert play(toy, "preset=feast", "seed=8") == given, "the plus may be left away"
     (toy.cwd / "mine.yaml").write_text("seed: 9\nname: me\n")
     mine = play(toy, "+preset=mine.yaml")
     assert (mine["seed"], mine["name"]) == (9, "me")

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ooco_gym.cli.streams import Terminated, tidy_end
+from ooco_gym.cli.main import tidy_end
+from ooco_gym.errors import Terminated
 from ooco_gym.files import atomic_write
 
 WAITS = """

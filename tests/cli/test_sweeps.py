@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 
-from ooco_gym.cli.task import COUNTER, OK, Outcome, announce
+from ooco_gym.cli import run
 
 WORDS = ("play", "-m", "fruit=pear,apple+plum", "seed=1,2", "out=sweep")
 
@@ -31,15 +30,6 @@ def test_each_point_says_that_it_has_ended_and_how_many_have(toy: SimpleNamespac
         "point 3/4: fruit=apple+plum,seed=1: done", "point 4/4: fruit=apple+plum,seed=2: done"]
     assert sorted(path.name for path in (toy.cwd / "sweep").iterdir() if path.is_file()) == [
         "multirun.json", "points.parquet"]
-
-
-def test_workers_count_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Processes share a folder: a number is given once, whoever was faster."""
-    (tmp_path / COUNTER).mkdir()
-    (tmp_path / COUNTER / "2").touch()  # one is there, but the second number is given
-    for name in ("a", "b"):
-        announce(Outcome(OK, f"x/{name}"), str(tmp_path), None, 3.2)
-    assert capsys.readouterr().err == "point 3: a: done in 3 s\npoint 4: b: done in 3 s\n"
 
 
 def test_a_second_start_leaves_finished_points_and_repeats_the_others(toy: SimpleNamespace) -> None:
@@ -78,12 +68,9 @@ def test_the_parquet_has_the_configuration_as_columns_and_the_summary(toy: Simpl
     assert rows[0]["result.values.seed"] == 1
 
 
-def test_the_table_shows_scores(toy: SimpleNamespace) -> None:
+def test_the_table_shows_scores(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of commands that are not ours: the first figures of what they return."""
+    monkeypatch.setattr(run, "load", lambda function: lambda cfg: {"reward": 3.5, "seed": 1, "wall_s": 2.0, "x": "y"})
     code, out, _ = toy.run("play", "-m", "seed=1,2", "out=sweep")
-    assert code == 0 and "result" in out and "multirun.json and points.parquet written to sweep" in out
-    from ooco_gym.cli.sweeps import _scores
-
-    simulated = {"online.violation_rate": 0.01, "offline.output_tokens_per_s": 1e3, "seed": 1}
-    assert _scores("simulate", [({}, simulated)]) == ["online.violation_rate", "offline.output_tokens_per_s"]
-    assert _scores("mine", [({}, {}), ({}, {"reward": 3.5, "seed": 1, "wall_s": 2.0, "name": "x"})]) == ["reward"]
+    assert code == 0 and "reward" in out and "multirun.json and points.parquet written to sweep" in out
+    assert [job["scores"] for job in index_of(toy)["jobs"]] == [{"reward": 3.5}] * 2
