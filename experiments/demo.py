@@ -17,8 +17,7 @@ from ooco_gym.errors import UserError, end_if_interrupted
 from ooco_gym.jobs import processes
 from ooco_gym.render import RunRecord, outcome_of, record_of, write_report
 from ooco_gym.render.reading import evaluated
-from ooco_gym.report import Section, percent
-from ooco_gym.report.svg import Axis, Panel, Series
+from ooco_gym.report import Axis, Panel, Section, Series, percent
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 
@@ -108,7 +107,7 @@ def _curve(trained: Mapping[str, Any]) -> list[Panel]:
     steps = [float(one["timesteps"]) for one in history] or [0.0]
     if max(steps) - min(steps) < LEAST_SPREAD * max(1.0, *steps):
         return []
-    return [Panel(title, Axis("decisions"), Axis(), [Series("", steps, [factor * one[key] for one in history])])
+    return [Panel(title, Axis("decisions"), Axis(), [Series(steps, [factor * one[key] for one in history])])
             for key, title, factor in (("reward", "reward of an episode in validation", 1.0),
                                        ("violation_rate", "late online requests in validation (%)", 100.0))]
 

@@ -11,8 +11,7 @@ from typing import Any
 from agents.evaluation import scoring
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import evaluated
-from ooco_gym.report import NONE, Table, percent, with_interval
-from ooco_gym.report.svg import Axis, Panel, Series
+from ooco_gym.report import NONE, Axis, Panel, Series, Table, percent, with_interval
 
 TITLES = {
     "episode_reward": "reward",
@@ -148,5 +147,5 @@ def profile(suite: Mapping[str, Any]) -> Panel:
     """Performance profile: share of runs and windows with more than a normalised service."""
     found = suite["profile"]
     return Panel("share of runs and windows with more", Axis(f"offline service as a share of {_unit(suite)}"),
-                 Axis(limits=(0.0, 1.02)), [Series("", found["thresholds"], found["shares"][entry["policy"]]["value"],
+                 Axis(limits=(0.0, 1.02)), [Series(found["thresholds"], found["shares"][entry["policy"]]["value"],
                                                    colour=index) for index, entry in enumerate(suite["policies"])])

@@ -157,9 +157,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
                 raise UserError(f"{command.name} takes at most {len(command.positional)} words without '=' "
                                 f"({', '.join(command.positional)}); '{word}' is one more")
             key, word = unused[0], f"{unused.pop(0)}='" + word.replace("'", "\\'") + "'"
-        elif word.startswith("~"):
-            raise UserError(f"'{word}': a key cannot be taken away; expected {key.lstrip('~')}=…")
-        elif not equals:
+        elif not equals and not word.startswith("~"):
             raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
         if key in ("out", "trust"):
             continue
@@ -226,6 +224,9 @@ def check(command: Command, request: Request) -> None:
         is_group = key in command.groups or key.startswith("hydra/") or (override.is_add() and key in PRESETS)
         if not is_group or override.package is not None or isinstance(value, Mapping):
             values.append(override)
+        elif override.is_delete():
+            raise UserError(f"{key} cannot be taken away; expected {key}=NAME, one of: "
+                            f"{', '.join(names(command.roots, key))}")
         elif override.is_sweep_override():
             if not is_glob(override) and override.is_discrete_sweep():  # a glob's choices have the keys of the default
                 chosen.append(f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()), '')}")
@@ -285,7 +286,7 @@ def _check_value(command: Command, override: Override, known: Mapping[str, Any])
         close = nearest(key, [one for one in keys if not parent and one.rpartition(".")[2] == last] or keys)
         top = ", ".join(sorted(one for one in keys if "." not in one))
         raise UserError(f"{command.name} has no key '{key}'{close or f'; its keys: {top}'}")
-    if key.startswith("hydra."):
+    if key.startswith("hydra.") or override.is_delete():
         return
     swept = override.is_sweep_override()
     words = override.sweep_string_iterator() if swept and override.is_discrete_sweep() else ()

@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.policy import policy_of
     from ooco_gym.render import outcome_of, record_of, write_report, write_samples
-    from ooco_gym.render.classes import class_table
+    from ooco_gym.render.page import class_table
     from ooco_gym.render.record import REQUESTS_FILE, SAMPLES_FILE
     from ooco_gym.simulation import simulate
 

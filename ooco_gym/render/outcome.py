@@ -18,8 +18,7 @@ import numpy as np
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.report import Table, as_text, console, joined, minus, number, percent, show_notes
-from ooco_gym.report.svg import Axis, Panel, Series
+from ooco_gym.report import Axis, Panel, Series, Table, as_text, console, joined, minus, number, percent, show_notes
 from ooco_gym.report.tables import BRACKETS, missing
 from ooco_gym.resources import load_yaml
 
@@ -171,56 +170,40 @@ class Outcome:
     def answer(self) -> str:
         """Who keeps the online promises, and what is served then, in a sentence."""
         found, share = self.found, f"{100 * (1 - self.budget):g} % of the online requests in time"
-        ranked = [key for key, one in found.items() if one[LATE]["feasible"]]
-        rated = [key for key, one in found.items() if not missing(one[LATE]["mean"])]
-        if self.sentence or not rated:
+        late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
+        if self.sentence or not late:
             return self.sentence or "No online request arrived in the window, on some seed at least: nothing is ranked."
-        if not ranked:
-            best = min(rated, key=lambda key: found[key][LATE]["mean"])
-            who, tail = (f"{_name(best)} does not keep", "") if len(found) == 1 else (
-                f"None of the {len(found)} keeps", f"; {_name(best)} comes closest")
-            return f"{who} {share}{tail} ({self._late(best)})."
-        most = max(found[key][self.served]["mean"] for key in ranked)
-        equal = [key for key in ranked if found[key][self.served]["mean"] >= (1 - EQUAL) * most]
-        best = min(equal, key=lambda key: found[key][LATE]["mean"])
-        late, alone = f"({self._late(best)})", "Only " if len(found) > 1 else ""
-        who = f"{alone}{_name(best)} keeps {share} {late};"
-        if len(ranked) > 1:
-            who = f"{f'All {len(found)}' if len(found) == len(ranked) > 2 else _names(ranked)} keep {share};"
-        served = f"{shown(self.served, found[best][self.served])} offline {unit(self.served)}"
-        if most <= 0:
-            return f"{who} no offline work was completed."
-        if len(equal) > 1:
-            fewest = sum(found[key][LATE]["mean"] == found[best][LATE]["mean"] for key in equal) == 1
-            alike = "they complete as much" if equal == ranked else f"of these {_names(equal)} complete most"
-            return f"{who} {alike}, {f'{_name(best)} with the fewest late {late}: ' if fewest else ''}{served}."
-        more = "it completes" if len(ranked) == 1 else f"of these {_name(best)} {late} completes most,"
-        return f"{who} {more} {served}{self._beside(best)}."
-
-    def _late(self, key: Key) -> str:
-        row = self.found[key][LATE]
-        wide = not row["feasible"] and row["mean"] <= self.budget
-        return f"{shown(LATE, row)} % late" + (
-            f", {shown(LATE, row, 'ci_high')} % by its interval" if wide else "")
+        served = {key: found[key][self.served]["mean"] for key, one in late.items() if one["feasible"]}
+        best = max(served, key=served.__getitem__) if served else min(late, key=lambda key: late[key]["mean"])
+        rate = f"{shown(LATE, late[best])} % late"
+        if not served:
+            if late[best]["mean"] <= self.budget:
+                rate += f", {shown(LATE, late[best], 'ci_high')} % by its interval"
+            who, tail = ((f"None of the {len(found)} keeps", f"; `{best[0]}` comes closest") if len(found) > 1
+                         else (f"`{best[0]}` does not keep", ""))
+            return f"{who} {share}{tail} ({rate})."
+        most = [key for key in served if served[key] >= (1 - EQUAL) * served[best]]
+        keep = f"{joined([f'`{key[0]}`' for key in served])} keep{'s' * (len(served) == 1)} {share}"
+        if served[best] <= 0:
+            return f"{keep}; no offline work was completed."
+        amount = f"{shown(self.served, found[best][self.served])} offline {unit(self.served)}"
+        if len(served) == 1:
+            return f"{'Only ' * (len(found) > 1)}{keep} ({rate}); it completes {amount}{self._beside(best)}."
+        if len(most) > 1:
+            return f"{keep}; {joined([f'`{key[0]}`' for key in most])} complete most, {amount} each."
+        return f"{keep}; `{best[0]}` ({rate}) completes most, {amount}{self._beside(best)}."
 
     def _beside(self, best: Key) -> str:
-        """How much more that is than the baseline's; of the baseline, than the next one's."""
-        found = self.found
-        base = next((key for key in found if key[0] == self.baseline), best)
-        if best == base:
-            base = max((key for key in found if key != best), default=best, key=lambda key: (
-                found[key][LATE]["feasible"], found[key][self.served]["mean"]))
-        row, sign = (found[best][self.served], 1) if best[0] != self.baseline else (found[base][self.served], -1)
-        theirs = found[base][self.served]["mean"]
+        """How much more or less that is than what the baseline completes."""
+        base, row = next((key for key in self.found if key[0] == self.baseline), best), self.found[best][self.served]
+        theirs = self.found[base][self.served]["mean"]
         if base == best or missing(row["difference"]) or not theirs:
             return ""
         if not missing(row["difference_low"]) and row["difference_low"] <= 0 <= row["difference_high"]:
-            text = f", which is not shown to differ from {_name(base)}"
-        else:
-            more = sign * row["difference"] / theirs
-            text = (f", as much as {_name(base)}" if abs(more) < EQUAL else
-                    f", {percent(abs(more), 1)} {'more' if more >= 0 else 'less'} than {_name(base)}")
-        return text if found[base][LATE]["feasible"] else f"{text} ({self._late(base)})"
+            return f", which is not shown to differ from `{base[0]}`"
+        late = self.found[base][LATE]
+        return (f", {percent(abs(row['difference']) / theirs, 1)} {'more' if row['difference'] >= 0 else 'less'} than "
+                f"`{base[0]}`" + ("" if late["feasible"] else f" ({shown(LATE, late)} % late)"))
 
     def chart(self) -> list[Panel]:
         """What is served against what is late, where there are several policies."""
@@ -229,13 +212,14 @@ class Outcome:
         if len(found) < 2 or self.sentence or not most > 0:
             return []
         for colour, one in enumerate(found):
-            x, y = one[LATE], one[self.served]
+            x, y = ({end: math.nan if value is None else value for end, value in one[metric].items()
+                     if end in ("mean", "ci_low", "ci_high")} for metric in (LATE, self.served))
             at = 100 * max(x["mean"], LEAST_LATE)
-            series += [Series("", [at], [y["mean"]], "dots", colour=colour),
-                       Series("", [at, at], [as_number(y["ci_low"]), as_number(y["ci_high"])], colour=colour),
-                       Series("", [100 * max(as_number(x[end]), LEAST_LATE) for end in ("ci_low", "ci_high")],
+            series += [Series([at], [y["mean"]], "dots", colour=colour),
+                       Series([at, at], [y["ci_low"], y["ci_high"]], colour=colour),
+                       Series([100 * max(x[end], LEAST_LATE) for end in ("ci_low", "ci_high")],
                               [y["mean"]] * 2, colour=colour)]
-        limit = Series("", [100 * self.budget] * 2, [0.0, 1.1 * most], "dashes", colour=-1)
+        limit = Series([100 * self.budget] * 2, [0.0, 1.1 * most], "dashes", colour=-1)
         return [Panel("Served against late; dashed: what is allowed",
                       Axis(f"{heading(LATE)}, ≤ 0.01 at the edge", True, (100 * LEAST_LATE, 100.0)),
                       Axis(heading(self.served), limits=(0.0, 1.1 * most)), [limit, *series])]
@@ -267,11 +251,6 @@ def shown(metric: str, row: Row, key: str = "mean", sign: str = "") -> str:
     return minus(as_text(value, f"{sign}.2f") if unit(metric) == "%" else number(value, 3, sign))
 
 
-def as_number(value: float | None) -> float:
-    """NaN for None."""
-    return math.nan if value is None else value
-
-
 def _cell(row: Row, metric: str, key: str = "mean") -> str:
     low, high = ("ci_low", "ci_high") if key == "mean" else ("difference_low", "difference_high")
     sign = "" if key == "mean" else "+"
@@ -284,11 +263,3 @@ def _ranked(one: Mapping[str, Row]) -> str:
     if one[LATE]["feasible"]:
         return str(one[LATE].get("rank") or "yes")
     return "no: no online request" if missing(one[LATE]["mean"]) else "no: too late"
-
-
-def _name(key: Key) -> str:
-    return f"`{key[0]}`"
-
-
-def _names(keys: Sequence[Key]) -> str:
-    return joined(list(map(_name, keys)))

@@ -10,8 +10,7 @@ from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.protocol import baseline_among
 from ooco_gym.render.outcome import EQUAL, LATE, SERVED, Outcome, Row, compare, heading, metrics_of
-from ooco_gym.report import Table, as_text, joined, number, percent, with_interval
-from ooco_gym.report.svg import Axis, Panel, Series
+from ooco_gym.report import Axis, Panel, Series, Table, as_text, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
 
 RATE, TOKENS, AGAIN = "sustained.rate", "sustained.tokens", "offline.wasted_tokens_per_s"
@@ -163,12 +162,12 @@ def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:
     for colour, row in enumerate(rows):
         rates = [point["offline_rate"] for point in row["curve"]]
         shares = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in row["curve"]]
-        late.append(Series("", rates, [min(share, 400 * limit) for share in shares], colour=colour))
-        served.append(Series("", rates, [point["tokens_per_s"] for point in row["curve"]], colour=colour))
-        served.append(Series("", [row["rate"]], [row["tokens_per_s"]], "dots", colour=colour))
+        late.append(Series(rates, [min(share, 400 * limit) for share in shares], colour=colour))
+        served.append(Series(rates, [point["tokens_per_s"] for point in row["curve"]], colour=colour))
+        served.append(Series([row["rate"]], [row["tokens_per_s"]], "dots", colour=colour))
     rates = [rate for one in served for rate in one.x]
     axis = Axis("offline requests/s offered", limits=(0.0, max(rates) or 1.0))
-    allowed = Series("", [0.0, max(rates)], [100 * limit] * 2, "dashes", colour=-1)
+    allowed = Series([0.0, max(rates)], [100 * limit] * 2, "dashes", colour=-1)
     return [Panel(f"{heading(LATE)}; dashed: what is allowed", axis, Axis(limits=(0.0, 400 * limit)), [allowed, *late]),
             Panel("offline work done (tokens/s); dot: sustained", axis, Axis(), served)]
 

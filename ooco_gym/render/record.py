@@ -65,14 +65,6 @@ class RunRecord:
         return float(self.summary["window_s"])
 
     @property
-    def class_blind(self) -> bool:
-        """Whether the policy treats offline requests as online ones, so that their prefills are one kind of work."""
-        from ooco_gym.policy import get_policy, list_policies
-
-        name = self.summary["policy"]
-        return name in list_policies() and get_policy(name).class_blind
-
-    @property
     def scenario(self) -> Mapping[str, Any]:
         """The scenario as it was described with the summary."""
         return self.summary["scenario"]
@@ -145,7 +137,10 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     if (path / SAMPLES_FILE).exists() or SAMPLES_FILE in (summary.get("files_sha256") or {}):  # a short run has none
         samples = _samples(path / SAMPLES_FILE)
     window_s, day_start_s = samples.pop("window_s"), float(samples.pop("day_start_s"))
-    _check_files(path, summary)
+    for name, digest in (summary.get("files_sha256") or {}).items():  # older summaries do not say
+        if (path / name).is_file() and file_digest(path / name) != digest:
+            raise UserError(f"run '{folder}': {name} was changed after it was written (its SHA-256 differs); simulate "
+                            "it again")
     try:
         requests = _columns(read_parquet(path / REQUESTS_FILE))
     except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
@@ -179,7 +174,8 @@ def with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Records whose labels tell conditions apart: where a policy ran under several, the folder's name is added."""
     conditions: dict[str, set[str]] = {}
     for record in records:
-        conditions.setdefault(record.label, set()).add(_condition(record))
+        conditions.setdefault(record.label, set()).add(_text(
+            {key: value for key, value in record.scenario.items() if key not in ("seed", "cluster")}))
     return [replace(record, label=f"{record.label} ({Path(record.folder).name})")
             if len(conditions[record.label]) > 1 and record.folder else record for record in records]
 
@@ -226,14 +222,6 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     return columns | {"online": table.column("class").to_numpy(zero_copy_only=False) == "online"}
 
 
-def _check_files(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Refuses a file that is not the one that its summary was written with; older summaries do not say."""
-    for name, digest in (summary.get("files_sha256") or {}).items():
-        if (folder / name).is_file() and file_digest(folder / name) != digest:
-            raise UserError(f"run '{folder}': {name} was changed after it was written (its SHA-256 differs); simulate "
-                            "it again")
-
-
 def _samples(path: Path) -> dict[str, Any]:
     try:
         with np.load(bounded_archive(path, LARGEST_BYTES), allow_pickle=False) as file:
@@ -259,10 +247,6 @@ def _policy_words(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     except UserError:  # a file that is gone
         usual = {}
     return spelled(name, {key: value for key, value in parameters_in(policy).items() if usual.get(key) != value})
-
-
-def _condition(record: RunRecord) -> str:
-    return _text({key: value for key, value in record.scenario.items() if key not in ("seed", "cluster")})
 
 
 def _text(value: Any) -> str:

@@ -1,10 +1,10 @@
 """How results look: tables (terminal, Markdown, HTML) and numbers as text, self-contained pages of figures, progress.
 
 Every command and study writes with these modules: `tables`, `pages` and `terminal`. They know nothing of simulation;
-what a comparison of runs shows is in `ooco_gym.render`. Rich and Plotly are imported where something is shown or drawn.
+what runs came to is in `ooco_gym.render`. Rich and Plotly are imported where something is shown or drawn.
 """
 
-from ooco_gym.report.pages import Section, error_bars, layout, page, write_figure, write_page
+from ooco_gym.report.pages import Axis, Panel, Section, Series, error_bars, layout, page, write_figure, write_page
 from ooco_gym.report.tables import (
     NONE,
     Column,
@@ -19,6 +19,6 @@ from ooco_gym.report.tables import (
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
-__all__ = ["NONE", "Column", "Section", "Table", "as_text", "console", "duration", "error_bars", "joined",
-           "layout", "minus", "number", "page", "percent", "progress", "show_notes", "track", "with_interval",
-           "write_figure", "write_page"]
+__all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "console", "duration",
+           "error_bars", "joined", "layout", "minus", "number", "page", "percent", "progress", "show_notes", "track",
+           "with_interval", "write_figure", "write_page"]

@@ -6,19 +6,21 @@ A page needs no network, and follows the reader's choice of a light or a dark lo
 from __future__ import annotations
 
 import html
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ooco_gym.files import atomic_write
-from ooco_gym.report.svg import COLOURS, Panel, draw
 from ooco_gym.report.tables import Table, missing
 from ooco_gym.version import __version__
 
-LIMIT_COLOUR, GRID_COLOUR = "#B00020", "#E3E3E3"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")  # Okabe, Ito; Tol
+GREY, GRID_COLOUR = "#666", "#E3E3E3"
+WIDTH, HEIGHT = 450, 285  # of a small plot
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
@@ -61,6 +63,100 @@ def error_bars(mean: Any, low: Any, high: Any, *, factor: float = 1.0, **look: A
     return {"type": "data", "symmetric": False, **look,
             "array": [factor * (p[2] - p[0]) if there else 0.0 for p, there in zip(points, whole, strict=True)],
             "arrayminus": [factor * (p[0] - p[1]) if there else 0.0 for p, there in zip(points, whole, strict=True)]}
+
+
+# --- Small plots as SVG: the same figures give the same bytes, and nothing has to be loaded -------------------------
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its label, whether it is logarithmic, and its limits (of the data unless given)."""
+
+    label: str = ""
+    log: bool = False
+    limits: tuple[float, float] | None = None
+
+    def scale(self, values: Sequence[float], start: float, end: float) -> tuple[Callable[[float], float], list[float]]:
+        """From values to pixels between `start` and `end`, and round values within the limits."""
+        known = [value for value in values if math.isfinite(value) and (value > 0 or not self.log)] or [1.0]
+        low, high = self.limits or (min(known) if self.log else min(0.0, *known), max(known))
+        if high <= low:
+            high = low + (abs(low) or 1.0)
+        if self.log:
+            low, high = math.log10(low), math.log10(high)
+
+        def place(value: float) -> float:
+            at = math.log10(max(value, 1e-300)) if self.log else value
+            return start + min(max((at - low) / (high - low), 0.0), 1.0) * (end - start)
+
+        if not self.log:
+            size = 10.0 ** math.floor(math.log10((high - low) / 5))
+            step = size * next(many for many in (1, 2, 5, 10) if many * size >= (high - low) / 5)
+            return place, [number * step for number in range(math.ceil(low / step - 1e-9),
+                                                             math.floor(high / step + 1e-9) + 1)]
+        decades = math.floor(high + 1e-9) - math.ceil(low - 1e-9) + 1
+        steps = range(1, 10) if decades < 1 else (1, 2, 5) if decades <= 2 else (1,)
+        ticks = [step * 10.0**decade for decade in range(math.floor(low), math.ceil(high) + 1)
+                 if decade % max(1, decades // 6) == 0 for step in steps]
+        return place, [value for value in ticks if low - 1e-9 <= math.log10(value) <= high + 1e-9]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together: their coordinates, `line`, `dots` or `dashes`, and a number in `COLOURS` or -1:
+    grey."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    style: Literal["line", "dots", "dashes"] = "line"
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series] = ()
+
+    def svg(self) -> str:
+        """The plot as an SVG document."""
+        left, right, top, bottom = 58, WIDTH - 14, 46, HEIGHT - 44
+        x, x_ticks = self.x.scale([value for one in self.series for value in one.x], left, right)
+        y, y_ticks = self.y.scale([value for one in self.series for value in one.y], bottom, top)
+        parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+                 f'height="{HEIGHT}" font-family="Helvetica, Arial, sans-serif" font-size="11">',
+                 f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+                 _text(left, 16, self.title, "start", 'font-weight="bold" font-size="12"')]
+        for value in x_ticks:
+            parts += [_line(x(value), top, x(value), bottom, "#eee"),
+                      _text(x(value), bottom + 14, f"{value:,.10g}", "middle")]
+        for value in y_ticks:
+            parts += [_line(left, y(value), right, y(value), "#eee"),
+                      _text(left - 5, y(value) + 4, f"{value:,.10g}", "end")]
+        middle = (top + bottom) / 2
+        parts += [_line(left, bottom, right, bottom, GREY), _line(left, top, left, bottom, GREY),
+                  _text((left + right) / 2, HEIGHT - 10, self.x.label, "middle"),
+                  _text(13, middle, self.y.label, "middle", f'transform="rotate(-90 13 {middle:g})"')]
+        for one in self.series:
+            colour = GREY if one.colour < 0 else COLOURS[one.colour % len(COLOURS)]
+            points = [(x(a), y(b)) for a, b in zip(one.x, one.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+            if one.style == "dots":
+                parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{colour}"/>' for a, b in points]
+            else:
+                path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+                dashes = ' stroke-dasharray="5 3"' * (one.style == "dashes")
+                parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>')
+        return "\n".join([*parts, "</svg>", ""])
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222"{" " + more if more else ""}>'
+            f"{html.escape(text)}</text>")
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------
@@ -126,7 +222,7 @@ def _section(index: int, part: Section) -> str:
     if part.charts:
         names = "".join(f'<span><i style="background:{COLOURS[index % len(COLOURS)]}"></i>{html.escape(name)}</span>'
                         for index, name in enumerate(part.legend) if len(part.legend) > 1)
-        plots = "".join(draw([one]) for one in part.charts)
+        plots = "".join(one.svg() for one in part.charts)
         pieces.append(f'<p class="legend">{names}</p><div class="charts">{plots}</div>')
     pieces += [figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{index}-{number}",
                               config=PLOT_OPTIONS, default_width="100%") for number, figure in enumerate(part.figures)]

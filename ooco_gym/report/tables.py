@@ -13,7 +13,6 @@ from ooco_gym.report.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table as RichTable
 
 NONE = "–"  # stands where there is no figure
 BRACKETS, TO, RANGE = "{} [{}, {}]", "{} ({} to {})", "{} ({}–{})"  # a mean with its interval
@@ -161,14 +160,14 @@ class Table:
         return (f'{title}<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
                 f"</div>{note}")
 
-    def view(self, frame: Literal["full", "simple", "none"] = "full", unbroken: int = 0,
-             new_sections: Collection[int] = ()) -> RichTable:
-        """The table for the terminal, a renderable of Rich.
+    def show(self, screen: Console | None = None, frame: Literal["full", "simple", "none"] = "full",
+             unbroken: int = 0) -> None:
+        """Prints the table on the terminal.
 
         Args:
+            screen: where; the usual console unless given.
             frame: lines all round, a line below the head, or none.
             unbroken: how many columns from the left never break a cell over lines.
-            new_sections: indexes of rows above which a line is drawn.
         """
         from rich.box import HEAVY_HEAD, SIMPLE_HEAD
         from rich.markup import escape
@@ -182,13 +181,8 @@ class Table:
             view.add_column(escape(name), justify="right" if side == "r" else "left", overflow="fold",
                             no_wrap=index < unbroken)
         for index, row in enumerate(self.rows):
-            view.add_row(*map(escape, row), style="yellow" if index in self.marked else None,
-                         end_section=index + 1 in new_sections)
-        return view
-
-    def show(self, screen: Console | None = None, **look: Any) -> None:
-        """Prints the table on the terminal; `look` as `view` takes it."""
-        (screen or console()).print(self.view(**look), highlight=False)
+            view.add_row(*map(escape, row), style="yellow" if index in self.marked else None)
+        (screen or console()).print(view, highlight=False)
 
     def _sides(self) -> str:
         if not self.align:

@@ -10,7 +10,7 @@ import pytest
 from ooco_gym.metrics.quality import judge
 from ooco_gym.metrics.summary import counted, rules_of
 from ooco_gym.render import read_record, record_of, write_samples
-from ooco_gym.render.courses import MOST_BINS, bin_s, online_quality, panels_of, work_table
+from ooco_gym.render.page import MOST_BINS, bin_s, online_quality, panels_of, work_table
 from ooco_gym.render.record import grouped, one_seed, with_distinct_labels
 
 BUDGET = 0.03

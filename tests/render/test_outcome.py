@@ -98,23 +98,18 @@ def test_tables_have_the_cluster_the_units_and_the_differences_named():
     ({"a": ([0.2] * 3, [100] * 3), "b": ([0.1] * 3, [120] * 3)}, "a",
      "None of the 2 keeps 97 % of the online requests in time; `b` comes closest (10.00 % late)."),
     ({"a": ([0.02] * 3, [100, 90, 110]), "b": ([0.01] * 3, [105, 100, 98])}, "a",
-     "`a` and `b` keep 97 % of the online requests in time; of these `b` (1.00 % late) completes most, 101 offline "
+     "`a` and `b` keep 97 % of the online requests in time; `b` (1.00 % late) completes most, 101 offline "
      "tokens/s, which is not shown to differ from `a`."),
     ({"a": ([0.02] * 3, [100, 90, 110]), "b": ([0.01] * 3, [80, 70, 90])}, "a",
-     "`a` and `b` keep 97 % of the online requests in time; of these `a` (2.00 % late) completes most, 100 offline "
-     "tokens/s, 25.0 % more than `b`."),
+     "`a` and `b` keep 97 % of the online requests in time; `a` (2.00 % late) completes most, 100 offline tokens/s."),
     ({"a": ([0.02], [100]), "b": ([0.01], [100])}, "a",
-     "`a` and `b` keep 97 % of the online requests in time; they complete as much, `b` with the fewest late (1.00 % "
-     "late): 100 offline tokens/s."),
+     "`a` and `b` keep 97 % of the online requests in time; `a` and `b` complete most, 100 offline tokens/s each."),
     ({name: ([0.0], [0]) for name in "abc"}, "a",
-     "All 3 keep 97 % of the online requests in time; no offline work was completed."),
-    ({name: ([0.0], [100]) for name in "abc"}, "a",
-     "All 3 keep 97 % of the online requests in time; they complete as much, 100 offline tokens/s."),
+     "`a`, `b` and `c` keep 97 % of the online requests in time; no offline work was completed."),
     ({"a": ([0.0, 0.0, 0.06], [100] * 3)}, "a",
      "`a` does not keep 97 % of the online requests in time (2.00 % late, 6.00 % by its interval)."),
     ({"a": ([0.01], [1234])}, "a",
      "`a` keeps 97 % of the online requests in time (1.00 % late); it completes 1,234 offline tokens/s."),
-], ids=["only one", "none", "no difference", "the baseline", "as much", "nothing offline", "all the same",
-        "by its interval", "alone"])
+], ids=["only one", "none", "no difference", "the baseline", "as much", "nothing offline", "by its interval", "alone"])
 def test_one_sentence_answers(policies, baseline, said):
     assert outcome({name: runs(*one) for name, one in policies.items()}, baseline).answer() == said

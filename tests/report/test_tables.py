@@ -52,7 +52,6 @@ def test_terminal_shows_brackets_and_never_drops_text() -> None:
     assert len(printed(Table("", ("", ""), [("a", "b")])).splitlines()) == 3  # without a head
     narrow = printed(Table("", ("a", "b"), [("word" * 8, "end")]), width=20, frame="none")
     assert narrow.count("word") >= 6 and "…" not in narrow
-    assert len(printed(TABLE, new_sections=(1,)).splitlines()) == len(printed(TABLE).splitlines()) + 1
 
 
 def test_a_wide_table_is_turned() -> None:

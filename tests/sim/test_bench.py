@@ -9,9 +9,8 @@ import pytest
 
 from ooco_gym import envs, jobs
 from ooco_gym.cli import main
-from ooco_gym.commands import bench_measures
-from ooco_gym.commands.bench import FIGURES, environments_table
-from ooco_gym.commands.bench_measures import measure_envs, measure_mixed
+from ooco_gym.commands import bench
+from ooco_gym.commands.bench import FIGURES, environments_table, measure_envs, measure_mixed
 
 INTERFACE = ("decode_iterations_per_s", "simulated_tokens_per_s", "day_wall_s", "fleet_wall_s", "fleet_peak_gb",
              "env_steps_per_s", "vector_decisions_per_s", "vector_ratio", "vector_all_cores_per_s",
@@ -51,7 +50,7 @@ def test_a_vector_is_measured_on_one_core_and_on_all(cores: int, monkeypatch: py
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     gating = "ooco_gym/Gating-v0"
     monkeypatch.setattr(envs, "ENVIRONMENTS", {gating: envs.ENVIRONMENTS[gating]})
-    monkeypatch.setattr(bench_measures, "VECTOR_STEPS", 20)
+    monkeypatch.setattr(bench, "VECTOR_STEPS", 20)
     monkeypatch.setattr(jobs, "cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     figures = measure_envs({"env_steps": 100})
