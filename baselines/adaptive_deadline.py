@@ -2,7 +2,7 @@
 
 No setting of `deadline` is the best under every load (docs/learned.md): how eagerly slack is spent, for how long a
 prompt is held back and how much memory is left free depend on what arrives. Every `interval_s` an instance looks at the
-44 figures of its engine (`ooco_gym.runtime.batching_features.ENGINE`: what runs and waits, slacks, memory, believed
+44 figures of its engine (`ooco_gym.runtime.features.ENGINE`: what runs and waits, slacks, memory, believed
 latencies, how much of the violation budget is spent, arrival rates from seconds to half an hour), scaled as there, and
 sets each parameter of `ADJUSTED` anew:
 
@@ -28,7 +28,7 @@ from ooco_gym.policy.engine_features import engine_row, engine_stack
 from ooco_gym.policy.linear import SetsParameters
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.weights import Layout
-from ooco_gym.runtime.batching_features import BLOCKS_S, ENGINE
+from ooco_gym.runtime.features import BLOCKS_S, ENGINE
 from ooco_gym.sim.costs import steady
 from ooco_gym.sim.state import PS_PER_S
 

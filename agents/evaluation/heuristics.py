@@ -43,8 +43,7 @@ from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
-from ooco_gym.runtime.admission_features import ENTRY
-from ooco_gym.runtime.reclaiming_features import VICTIM
+from ooco_gym.runtime.features import ENTRY, VICTIM
 from ooco_gym.sim import state as s
 
 RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"

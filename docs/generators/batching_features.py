@@ -9,15 +9,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from docs.generators.environments import table
-from ooco_gym.runtime.admission_features import MEAN_WEIGHT
-from ooco_gym.runtime.batching_features import BLOCKS_S, HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE
-from ooco_gym.runtime.features import ACTION, ENGINE, ENTRY, TARGET, VICTIM, Contracted
+from ooco_gym.runtime.features import (
+    ACTION,
+    BLOCKS_S,
+    ENGINE,
+    ENTRY,
+    HORIZONS_S,
+    LOOK_OFFLINE,
+    LOOK_ONLINE,
+    MEAN_WEIGHT,
+    TARGET,
+    VICTIM,
+    Contracted,
+)
 
 NOTE = ("<!-- Written by `python -m docs.generators.batching_features` from the code; a test compares it. "
         "Edit ooco_gym/runtime/features.json instead. -->")
 PATH = Path("docs") / "batching_features.md"
 _EXAMPLE = '''```python
-from ooco_gym.runtime.batching_features import ArrivalRates, Blocks, observe
+from ooco_gym.runtime.features import ArrivalRates, Blocks, observe
 
 rates, blocks = ArrivalRates(now), Blocks()          # .arrived(now) and .missed(now) as requests come and fail
 engine = {
@@ -33,7 +43,7 @@ cluster, candidates = observe(engine, actions)       # (44,) and (actions, 8), f
 ```'''
 
 _ENTRIES = '''```python
-from ooco_gym.runtime.admission_features import OutputMean, observe_entries
+from ooco_gym.runtime.features import OutputMean, observe_entries
 
 outputs = OutputMean()                               # .finished(num_output_tokens) as offline requests finish
 engine |= {"block_size": 16, **outputs.describe()}
@@ -46,7 +56,7 @@ cluster, candidates = observe_entries(engine, iteration, [request, …])
 ```'''
 
 _VICTIMS = '''```python
-from ooco_gym.runtime.reclaiming_features import lacking, observe_victims
+from ooco_gym.runtime.features import lacking, observe_victims
 
 engine |= {"host_tokens_per_s": 48000.0}             # tokens whose memory the link to the host moves in a second
 request |= {"num_blocks_to_allocate": 12}            # waiting online ones: blocks for the whole context
@@ -56,7 +66,7 @@ if lacking(engine).blocks > 0:
 ```'''
 
 _TARGETS = '''```python
-from ooco_gym.runtime.serving_features import observe_targets
+from ooco_gym.runtime.features import observe_targets
 
 engine |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "is_default": True}  # of the request, there
 candidates = observe_targets(request, [engine, …])   # (engines, 16)
@@ -68,7 +78,7 @@ def page() -> str:
     return "\n".join([
         NOTE, "# The feature contract of Batching-v0, Admission-v0, Reclaiming-v0 and Serving-v0", "",
         "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed twice: by compiled code from "
-        "the simulator's state, in training, and by `ooco_gym.runtime.batching_features.observe` from plain "
+        "the simulator's state, in training, and by `ooco_gym.runtime.features.observe` from plain "
         "descriptions of requests and blocks, in service. That module needs numpy alone. "
         "`tests/envs/test_batching.py` plays episodes and compares both on every state, so that serving and training "
         "cannot drift apart.", "",
@@ -94,7 +104,7 @@ def page() -> str:
         "the sum of the three is `step`. In the environment's own table of candidates these stand in columns that are "
         "listed on [its page](envs/batching.md#observation-space).", "",
         f"## Each candidate of [Admission-v0](envs/admission.md): {len(ENTRY)} features, of `candidates`", "",
-        "`ooco_gym.runtime.admission_features.observe_entries(engine, iteration, requests)` gives the engine's "
+        "`ooco_gym.runtime.features.observe_entries(engine, iteration, requests)` gives the engine's "
         "features and these; `tests/envs/test_admission.py` compares them with the compiled code's. It is asked when "
         "all of an iteration is composed but for offline requests that enter it: what of it was admitted runs by "
         "then.", "",
@@ -103,7 +113,7 @@ def page() -> str:
         "features `step` is max(`before`, min(`limit`, the believed latency with as many tokens as it misses, at most "
         "the token budget)).", "",
         f"## Each candidate of [Reclaiming-v0](envs/reclaiming.md): {len(VICTIM)} features, of `candidates`", "",
-        "`observe_victims(engine, victims)` of `ooco_gym.runtime.reclaiming_features` gives the engine's features and "
+        "`observe_victims(engine, victims)` of `ooco_gym.runtime.features` gives the engine's features and "
         "these; `tests/envs/test_reclaiming.py` compares them with the compiled code's. It is asked before an "
         "iteration is composed, where blocks lack: no running request has tokens in it yet. `lacking(engine)` says how "
         "many: those for the next token of every request that decodes; then, as far as `max_num_batched_tokens` goes, "
@@ -112,7 +122,7 @@ def page() -> str:
         _VICTIMS, "", _rows(VICTIM), "",
         f"## Each engine that a request may go to in [Serving-v0](envs/serving.md): {len(TARGET)} features, of "
         "`candidates`", "",
-        "`ooco_gym.runtime.serving_features.observe_targets(request, engines)` gives these; "
+        "`ooco_gym.runtime.features.observe_targets(request, engines)` gives these; "
         "`tests/envs/test_serving.py` compares them with the compiled code's. Engines are as their schedulers last "
         "left them: tokens of an iteration in progress are not computed yet (vLLM counts them in "
         "`num_computed_tokens` as soon as they are scheduled: take them off). `cluster` is then of the engine that the "

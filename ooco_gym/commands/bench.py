@@ -469,7 +469,7 @@ def _actions(space: Any) -> list[Any]:
 def measure_export(options: dict[str, Any]) -> dict[str, Any]:
     """Microseconds of the features of an engine, and of a decision in each form that this machine can run."""
     from ooco_gym.runtime import Policy, write_bundle
-    from ooco_gym.runtime.batching_features import observe
+    from ooco_gym.runtime.features import observe
 
     engine, random = _engine(), np.random.default_rng(0)
     answers = [tuple(row) for row in random.uniform(0.0, 4.0, (CANDIDATES, 3)).tolist()]
@@ -501,8 +501,8 @@ def best_us(call: Callable[[], Any]) -> float:
 
 def _policy() -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Manifest, arrays and reference vectors of a deep set of the zoo's size with random weights."""
-    from ooco_gym.runtime.admission_features import ENTRY
-    from ooco_gym.runtime.batching_features import ENGINE
+    from ooco_gym.runtime.features import ENTRY
+    from ooco_gym.runtime.features import ENGINE
     from ooco_gym.runtime.networks import Sizes, built, shapes_of
     from ooco_gym.runtime.writing import feature_row
 
@@ -530,7 +530,7 @@ def _policy() -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarr
 
 def _engine() -> dict[str, Any]:
     """A mixed instance under load: 64 running, of them 40 online, and both queues long."""
-    from ooco_gym.runtime.batching_features import HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE
+    from ooco_gym.runtime.features import HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE
     from ooco_gym.runtime.rules import Learned
 
     random, now = np.random.default_rng(2), 100.0

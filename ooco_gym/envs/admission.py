@@ -31,15 +31,14 @@ from ooco_gym.policy.latency_budget import (
     first_waiting,
     open_sums,
 )
-from ooco_gym.runtime.admission_features import ENTRY
-from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.features import ENGINE, ENTRY
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.step_actions import get_computed_blocks, get_computed_tokens, has_seat, num_free_blocks
 from ooco_gym.sim.waiting import FIRST, SHORTEST, SHORTEST_LENGTH
 
-# --- What is observed: `ooco_gym.runtime.admission_features` has the table, says what each figure means, and computes
+# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
 # Which column of a candidate has which figure of `ENTRY`: all environments' candidates are of one width.
 PLACES = {"present": "present", "tokens": "tokens", "generated": "generated", "prefill": "prefill", "wait": "wait",

@@ -18,14 +18,13 @@ from ooco_gym.envs.vector import register
 from ooco_gym.policy.latency_budget import OPEN_FIGURES, believed_latency, decodes
 from ooco_gym.policy.mixed import preempt, running_index
 from ooco_gym.policy.reclaiming import fits_host, lacking, private_blocks, relief
-from ooco_gym.runtime.batching_features import ENGINE
-from ooco_gym.runtime.reclaiming_features import VICTIM
+from ooco_gym.runtime.features import ENGINE, VICTIM
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.state import ASK, BATCH, RECOMPUTE, SWAP
 
-# --- What is observed: `ooco_gym.runtime.reclaiming_features` has the table, says what each figure means, and computes
+# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
 # Which column of a candidate has which figure of `VICTIM`: all environments' candidates are of one width.
 PLACES = {"present": "present", "tokens": "tokens", "generated": "generated", "cost": "prefill", "wait": "wait",

@@ -20,15 +20,14 @@ from ooco_gym.envs.vector import register
 from ooco_gym.policy.engine_features import NONE_MS, believed
 from ooco_gym.policy.latency_budget import believed_latency, decodes
 from ooco_gym.policy.rules import sort_ascending
-from ooco_gym.runtime.batching_features import ENGINE
-from ooco_gym.runtime.serving_features import TARGET
+from ooco_gym.runtime.features import ENGINE, TARGET
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.state import ROUTE
 from ooco_gym.sim.step_actions import get_computed_blocks, missing, num_free_blocks
 
-# --- What is observed: `ooco_gym.runtime.serving_features` has the table, says what each figure means, and computes
+# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
 # Which column of a candidate has which figure of `TARGET`: all environments' candidates are of one width.
 PLACES = {"present": "present", "tokens": "tokens", "online": "generated", "deadline": "slack", "cached": "wait",

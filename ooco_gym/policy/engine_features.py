@@ -1,7 +1,7 @@
 """The figures of an engine that observations and learned rules of mixed instances share, compiled.
 
-`ooco_gym.runtime.features` has their table (`ENGINE`) and says what each means; `ooco_gym.runtime.batching_features`
-computes the same from plain descriptions of requests; a test compares both.
+`ooco_gym.runtime.features` has their table (`ENGINE`), says what each means, and computes the same from plain
+descriptions of requests; a test compares both.
 
 An observation has some forty logarithms. `log1p` has no calls, branches or tables, so that loops over it become vector
 code; it differs from the exactly rounded value by less than 1e-15 of it: as float32 they are the same.
@@ -15,8 +15,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.compile.instructions import LANES, bits_of, float_of, quotient, stack_floats
 from ooco_gym.policy.latency_budget import decodes, token_slack
-from ooco_gym.runtime.batching_features import BLOCKS_S, LOOK_OFFLINE, LOOK_ONLINE
-from ooco_gym.runtime.features import ENGINE, NONE_MS
+from ooco_gym.runtime.features import BLOCKS_S, ENGINE, LOOK_OFFLINE, LOOK_ONLINE, NONE_MS
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S

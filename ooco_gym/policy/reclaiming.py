@@ -2,7 +2,7 @@
 
 What must run: the next token of every request that decodes; then, as far as the iteration's tokens go, the online
 prompts that are under way; then whole contexts of the first online requests that wait, while there is a seat. Offline
-prompts can wait. `ooco_gym.runtime.reclaiming_features` computes the same from plain descriptions of requests.
+prompts can wait. `ooco_gym.runtime.features` computes the same from plain descriptions of requests.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ooco_gym.compile import inner
 from ooco_gym.policy.latency_budget import decodes
 from ooco_gym.policy.mixed import get_computed_blocks, missing, num_free_blocks, num_new_blocks
-from ooco_gym.runtime.batching_features import LOOK_ONLINE
+from ooco_gym.runtime.features import LOOK_ONLINE
 from ooco_gym.sim.bidirectional import paired
 from ooco_gym.sim.blocks import _table_index, tracked
 from ooco_gym.sim.costs import blocks_for, length

@@ -1,10 +1,7 @@
 """What a serving engine needs of this project at run time: numpy, and onnxruntime for policies; no torch, no simulator.
 
 `Policy.load(folder).decide(observation, mask)` answers with the action that a trained network prefers (`bundle`);
-`batching_features.observe(engine)` writes what a policy of `Batching-v0` sees from plain descriptions of requests,
-`admission_features.observe_entries(engine, iteration, requests)` what one of `Admission-v0` sees,
-`reclaiming_features.observe_victims(engine, victims)` what one of `Reclaiming-v0` sees,
-`serving_features.observe_targets(request, engines)` what one of `Serving-v0` does where a request arrives.
+`features` writes what it sees, from plain descriptions of an engine's requests.
 """
 
 from ooco_gym.runtime.bundle import ClusterStack, Memory, ParameterPolicy, Policy

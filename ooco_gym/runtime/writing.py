@@ -50,7 +50,7 @@ def write_parameters_bundle(
         directory: the bundle's folder; files of the same names are replaced.
         parameters: `name`, `base`, `scale` (`linear` or `log`), `step`, `low`, `high` of each, with `unit` and
             `meaning` if known, in the order of the network's outputs.
-        features: of the input, in their order: `Contracted` (such as `batching_features.ENGINE`), or mappings with
+        features: of the input, in their order: `Contracted` (such as `features.ENGINE`), or mappings with
             `name`, `low`, `high`.
         weights: (P, F + 1) of a linear network, z = weights · [features, 1]; or `layers` instead.
         layers: (weight (outputs, inputs), bias (outputs,), activation) of each layer.

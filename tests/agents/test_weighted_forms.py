@@ -61,7 +61,7 @@ def recorded_looks(count):
     """Features of engines under `learned_deadline`, and the parameters that the compiled rule sets by them."""
     from baselines import adaptive_deadline as ad
     from ooco_gym.policy.engine_features import ROW
-    from ooco_gym.runtime.batching_features import ENGINE
+    from ooco_gym.runtime.features import ENGINE
     from ooco_gym.scenario import Scenario
 
     features, values, row = [], [], np.zeros(ROW)

@@ -17,7 +17,7 @@ from iterations import steps
 
 from baselines import adaptive_deadline as ad
 from ooco_gym.policy.weights import write_weights
-from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.features import ENGINE
 from ooco_gym.sim import state as s
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}

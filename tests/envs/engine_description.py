@@ -15,7 +15,7 @@ from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
 from ooco_gym.policy.latency_budget import OPEN_FIGURES, OPEN_LEFT, OPEN_UNTIL_PS
 from ooco_gym.policy.reclaiming import private_blocks
-from ooco_gym.runtime.batching_features import LOOK_OFFLINE, LOOK_ONLINE
+from ooco_gym.runtime.features import LOOK_OFFLINE, LOOK_ONLINE
 from ooco_gym.sim import state as s
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import handle_of, state_at
@@ -152,7 +152,7 @@ def describe_targets(env: Any, i: int = 0) -> tuple[dict[str, Any], list[dict[st
 
 
 def describe(env: Any, i: int = 0, instance: int | None = None) -> dict[str, Any]:
-    """An engine in episode i of an environment, for `batching_features.observe`; None: the one that is asked."""
+    """An engine in episode i of an environment, for `features.observe`; None: the one that is asked."""
     buffers, state = env.episodes.buffers, env.episodes.simulations[i].state
     instance, handle = int(state.pending.instance) if instance is None else instance, handle_of(state)
     spec, config = state.instances[instance], state.config

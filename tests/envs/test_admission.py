@@ -12,7 +12,7 @@ from ooco_gym.envs.admission import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
-from ooco_gym.runtime.admission_features import ENTRY, OutputMean, observe_entries
+from ooco_gym.runtime.features import ENTRY, OutputMean, observe_entries
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Admission-v0"

@@ -11,8 +11,8 @@ from episodes_in_short import ENGINE, alike, arguments, at_random, differences, 
 from ooco_gym import UserError
 from ooco_gym.envs.batching import PLACES
 from ooco_gym.envs.features import COLUMN
-from ooco_gym.runtime.batching_features import ACTION, observe
-from ooco_gym.runtime.batching_features import ENGINE as FEATURES
+from ooco_gym.runtime.features import ACTION, observe
+from ooco_gym.runtime.features import ENGINE as FEATURES
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Batching-v0"

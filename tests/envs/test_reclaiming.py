@@ -19,8 +19,8 @@ from ooco_gym.policy.decisions import COMPOSE, addresses, hook
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.policy.mixed import RECOMPUTE, preempt
 from ooco_gym.policy.reclaiming import fits_host, lacking, relief
-from ooco_gym.runtime.reclaiming_features import VICTIM, observe_victims
-from ooco_gym.runtime.reclaiming_features import lacking as lacking_of
+from ooco_gym.runtime.features import VICTIM, observe_victims
+from ooco_gym.runtime.features import lacking as lacking_of
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Reclaiming-v0"

@@ -12,10 +12,17 @@ from ooco_gym.envs import admission, batching, reclaiming, serving
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
-from ooco_gym.runtime.admission_features import ENTRY, observe_entries
-from ooco_gym.runtime.batching_features import ACTION, ENGINE, observe
-from ooco_gym.runtime.reclaiming_features import VICTIM, observe_victims
-from ooco_gym.runtime.serving_features import TARGET, observe_targets
+from ooco_gym.runtime.features import (
+    ACTION,
+    ENGINE,
+    ENTRY,
+    TARGET,
+    VICTIM,
+    observe,
+    observe_entries,
+    observe_targets,
+    observe_victims,
+)
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Serving-v0"

@@ -13,7 +13,7 @@ import pytest
 
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver, write_random_model
 from ooco_gym.runtime import write_parameters_bundle
-from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.features import ENGINE
 from tests.oracle.schedulers import pythons
 
 pytestmark = pytest.mark.oracle

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from docs.generators import batching_features as document
-from ooco_gym.runtime.batching_features import ACTION, ENGINE, ArrivalRates, Batch, Blocks, observe
+from ooco_gym.runtime.features import ACTION, ENGINE, ArrivalRates, Batch, Blocks, observe
 from ooco_gym.runtime.rules import Learned
 
 ALONE = """
 import sys
 for name in ("numba", "llvmlite", "torch", "onnxruntime"):
     sys.modules[name] = None
-from ooco_gym.runtime.batching_features import ENGINE, observe
+from ooco_gym.runtime.features import ENGINE, observe
 print(len(ENGINE), any(name.startswith(("ooco_gym.sim", "ooco_gym.envs.")) for name in sys.modules))
 """
 

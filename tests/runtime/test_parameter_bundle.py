@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import ParameterPolicy, Policy, write_parameters_bundle
-from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.features import ENGINE
 from ooco_gym.runtime.manifest import signed, write_arrays
 from ooco_gym.runtime.networks import Scales
 

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prometheus_client
 import pytest
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import write_parameters_bundle
-from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.features import ENGINE
 from ooco_gym.runtime.rules import Engine, Fitted, Learned, Line, Plan, Request, make_rule
 from ooco_gym.runtime.rules.beliefs import FITTED_SCHEMA
 from ooco_gym.runtime.vllm import deciding
-from ooco_gym.runtime.vllm.deciding import MOST_IN_A_ROW, Decider, Threaded
-from ooco_gym.runtime.vllm.learned import Adjuster
+from ooco_gym.runtime.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Threaded, Watch
 from ooco_gym.runtime.vllm.settings import Settings, parse_settings, read_settings
-from ooco_gym.runtime.vllm.watching import Watch
 
 FIT = {"schema": FITTED_SCHEMA, "step": 4000.0, "pieces": 500.0, "sequence": 0.0, "prompt": 100.0, "work": 0.0,
        "context": 0.0, "decode_context": 0.5, "dense": {"knots": [1, 2, 256], "values": [0.0, 100.0, 25_500.0]},
@@ -53,7 +52,7 @@ def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     ({"classes": {"a": {"priority": 0, "ttft_s": 1}}}, "ttft_s 1 and tpot_s None"),
     ({"classes": []}, "expected a mapping"), ({"violation_budget": 0}, "above 0"),
     ({"shadow": "maybe"}, "true or false"),
-    ({"bundle": "/nowhere"}, "does not exist"), ({"metrics_port": 99_999}, "expected a port"),
+    ({"bundle": "/nowhere"}, "folder of an exported policy"), ({"metrics_port": 99_999}, "expected a port"),
     ({"metrics_address": ""}, "expected the address of an interface"), ({"metrics_port": float("nan")}, "a port"),
 ])
 def test_a_wrong_setting_is_one_sentence(values: dict[str, Any], message: str) -> None:
@@ -63,11 +62,9 @@ def test_a_wrong_setting_is_one_sentence(values: dict[str, Any], message: str) -
 
 
 def test_metrics_are_served_to_this_machine_alone_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    prometheus = pytest.importorskip("prometheus_client")
     served: list[tuple[int, str]] = []
-    monkeypatch.setattr(prometheus, "start_http_server", lambda port, addr: served.append((port, addr)))
+    monkeypatch.setattr(prometheus_client, "start_http_server", lambda port, addr: served.append((port, addr)))
     for given in ({}, {"OOCO_GYM_VLLM_METRICS_ADDRESS": "0.0.0.0"}):
-        monkeypatch.setattr("ooco_gym.runtime.vllm.watching._MADE", {"decisions": None, "port": None})
         Decider(read_settings({"OOCO_GYM_VLLM_METRICS_PORT": "9400", **given})[0])
     assert served == [(9400, "127.0.0.1"), (9400, "0.0.0.0")]
 
@@ -92,7 +89,7 @@ def test_a_bundle_that_says_another_rule_is_held_to_the_bounds_of_the_one_in_use
     folder = write_parameters_bundle(tmp_path / "b", parameters=wide, features=ENGINE, weights=np.zeros((1, 45)),
                                      rule="mine")
     with pytest.raises(UserError, match="parameter 'offline_share' of 'deadline' is -1e"):
-        Adjuster(Settings(bundle=str(folder)), make_rule("deadline"), Watch("deadline"))
+        Adjuster(Settings(bundle=str(folder)), make_rule("deadline"), Watch())
 
 
 # --- The watch over a rule ------------------------------------------------------------------------------------------
@@ -178,7 +175,7 @@ def bundle(folder: Path, name: str = "offline_share", **how: Any) -> str:
 
 
 def test_a_learned_policy_sets_the_rule_at_its_interval(tmp_path: Path) -> None:
-    rule, watch = make_rule("deadline"), Watch("deadline")
+    rule, watch = make_rule("deadline"), Watch()
     one = Adjuster(Settings(bundle=bundle(tmp_path / "b")), rule, watch)
     one.arrived(9.0)
     engine = engine_of()
@@ -202,7 +199,7 @@ def test_a_learned_policy_sets_the_rule_at_its_interval(tmp_path: Path) -> None:
 def test_what_a_policy_was_trained_with_counts_where_the_settings_say_nothing(tmp_path: Path) -> None:
     constants = {"chunk_efficiency": 1.0, "longest_iteration_s": 0.2}
     folder = bundle(tmp_path / "b", constants=constants)
-    rule, watch = make_rule("deadline", {"longest_iteration_s": 0.5}), Watch("deadline")
+    rule, watch = make_rule("deadline", {"longest_iteration_s": 0.5}), Watch()
     one = Adjuster(Settings(bundle=folder, values={"longest_iteration_s": 0.5}), rule, watch)
     assert (rule.values["chunk_efficiency"], rule.values["longest_iteration_s"]) == (1.0, 0.5)
     one._policy.decide = lambda _: {"offline_share": float("nan")}
@@ -215,4 +212,4 @@ def test_what_a_policy_was_trained_with_counts_where_the_settings_say_nothing(tm
 
 def test_a_bundle_for_another_rule_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'offline_share', which the rule 'hygen' has not"):
-        Adjuster(Settings(rule="hygen", bundle=bundle(tmp_path / "b")), make_rule("hygen"), Watch("hygen"))
+        Adjuster(Settings(rule="hygen", bundle=bundle(tmp_path / "b")), make_rule("hygen"), Watch())

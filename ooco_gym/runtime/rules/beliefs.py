@@ -18,7 +18,7 @@ import numpy as np
 
 from ooco_gym.documents import read_json
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.batching_features import Batch
+from ooco_gym.runtime.features import Batch
 from ooco_gym.runtime.rules.iteration import Sums
 
 FITTED_SCHEMA = "ooco-gym/latency/1"

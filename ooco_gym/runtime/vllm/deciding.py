@@ -1,26 +1,116 @@
-"""Asks a rule for each iteration, and looks at its answer before anything is done: a rule never stops the server.
+"""What is around a rule inside vLLM: it is asked for each iteration, its answer is looked at before anything is done,
+and what it does is counted. A rule never stops the server.
 
-A rule that raises, takes too long or answers nonsense is passed over for that iteration, and counted. One of another
-package (`rule: module:function`) runs in a thread of its own, so that it can be left waiting; ours run in line. After
-`MOST_IN_A_ROW` failures the rule rests for `REST_S`.
+A rule that raises, takes too long or answers nonsense is passed over for that iteration. One of another package
+(`rule: module:function`) runs in a thread of its own, so that it can be left waiting; ours run in line. After
+`MOST_IN_A_ROW` failures the rule rests for `REST_S`. A learned policy (`Adjuster`) sets the rule's parameters anew
+every so often.
+
+Where `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` shows the counters beside its
+own; else `metrics_port` serves them by themselves. They also go to the log, once a minute.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+import numpy as np
+import prometheus_client
+
 from ooco_gym.errors import UserError
+from ooco_gym.runtime.bundle import Policy
+from ooco_gym.runtime.features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks, Found
 from ooco_gym.runtime.guard import Stalled, TimeLimit
-from ooco_gym.runtime.rules import RULES, Belief, Engine, Fitted, Learned, Plan, Rule, make_rule
+from ooco_gym.runtime.rules import RULES, Belief, Engine, Fitted, Learned, Plan, Request, Rule, make_rule
 from ooco_gym.runtime.vllm.settings import LEARNED, STOCK, Settings
-from ooco_gym.runtime.vllm.watching import Watch
 
+LOG = logging.getLogger("vllm.ooco_gym")
 MOST_IN_A_ROW, REST_S = 10, 10.0
+INTERVAL_S = 1.0  # between two looks of a learned policy, where its bundle says none
+_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
+_LOG_EVERY_S = 60.0
 
 
+# --- Counters -------------------------------------------------------------------------------------------------------
+@cache
+def _metrics() -> dict[str, Any]:
+    """The Prometheus metrics, made once in a process."""
+    made: dict[str, Any] = {name: prometheus_client.Counter(f"vllm:ooco_{name}", text) for name, text in (
+        ("decisions", "iterations composed by the rule"), ("stock", "iterations composed by vLLM itself"),
+        ("preemptions", "requests that the rule preempted"), ("parked", "decodes that the rule left out"),
+        ("rests", "times that a failing rule was left alone for a while"),
+        ("adjustments", "changes of parameters by a learned policy"),
+        ("predicted_seconds", "predicted seconds of iterations"),
+        ("actual_seconds", "seconds that these iterations took"),
+        ("error_seconds", "sum of absolute differences between both"),
+        ("slack_seconds", "seconds that iterations took beyond online decodes alone"))}
+    made["fallbacks"] = prometheus_client.Counter(
+        "vllm:ooco_fallbacks", "iterations in which vLLM's schedule stood in", ["reason"])
+    made["decision_seconds"] = prometheus_client.Histogram(
+        "vllm:ooco_decision_seconds", "time to compose an iteration", buckets=_BUCKETS)
+    return made
+
+
+@cache
+def _serve(port: int, address: str) -> None:
+    try:
+        prometheus_client.start_http_server(port, address)
+    except OSError as error:
+        LOG.warning("ooco-gym: no metrics at %s:%d (%s)", address, port, error)
+
+
+class Watch:
+    """Counters for Prometheus.
+
+    Attributes:
+        counts: the same as plain numbers by name, for tests and the log; `fallbacks:REASON` of each reason.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._metrics, self._logged_s = _metrics(), 0.0
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """More of something that is counted."""
+        if amount > 0:
+            self.counts[name] += amount  # pyright: ignore[reportArgumentType]
+            self._metrics[name].inc(amount)
+
+    def decided(self, seconds: float) -> None:
+        """A rule composed an iteration, and took so long."""
+        self.count("decisions")
+        self.counts["decision_seconds"] += seconds  # pyright: ignore[reportArgumentType]
+        self._metrics["decision_seconds"].observe(seconds)
+
+    def fell_back(self, reason: str, detail: str = "") -> None:
+        """The rule could not be followed; the first of each kind is logged with its detail."""
+        name = f"fallbacks:{reason}"
+        self.counts[name] += 1
+        if self.counts[name] == 1:
+            LOG.warning("ooco-gym: the rule %s (%s); vLLM's own schedule stands in", reason, detail)
+        self._metrics["fallbacks"].labels(reason=reason).inc()
+
+    def took(self, predicted_s: float, actual_s: float, spent_s: float) -> None:
+        """An iteration is over: what was predicted, what it took, and how much slack it spent."""
+        for name, seconds in (("predicted", predicted_s), ("actual", actual_s), ("slack", spent_s),
+                              ("error", abs(predicted_s - actual_s))):
+            self.count(f"{name}_seconds", seconds)
+
+    def log(self, now_s: float) -> None:
+        """Writes the counters to the log where the last time is a minute ago."""
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            if self._logged_s:
+                LOG.info("ooco-gym: %s", ", ".join(f"{name} {count:g}" for name, count in sorted(self.counts.items())))
+            self._logged_s = now_s
+
+
+# --- Asking ---------------------------------------------------------------------------------------------------------
 class NonsenseError(ValueError):
     """An answer that cannot be followed."""
 
@@ -37,10 +127,9 @@ class Decider:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings, self.clock = settings, clock
         self.belief: Fitted | Learned = Learned() if settings.belief == LEARNED else Fitted.load(settings.belief)
-        self.watch = Watch(settings.rule, settings.metrics_port, settings.metrics_address)
-        self.rule: Rule | None = None
-        self.learned: Any = None  # an Adjuster
-        self._failures, self._rest_until = 0, 0.0
+        self.watch = Watch()
+        if settings.metrics_port is not None:
+            _serve(settings.metrics_port, settings.metrics_address)
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
@@ -49,28 +138,15 @@ class Decider:
         Raises:
             UserError: the rule cannot be found, or the bundle is none.
         """
-        rule: Rule | None = None
+        rule: Rule | None = None  # vLLM's own schedule
         if settings.rule in RULES:
             rule = make_rule(settings.rule, settings.values)
         elif settings.rule != STOCK:
             rule = Threaded(_foreign(settings.rule, settings.values), settings.time_budget_s)
-        learned = None
-        if settings.bundle is not None and rule is not None:
-            from ooco_gym.runtime.vllm.learned import Adjuster
-
-            learned = Adjuster(settings, rule, self.watch)
+        learned = Adjuster(settings, rule, self.watch) if settings.bundle is not None and rule is not None else None
         self.settings, self.rule, self.learned = settings, rule, learned
         self._failures, self._rest_until = 0, 0.0
-
-    def arrived(self, online: bool, now_s: float) -> None:
-        """A request has arrived."""
-        if self.learned is not None and online:
-            self.learned.arrived(now_s)
-
-    def missed(self, now_s: float) -> None:
-        """An online request has missed an SLO, for the first time."""
-        if self.learned is not None:
-            self.learned.missed(now_s)
+        LOG.info("ooco-gym: scheduling by the rule '%s'", settings.rule)
 
     def decide(self, describe: Callable[[], Engine], waits: Callable[[Any], bool]) -> Plan | None:
         """The rule's answer for the iteration that `describe` describes; None: vLLM's own schedule.
@@ -118,31 +194,22 @@ def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable
     """
     if not isinstance(plan, Plan) or not isinstance(plan.tokens, dict):
         raise NonsenseError(f"a {type(plan).__name__} instead of a Plan")
-    admitted, preempted = list(plan.admitted), list(plan.preempted)
-    if len(set(admitted)) < len(admitted) or len(set(preempted)) < len(preempted):
-        raise NonsenseError("a request twice")
-    if not set(preempted) <= set(running):
-        raise NonsenseError("preempts a request that does not run")
-    enters, left = set(admitted), set(running) - set(preempted)
-    if enters & left:
-        raise NonsenseError("admits a request that runs")
-    if not all(name in running or waits(name) for name in enters):
-        raise NonsenseError("admits a request that does not wait")
-    if not enters <= set(plan.tokens):
-        raise NonsenseError("admits a request without tokens")
-    total = 0
-    for name, tokens in plan.tokens.items():
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise NonsenseError(f"{tokens!r} tokens")
-        if name not in left and name not in enters:
-            raise NonsenseError("tokens for a request that neither runs nor is admitted")
-        total += tokens
-    if total > engine.max_num_batched_tokens:
-        raise NonsenseError(f"{total} tokens, of {engine.max_num_batched_tokens}")
-    if len(left) + len(enters) > engine.max_num_seqs:
-        raise NonsenseError(f"{len(left) + len(enters)} requests, of {engine.max_num_seqs}")
-    if not plan.tokens and not preempted and (running or engine.online.peek() or engine.offline.peek()):
-        raise NonsenseError("nothing to do, though there is")
+    enters, lose, tokens = set(plan.admitted), set(plan.preempted), list(plan.tokens.values())
+    left = running.keys() - lose
+    for wrong, said in (
+            (len(enters) < len(plan.admitted) or len(lose) < len(plan.preempted), "a request twice"),
+            (not lose <= running.keys(), "preempts a request that does not run"),
+            (enters & left, "admits a request that runs"),
+            (not all(name in running or waits(name) for name in enters), "admits a request that does not wait"),
+            (not enters <= plan.tokens.keys(), "admits a request without tokens"),
+            (not plan.tokens.keys() <= enters | left, "tokens for a request that neither runs nor is admitted"),
+            (not all(type(count) is int and count > 0 for count in tokens), f"{tokens[:8]} tokens"),
+            (sum(tokens) > engine.max_num_batched_tokens, f"more than {engine.max_num_batched_tokens} tokens"),
+            (len(left) + len(enters) > engine.max_num_seqs, f"more than {engine.max_num_seqs} requests"),
+            (not tokens and not lose and (running or engine.online.peek() or engine.offline.peek()),
+             "nothing to do, though there is")):
+        if wrong:
+            raise NonsenseError(said)
 
 
 class Threaded:
@@ -175,3 +242,98 @@ def _foreign(name: str, values: Mapping[str, Any]) -> Rule:
     except Exception as error:
         raise UserError(f"rule '{name}' cannot be made ({type(error).__name__}: {error}); expected module:attribute of "
                         "what is called with parameters and has compose(engine, belief)") from error
+
+
+# --- A learned policy -------------------------------------------------------------------------------------------------
+class Adjuster:
+    """A learned policy that sets the rule's parameters anew at its interval, by the features of an engine.
+
+    Where it fails, the rule goes on with the parameters that it was set to.
+
+    Args:
+        settings: the bundle, the rule's own parameters, the violation budget.
+        rule: whose `values` are set.
+        watch: counts what is done, and what fails.
+
+    Raises:
+        UserError: the bundle is none, or is for another rule.
+    """
+
+    def __init__(self, settings: Settings, rule: Any, watch: Watch) -> None:
+        policy = Policy.load(str(settings.bundle))
+        names = getattr(policy, "names", ())
+        if getattr(policy, "kind", None) != "parameters" or not names:
+            raise UserError(f"bundle '{settings.bundle}' is of another kind; expected one that sets parameters "
+                            "(kind 'parameters')")
+        values = getattr(rule, "values", {})
+        strange = [name for name in (*names, *policy.constants) if name not in values]
+        if strange:
+            raise UserError(f"bundle '{settings.bundle}' sets '{strange[0]}', which the rule '{settings.rule}' has "
+                            f"not; expected one for {settings.rule}")
+        policy.check_bounds(settings.rule)  # whatever rule it says that it is for
+        if policy.features != [one.name for one in ENGINE]:
+            raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
+                            "(docs/batching_features.md)")
+        # What it was trained with, where the server's settings do not say otherwise.
+        values.update({name: value for name, value in policy.constants.items() if name not in settings.values})
+        self._policy, self._rule, self._watch = policy, rule, watch
+        self._own = dict(values)
+        self._every_s = float(policy.interval_s or INTERVAL_S)
+        self._next_s, self._budget = 0.0, settings.violation_budget
+        self._rates: ArrivalRates | None = None
+        self._blocks = Blocks()
+
+    def arrived(self, now_s: float) -> None:
+        """An online request has arrived."""
+        self._kept(now_s).arrived(now_s)
+        self._blocks.arrived(now_s)
+
+    def missed(self, now_s: float) -> None:
+        """An online request has missed an SLO, for the first time."""
+        self._blocks.missed(now_s)
+
+    def look(self, engine: Engine, belief: Fitted | Learned) -> None:
+        """Sets the rule's parameters anew where the interval is over."""
+        if engine.now_s < self._next_s:
+            return
+        self._next_s = engine.now_s + self._every_s
+        try:
+            found = self._policy.decide(self.observe(engine, belief))
+            if not found.keys() <= self._own.keys() or not all(np.isfinite(list(found.values()))):
+                raise UserError("the policy answers other parameters than the rule has, or no numbers")
+        except Exception as error:
+            self._watch.fell_back("could not be adjusted", f"{type(error).__name__}: {error}")
+            self._rule.values.update(self._own)
+            return
+        self._rule.values.update(found)
+        self._watch.count("adjustments")
+
+    def observe(self, engine: Engine, belief: Fitted | Learned) -> np.ndarray:
+        """The features of an engine, float32 (44,), scaled."""
+        online, offline = engine.online.first(LOOK_ONLINE), engine.offline.first(LOOK_OFFLINE)
+        described = {
+            "now": engine.now_s, "running": [_described(one) for one in engine.running],
+            "waiting_online": [_described(one) for one in online],
+            "waiting_offline": [_described(one) for one in offline],
+            "num_waiting_online": engine.num_waiting[0], "num_waiting_online_tokens": engine.num_waiting[1],
+            "num_waiting_offline": engine.num_waiting[2], "num_waiting_offline_tokens": engine.num_waiting[3],
+            "num_free_blocks": engine.free_blocks, "num_blocks": engine.total_blocks,
+            "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "tpot_slo": engine.tpot_slo_s, "violation_budget": self._budget,
+            "latency": belief.of_batch,
+            **self._kept(engine.now_s).describe(), **self._blocks.describe(engine.now_s)}
+        return Found(described).cluster()
+
+    def _kept(self, now_s: float) -> ArrivalRates:
+        if self._rates is None:
+            self._rates = ArrivalRates(now_s)
+        return self._rates
+
+
+def _described(request: Request) -> dict[str, Any]:
+    """A request as the features' contract has it."""
+    return {"online": request.online, "arrival_time": request.arrival_s, "first_token_time": request.first_token_s,
+            "ttft_slo": request.ttft_slo_s, "tpot_slo": request.tpot_slo_s,
+            "num_prompt_tokens": request.num_tokens - request.num_output_tokens,
+            "num_output_tokens": request.num_output_tokens, "num_computed_tokens": request.num_computed_tokens,
+            "num_blocks": request.blocks, "num_cached_tokens": request.look_up()[0] if request.look_up else 0}

@@ -30,9 +30,8 @@ from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
 from ooco_gym.runtime.rules.admitter import pieces_of
-from ooco_gym.runtime.vllm.deciding import Decider
+from ooco_gym.runtime.vllm.deciding import LOG, Decider
 from ooco_gym.runtime.vllm.settings import Class, Settings, read_settings
-from ooco_gym.runtime.vllm.watching import LOG
 
 TESTED = ("0.32.0", "0.33.0")
 """Releases with which the tests ran."""
@@ -195,7 +194,8 @@ class OocoScheduler(Scheduler):
         """A request has arrived: its class is found."""
         if getattr(request, "ooco", None) is None:
             request.ooco = Facts(self.ooco.settings.class_of(request.priority, self._ooco_field(request)))
-            self.ooco.arrived(request.ooco.online, time.time())
+            if self.ooco.learned is not None and request.ooco.online:
+                self.ooco.learned.arrived(time.time())
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -206,7 +206,7 @@ class OocoScheduler(Scheduler):
             self._handle_blocked_waiting_request(request)
         plan = self._ooco_plan(now, any(args) or any(kwargs.values()))
         if plan is None:
-            self.ooco.watch.stock()
+            self.ooco.watch.count("stock")
             output = super().schedule(*args, **kwargs)
         else:
             output = self._ooco_carry_out(plan, args, kwargs)
@@ -223,8 +223,9 @@ class OocoScheduler(Scheduler):
         for request in awaited:
             if request.num_output_tokens > 0:
                 request.ooco.first_token_s = now
-                if request.ooco.online and now > request.arrival_time + request.ooco.ttft_s:
-                    self.ooco.missed(now)
+                late = request.ooco.online and now > request.arrival_time + request.ooco.ttft_s
+                if late and self.ooco.learned is not None:
+                    self.ooco.learned.missed(now)
         self.ooco.watch.log(now)
         return outputs
 
@@ -371,7 +372,6 @@ class OocoScheduler(Scheduler):
             settings: Settings = read_settings()[0]
             self.ooco.use(settings)
             self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
-            LOG.info("ooco-gym: scheduling by the rule '%s' from now on", settings.rule)
         except Exception as error:
             LOG.warning("ooco-gym: '%s' has changed, but stays unused: %s", self._ooco_file, error)
 

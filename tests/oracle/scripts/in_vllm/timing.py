@@ -15,7 +15,7 @@ import numpy as np
 
 from in_vllm.__main__ import made_requests, made_scheduler
 from ooco_gym.runtime import write_parameters_bundle
-from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.features import ENGINE
 
 RUNNING, WARM_UP = 64, 40
 ORDER = {"rule": "deadline", "policy": "priority", "async": False, "caching": False, "requests": RUNNING + 12,
