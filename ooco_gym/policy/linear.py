@@ -57,7 +57,7 @@ class SetsParameters:
             base = float(policy.values[one.name])
             parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
                                "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
-        moved, own = {one.name for one in self.parameters}, RULES[self.rule][1] if self.rule in RULES else {}
+        moved, own = {one.name for one in self.parameters}, RULES[self.rule].DEFAULTS if self.rule in RULES else {}
         constants = {name: float(policy.values[name]) for name, value in own.items()
                      if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value}
         interval_s = float(policy.values.get("interval_s") or 0.0)

@@ -21,7 +21,7 @@ import baselines.hygen
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table, mixed_latency_ps
-from ooco_gym.runtime.rules import BOUNDS, RULES, Engine, Iteration, Learned, Line, Request, admitter, make_rule
+from ooco_gym.runtime.rules import RULES, Engine, Iteration, Learned, Line, Request, admitter, make_rule
 from ooco_gym.runtime.rules.admitter import Admitter
 from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
 from ooco_gym.runtime.rules.others import V1
@@ -158,12 +158,12 @@ def test_defaults_are_those_of_the_compiled_rule() -> None:
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_bounds_are_those_of_the_compiled_rule(name: str) -> None:
-    defaults = RULES[name][1]
+    defaults, bounds = RULES[name].DEFAULTS, RULES[name].BOUNDS
     params = {one.name: one for one in (*baselines.admitter.ALL, *baselines.hygen.PARAMS)}
     numbers = [one for one, value in defaults.items() if not isinstance(value, str)]
-    assert set(numbers) <= set(BOUNDS.get(name, ()))
+    assert set(numbers) <= set(bounds)
     for one in numbers:
-        low, high = BOUNDS[name][one]
+        low, high = bounds[one]
         assert low <= defaults[one] <= high
         assert one == "latency_budget_s" or (low, high) == (params[one].low, params[one].high), one
         for value in (low - 1.0, high + 1.0, float("nan")):
@@ -278,7 +278,7 @@ def test_an_iteration_counts_its_blocks() -> None:
     one = Request("a", True, 0, 0.0, 1.0, 1.0, 40)
     it = Iteration(Engine(0.0, [], Line([one]), Line(), 2, 10, 16, 1, 99, 1.0), Learned())
     assert not it.fits_whole(one) and it.need(one) == 3
-    assert it.admit(one, 32) == 32 and it.free == 0 and not it.has_seat()
+    assert it.admit(one, 32) == 32 and it.free == 0
     assert not it.allocate_slots(one, 1)
     assert it.preempt(0) is one and it.free == 2 and it.plan().tokens == {} and not it.preempted
 
@@ -376,7 +376,7 @@ def test_what_stands_in_line_is_found_while_some_enter() -> None:
 def test_defaults_of_the_admitter_are_those_of_the_compiled_rule() -> None:
     path = Path(__file__).resolve().parents[2] / "conf/policy/admitter.yaml"
     conf = yaml.safe_load(path.read_text(encoding="utf-8"))
-    own = {name: value for name, value in admitter.DEFAULTS.items() if name not in DEFAULTS}
+    own = {name: value for name, value in Admitter.DEFAULTS.items() if name not in DEFAULTS}
     assert {name: conf[name] for name in own} == own
 
 

@@ -6,44 +6,21 @@ admitted, who loses its memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.runtime.rules import admitter
 from ooco_gym.runtime.rules.admitter import Admitter
 from ooco_gym.runtime.rules.beliefs import Fitted, Learned
-from ooco_gym.runtime.rules.deadline import BOUNDS as OF_DEADLINE
-from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
-from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Line, Plan, Request
-from ooco_gym.runtime.rules.others import V1, Gate, HyGen
+from ooco_gym.runtime.rules.deadline import Deadline
+from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Line, Plan, Request, Rule
+from ooco_gym.runtime.rules.others import V1, Gate, HyGen, LeastComputed
 
-__all__ = ["BOUNDS", "RULES", "V1", "Admitter", "Belief", "Deadline", "Engine", "Fitted", "Gate", "HyGen", "Iteration",
-           "Learned", "Line", "Plan", "Request", "Rule", "check_bounds", "make_rule"]
+__all__ = ["RULES", "V1", "Admitter", "Belief", "Deadline", "Engine", "Fitted", "Gate", "HyGen", "Iteration", "Learned",
+           "Line", "Plan", "Request", "Rule", "check_bounds", "make_rule"]
 
-
-class Rule(Protocol):
-    """A scheduler."""
-
-    def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """The next iteration of an engine."""
-        ...
-
-
-RULES: dict[str, tuple[Callable[[Mapping[str, Any]], Rule], Mapping[str, Any]]] = {
-    "admitter": (Admitter, admitter.DEFAULTS),
-    "deadline": (Deadline, DEFAULTS),
-    "hygen": (HyGen, HyGen.DEFAULTS),
-    "gate": (Gate, Gate.DEFAULTS),
-    "least_computed": (lambda values: V1({"victim": "least_computed", **values}), {}),
-    "v1": (V1, V1.DEFAULTS),
-}
-"""Each rule by name: how it is made, and its parameters with their values."""
-BOUNDS: dict[str, Mapping[str, tuple[float, float]]] = {
-    "admitter": {**OF_DEADLINE, "refresh_s": (0.0, 3600.0)}, "deadline": OF_DEADLINE, "gate": OF_DEADLINE,
-    "hygen": {"latency_budget_s": (0.0, 60.0), "chunk_size": (1, 1_000_000)},
-}
-"""By rule: least and largest value of each parameter that is a number."""
+RULES: dict[str, type[Rule]] = {"admitter": Admitter, "deadline": Deadline, "hygen": HyGen, "gate": Gate,
+                                "least_computed": LeastComputed, "v1": V1}
 
 
 def check_bounds(rule: str, values: Mapping[str, Any]) -> None:
@@ -52,7 +29,7 @@ def check_bounds(rule: str, values: Mapping[str, Any]) -> None:
     Raises:
         UserError: there is one.
     """
-    for name, (low, high) in BOUNDS.get(rule, {}).items():
+    for name, (low, high) in RULES[rule].BOUNDS.items() if rule in RULES else ():
         if name in values and not low <= values[name] <= high:
             raise UserError(f"parameter '{name}' of '{rule}' is {values[name]!r}; expected a number from "
                             f"{low:g} to {high:g}")
@@ -66,11 +43,11 @@ def make_rule(name: str, values: Mapping[str, Any] | None = None) -> Rule:
     """
     if name not in RULES:
         raise unknown("rule", name, RULES)
-    make, known = RULES[name]
+    known = RULES[name].DEFAULTS
     for key, value in (values or {}).items():
         if key not in known:
             raise unknown(f"parameter of '{name}'", key, known)
         if isinstance(known[key], str) != isinstance(value, str) or isinstance(value, bool):
             raise UserError(f"parameter '{key}' of '{name}' is {value!r}; expected a value such as {known[key]!r}")
     check_bounds(name, values or {})
-    return make(dict(values or {}))
+    return RULES[name](values)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import deadline
@@ -22,8 +22,6 @@ from ooco_gym.runtime.rules.iteration import Belief, Engine, Line, Plan, Request
 MANY = 1 << 60
 KEPT = 12  # requests of the least score that are kept from one look to the next
 PIECE = 512  # tokens of a prompt by which prefixes are told apart
-DEFAULTS: dict[str, float | str] = {**deadline.DEFAULTS, "rule": "shared_work", "refresh_s": 1.0}
-"""Parameters and their values, as conf/policy/admitter.yaml has them; a test compares."""
 Score = Callable[[Request, int, int, int], float]
 # Of a request, its tokens that need not be computed, how many wait with its prefix, and tokens of that which are not
 # computed. The least enters first.
@@ -41,19 +39,18 @@ SCORES: dict[str, Score] = {
 class Admitter(deadline.Deadline):
     """`deadline`, whose waiting offline requests stand in the order of a score.
 
-    Args:
-        values: parameters by name that differ from `DEFAULTS`.
-
     Raises:
         UserError: there is no such score.
     """
 
+    DEFAULTS: ClassVar = {**deadline.DEFAULTS, "rule": "shared_work", "refresh_s": 1.0}
+    BOUNDS: ClassVar = {**deadline.BOUNDS, "refresh_s": (0.0, 3600.0)}
+
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        found = {**DEFAULTS, **(values or {})}
-        self.rule = str(found.pop("rule"))
+        super().__init__(values)
+        self.rule = str(self.values.pop("rule"))
         if self.rule not in SCORES:
             raise UserError(f"parameter 'rule' of 'admitter' is '{self.rule}'; expected one of {', '.join(SCORES)}")
-        super().__init__(found)
         self._kept: list[Any] = []
         self._due_s = 0.0
 

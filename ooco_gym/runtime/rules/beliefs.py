@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,21 +93,14 @@ class Fitted(_Sums):
         file = Path(path) / FITTED_FILE if Path(path).is_dir() else Path(path)
         if file.suffix in (".yaml", ".yml"):  # the chip: what was fitted lies beside it
             file = file.with_name(FITTED_FILE)
-        if not file.is_file():
-            raise UserError(f"'{file}' does not exist: expected the {FITTED_FILE} that `ooco-gym experiment "
-                            "engine_chain` writes beside a measured chip")
+        advice = "; run `ooco-gym experiment engine_chain`, which writes it beside a measured chip"
+        values = read_json(file, advice=advice)
         try:
-            values = read_json(file)
-            if values.get("schema") != FITTED_SCHEMA:
-                raise UserError(f"'{file}' has schema '{values.get('schema')}'; expected {FITTED_SCHEMA}: run "
-                                "`ooco-gym experiment engine_chain` again")
-            found = cls(values)
-        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"'{file}' is not a fitted latency ({type(error).__name__}: {error}); run `ooco-gym "
-                            "experiment engine_chain` again") from error
-        if not all(math.isfinite(figure) and figure >= 0.0 for figure in found._factors):
-            raise UserError(f"'{file}': each of {', '.join(_FACTORS)} must be a number of at least 0")
-        return found
+            if values["schema"] != FITTED_SCHEMA or min(float(values[name]) for name in _FACTORS) < 0.0:
+                raise ValueError(f"expected the schema {FITTED_SCHEMA} and factors of at least 0")
+            return cls(values)
+        except (ArithmeticError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"'{file}' is not a fitted latency ({type(error).__name__}: {error}){advice}") from error
 
 
 class Learned(_Sums):
@@ -171,15 +163,10 @@ def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
 
 def _table(curve: Mapping[str, Sequence[float]]) -> list[float]:
     """A curve, straight between knots, at each whole number up to its last knot, in seconds."""
-    knots, values = [float(knot) for knot in curve["knots"]], [1e-6 * float(value) for value in curve["values"]]
-    if len(knots) != len(values) or len(knots) < 2 or knots != sorted(set(knots)) or knots[-1] > _LONGEST_TABLE:
+    knots, values = np.array(curve["knots"], np.float64), 1e-6 * np.array(curve["values"], np.float64)
+    if len(knots) != len(values) or len(knots) < 2 or (np.diff(knots) <= 0.0).any() or knots[-1] > _LONGEST_TABLE:
         raise ValueError("a curve needs as many values as knots, which rise")
-    table = []
-    for size in range(int(knots[-1]) + 1):
-        i = min(max(1, bisect_right(knots, size)), len(knots) - 1)
-        share = (max(size, knots[0]) - knots[i - 1]) / (knots[i] - knots[i - 1])
-        table.append(values[i - 1] + share * (values[i] - values[i - 1]))
-    return table
+    return np.interp(np.arange(int(knots[-1]) + 1), knots, values).tolist()
 
 
 def _beyond(table: list[float], size: int) -> float:

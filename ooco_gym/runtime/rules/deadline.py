@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ooco_gym.rounding import steady
-from ooco_gym.runtime.rules.filling import NEVER, Filler, Limits
-from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Plan, Request
+from ooco_gym.runtime.rules.iteration import NEVER, Belief, Engine, Iteration, Limits, Plan, Request, Rule
 
 DUE_PROMPTS = 16  # online prompts that are looked at
 LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_efficiency`, and the one they are held to
@@ -35,32 +34,30 @@ BOUNDS: dict[str, tuple[float, float]] = {
 """Least and largest value of each, as baselines/deadline.py has them; a test compares."""
 
 
-class Deadline:
+class Deadline(Rule):
     """The rule with its parameters and what it remembers between iterations.
 
-    Args:
-        values: parameters by name that differ from `DEFAULTS`; what an engine cannot do (swapping, the order by
-            prefix, routing) is no parameter here.
+    What an engine cannot do (swapping, the order by prefix, routing) is no parameter here.
     """
 
-    def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self.values = {**DEFAULTS, **(values or {})}
+    DEFAULTS, BOUNDS = DEFAULTS, BOUNDS
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        super().__init__(values)
         self.credit, self.seen_s = 0.0, 0.0
         self.given: deque[Any] = deque(maxlen=MOST_GIVEN)
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The next iteration."""
-        p, filler = self.values, Filler(Iteration(engine, belief))
+        p = self.values
         due = self._prefill_due(engine, belief)
         allowed, bound = self._budget(engine)
         decode_s = min(allowed, p["decode_share"] * p["tpot_share"] * engine.tpot_slo_s) if bound else allowed
         tokens = min(int(p["max_num_batched_tokens"]), engine.max_num_batched_tokens)
         online, offline = self._chunks(engine, belief)
-        limits = Limits(NEVER if due else allowed, decode_s, p["offline_share"] * allowed, tokens, 1 if due else online,
-                        offline, int(p["headroom_share"] * engine.total_blocks))
-        if filler.fill(limits) == 0:
-            filler.fill_least(tokens)
-        return filler.it.plan(belief.latency(filler.sums), allowed)
+        return Iteration(engine, belief).fill(Limits(
+            NEVER if due else allowed, decode_s, p["offline_share"] * allowed, tokens, 1 if due else online, offline,
+            int(p["headroom_share"] * engine.total_blocks), allowed))
 
     # --- Chunks ---
     def _chunks(self, engine: Engine, belief: Belief) -> tuple[int, int]:

@@ -1,16 +1,21 @@
 """An iteration of a serving engine that is being composed, in plain Python: what a rule reads and does.
 
-The names are those of vLLM V1 and of `ooco_gym.policy.mixed`, of which this is a restatement without the simulator: a
-test plays both on the same random states. A rule gives tokens to running requests (`allocate_slots`), admits waiting
-ones (`admit`) and takes memory away (`preempt`); `Iteration.plan` is what an engine is then told to do.
+The names are those of vLLM V1 and of `ooco_gym.policy.mixed` and `latency_budget`, of which this is a restatement
+without the simulator: a test plays both on the same random states. A rule gives tokens to running requests
+(`allocate_slots`), admits waiting ones (`admit`) and takes memory away (`preempt`), or has an iteration filled within
+latencies (`fill`); `plan` is what an engine is then told to do. What the simulator's rules have and these have not:
+memory that goes to the host, and admissions left open to a learned policy.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+NEVER = math.inf
 
 Sums = tuple[Any, ...]
 """What the latency of an iteration depends on, as its belief keeps it; its first entry is the number of new tokens."""
@@ -183,42 +188,56 @@ class Plan(NamedTuple):
     allowed_s: float = float("inf")
 
 
-@dataclass(slots=True)
+class Limits(NamedTuple):
+    """What an iteration may come to; latencies are believed ones of the whole iteration, in seconds.
+
+    Attributes:
+        online_s: up to which online prefill lengthens it.
+        decode_s: up to which offline decodes lengthen it.
+        offline_s: up to which offline prefill lengthens it.
+        tokens: new tokens.
+        online_chunk: fewest tokens that an online prefill is begun or gone on with, unless it needs no more.
+        offline_chunk: the same of an offline one.
+        headroom: blocks that stay free when an offline request is admitted.
+        allowed_s: what the plan says that it was allowed to take.
+    """
+
+    online_s: float
+    decode_s: float
+    offline_s: float
+    tokens: int
+    online_chunk: int
+    offline_chunk: int
+    headroom: int
+    allowed_s: float = NEVER
+
+
 class Iteration:
-    """One iteration while it is composed: step actions, and what they have come to."""
+    """One iteration while it is composed: step actions, and what they have come to.
 
-    engine: Engine
-    belief: Belief
-    running: list[Request] = field(init=False)
-    free: int = field(init=False)
-    admitted: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    Attributes:
+        running: the running requests, in the order of admission.
+        free: KV blocks that may be taken.
+        sums: of what `fill` has scheduled.
+    """
 
-    def __post_init__(self) -> None:
-        self.running = list(self.engine.running)
-        self.free = self.engine.free_blocks
+    def __init__(self, engine: Engine, belief: Belief) -> None:
+        self.engine, self.belief, self.sums = engine, belief, belief.none
+        self.running, self.free = list(engine.running), engine.free_blocks
+        self.admitted: list[Request] = []
+        self.preempted: list[Request] = []
 
-    # --- Reading ---
-    def blocks_for(self, tokens: int) -> int:
-        """KV blocks that hold so many tokens."""
+    # --- Step actions ---
+    def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.engine.block_size)
 
-    def line(self, online: bool) -> Line:
-        """The waiting requests of a class."""
+    def _line(self, online: bool) -> Line:
         return self.engine.online if online else self.engine.offline
 
-    def of_class(self, online: bool) -> list[Request]:
-        """The running requests of a class, in the order of admission."""
-        return [request for request in self.running if request.online == online]
-
-    def has_seat(self) -> bool:
-        """Whether one more request may run."""
-        return len(self.running) < self.engine.max_num_seqs
-
-    def new_blocks(self, request: Request, tokens: int) -> int:
+    def _new_blocks(self, request: Request, tokens: int) -> int:
         """Blocks beyond those held that a running request needs to compute `tokens` more."""
         reach = request.num_computed_tokens + request.num_scheduled_tokens + tokens
-        return max(0, self.blocks_for(reach) - request.blocks)
+        return max(0, self._blocks_for(reach) - request.blocks)
 
     def computed(self, request: Request) -> tuple[int, int, int]:
         """Of a waiting request: tokens that it need not compute, blocks that hold them, those that no request reads."""
@@ -227,16 +246,15 @@ class Iteration:
     def need(self, request: Request) -> int:
         """Free blocks that the whole context of a waiting request takes."""
         _, shared, idle = self.computed(request)
-        return self.blocks_for(request.num_tokens) - shared + idle
+        return self._blocks_for(request.num_tokens) - shared + idle
 
     def fits_whole(self, request: Request) -> bool:
         """Whether a waiting request may start: a seat, and memory for its whole context."""
-        return self.has_seat() and self.need(request) <= self.free
+        return len(self.running) < self.engine.max_num_seqs and self.need(request) <= self.free
 
-    # --- Acting ---
     def allocate_slots(self, request: Request, tokens: int) -> bool:
         """Schedules `tokens` of a running request, with their memory; False where it is short."""
-        more = self.new_blocks(request, tokens)
+        more = self._new_blocks(request, tokens)
         if more > self.free:
             return False
         request.blocks += more
@@ -244,15 +262,10 @@ class Iteration:
         request.num_scheduled_tokens += tokens
         return True
 
-    def unschedule(self, request: Request) -> int:
-        """Takes a request's tokens out of the iteration, not its memory; returns how many."""
-        tokens, request.num_scheduled_tokens = request.num_scheduled_tokens, 0
-        return tokens
-
     def admit(self, request: Request, tokens: int) -> int:
         """Lets the next waiting request of its class run, last in order, with at most `tokens`; returns its tokens."""
         start, shared, idle = self.computed(request)
-        self.line(request.online).pop()
+        self._line(request.online).pop()
         request.num_computed_tokens, request.blocks = start, shared
         self.free -= idle
         self.running.append(request)
@@ -271,11 +284,157 @@ class Iteration:
             self.admitted.remove(request)
         else:
             self.preempted.append(request)
-        self.line(request.online).insert(request)
+        self._line(request.online).insert(request)
         return request
 
-    def plan(self, predicted_s: float = 0.0, allowed_s: float = float("inf")) -> Plan:
+    def plan(self, predicted_s: float = 0.0, allowed_s: float = NEVER) -> Plan:
         """What has been composed."""
         tokens = {request.id: request.num_scheduled_tokens for request in self.running if request.num_scheduled_tokens}
         return Plan(tokens, [request.id for request in self.admitted if request.num_scheduled_tokens],
                     [request.id for request in self.preempted], predicted_s, allowed_s)
+
+    # --- Filling ---
+    def fill(self, limits: Limits) -> Plan:
+        """Online decodes, then online prefill, offline decodes, offline prefill; the first of what there is, whatever
+        it takes, where none of it stays within the limits.
+
+        Offline prefill waits where online prefill is held back. Requests that exceed the limits by themselves would
+        else hold their memory for ever.
+        """
+        left = self._decodes(True, limits.tokens, NEVER)
+        rest = self._prefill(True, left, limits.online_s, limits.online_chunk, 0)
+        left = self._decodes(False, limits.tokens - self.sums[0], limits.decode_s)
+        self._prefill(False, left if rest > 0 else 0, limits.offline_s, limits.offline_chunk, limits.headroom)
+        if self.sums[0] == 0:
+            self._prefill(True, limits.tokens, NEVER, 1, 0)
+        if self.sums[0] == 0:
+            self._decodes(False, 1, NEVER)
+        if self.sums[0] == 0:
+            self._prefill(False, limits.tokens, NEVER, 1, 0)
+        return self.plan(self.belief.latency(self.sums), limits.allowed_s)
+
+    def _of_class(self, online: bool) -> list[Request]:
+        return [request for request in self.running if request.online == online]
+
+    def _decodes(self, online: bool, left: int, until_s: float) -> int:
+        """Next tokens of a class's running requests while the iteration stays within `until_s`; returns tokens left."""
+        belief, bounded = self.belief, until_s < NEVER
+        for request in self._of_class(online):
+            if left <= 0 or request.blocks == 0 or not request.decodes:  # without memory: preempted by one before it
+                continue
+            more = belief.add(self.sums, 1, request.num_computed_tokens + 1, True)
+            if bounded and belief.latency(more) > until_s:
+                continue
+            if self._decode(request):
+                self.sums, left = more, left - 1
+        return left
+
+    def _prefill(self, online: bool, left: int, until_s: float, least: int, headroom: int) -> int:
+        """Prefill of a class: what is under way, then what waits; returns tokens left, none where one was held back."""
+        left = self._running_chunks(online, left, until_s, least)
+        return self._admit_waiting(online, left, until_s, least, headroom)
+
+    def _running_chunks(self, online: bool, left: int, until_s: float, least: int) -> int:
+        for request in self._of_class(online):
+            if left <= 0 or request.blocks == 0 or request.decodes:
+                continue
+            computed = request.num_computed_tokens
+            tokens = self._longest_chunk(request, computed, left, until_s)
+            if tokens < min(least, left, request.missing):
+                return 0  # in order: what comes behind does not overtake
+            tokens = self._chunk(request, tokens)
+            if tokens == 0:
+                return 0
+            self.sums, left = self._with_tokens(request, computed, tokens), left - tokens
+        return left
+
+    def _admit_waiting(self, online: bool, left: int, until_s: float, least: int, headroom: int) -> int:
+        while left > 0:
+            request = self._line(online).peek()
+            if request is None or not self._make_place(request, headroom):
+                break
+            computed = self.computed(request)[0]
+            tokens = self._longest_chunk(request, computed, left, until_s)
+            if tokens < min(least, left, request.num_tokens - computed):
+                return 0
+            tokens = self.admit(request, tokens)
+            self.sums, left = self._with_tokens(request, computed, tokens), left - tokens
+        return left
+
+    def _with_tokens(self, request: Request, computed: int, tokens: int) -> Sums:
+        reach = computed + tokens
+        return self.belief.add(self.sums, tokens, reach, reach == request.num_tokens)
+
+    def _longest_chunk(self, request: Request, computed: int, most: int, until_s: float) -> int:
+        """Most new tokens, up to `most`, that a request can have in the iteration within `until_s`."""
+        high = min(most, request.num_tokens - computed)
+        if until_s >= NEVER or high <= 0:
+            return max(0, high)
+        latency = self.belief.latency
+        if latency(self._with_tokens(request, computed, high)) <= until_s:
+            return high
+        low, high = 0, high - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if latency(self._with_tokens(request, computed, middle)) <= until_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _preempt_last(self, online: bool, after: int) -> bool:
+        """Preempts the request of a class that was admitted last, if behind place `after` and without tokens."""
+        running = self.running
+        for index in range(len(running) - 1, after, -1):
+            if running[index].num_scheduled_tokens == 0 and running[index].online == online:
+                self.preempt(index)
+                return True
+        return False
+
+    def _give_way(self, request: Request) -> bool:
+        """Another request's memory goes to a running one: an offline one's to an online one, else one's of its class
+        that was admitted later."""
+        if request.online and self._preempt_last(False, -1):
+            return True
+        return self._preempt_last(request.online, self.running.index(request))
+
+    def _decode(self, request: Request) -> bool:
+        """Schedules a running request's next token, at worst at the cost of its own memory."""
+        while not self.allocate_slots(request, 1):
+            if not self._give_way(request):
+                self.preempt(self.running.index(request))
+                return False
+        return True
+
+    def _chunk(self, request: Request, tokens: int) -> int:
+        """Schedules up to `tokens` of a running request's prefill, as memory allows; returns how many."""
+        while request.online and self._new_blocks(request, tokens) > self.free:
+            if not self._give_way(request):
+                break
+        room = (request.blocks + self.free) * self.engine.block_size - request.num_computed_tokens
+        tokens = min(tokens, room)
+        return tokens if tokens > 0 and self.allocate_slots(request, tokens) else 0
+
+    def _make_place(self, request: Request, headroom: int) -> bool:
+        """Whether a waiting request may be admitted, so that `headroom` blocks stay free, unless no offline request
+        holds any; offline ones give way to an online one."""
+        while not self.fits_whole(request):
+            if not request.online or not self._preempt_last(False, -1):
+                return False
+        if headroom <= 0 or not any(not other.online for other in self.running):
+            return True
+        return self.need(request) + headroom <= self.free
+
+
+class Rule:
+    """A scheduler, with values of parameters that differ from its own."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    BOUNDS: ClassVar[Mapping[str, tuple[float, float]]] = {}
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self.values = {**self.DEFAULTS, **(values or {})}
+
+    def compose(self, engine: Engine, belief: Belief) -> Plan:
+        """The next iteration of an engine; where it only takes memory away, the engine asks again at once."""
+        raise NotImplementedError

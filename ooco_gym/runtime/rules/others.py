@@ -10,33 +10,30 @@ runs stays within the TPOT SLO.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from ooco_gym.runtime.rules.filling import NEVER, Filler, Limits
-from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Plan, Request
+from ooco_gym.runtime.rules import deadline
+from ooco_gym.runtime.rules.iteration import NEVER, Belief, Engine, Iteration, Limits, Plan, Request, Rule
 
 
-class V1:
+class V1(Rule):
     """vLLM's V1 schedule by class: what runs first, then, unless a request was preempted, what waits.
 
     Parameters: `victim`, whose memory a running request takes that lacks a block: `last`, the offline request that
     arrived last (vLLM by priority), or `least_computed`, the one with the fewest computed tokens, offline ones first.
     """
 
-    DEFAULTS: Mapping[str, str] = {"victim": "last"}
-
-    def __init__(self, values: Mapping[str, str] | None = None) -> None:
-        self.values = {**self.DEFAULTS, **(values or {})}
+    DEFAULTS: ClassVar = {"victim": "last"}
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """The next iteration; where all that it does is to take memory away, the engine asks again at once."""
-        it = Iteration(engine, belief)
+        """The next iteration."""
+        it, sums = Iteration(engine, belief), belief.none
         left = self._continue_running(it, engine.max_num_batched_tokens)
-        if not it.preempted:
-            self._admit_waiting(it, left)
-        return self._plan(it, belief)
-
-    def _plan(self, it: Iteration, belief: Belief) -> Plan:
-        sums = belief.none
+        while left > 0 and not it.preempted:
+            request = engine.online.peek() or engine.offline.peek()
+            if request is None or not it.fits_whole(request):
+                break
+            left -= it.admit(request, left)
         for request in it.running:
             if request.num_scheduled_tokens:
                 reach = request.num_computed_tokens + request.num_scheduled_tokens
@@ -59,13 +56,6 @@ class V1:
             left, index = left - tokens, index + 1
         return left
 
-    def _admit_waiting(self, it: Iteration, left: int) -> None:
-        while left > 0:
-            request = it.engine.online.peek() or it.engine.offline.peek()
-            if request is None or not it.fits_whole(request):
-                return
-            left -= it.admit(request, left)
-
     def _victim(self, running: list[Request]) -> int:
         """Place of the request that gives way."""
         places = range(len(running))
@@ -74,38 +64,40 @@ class V1:
         return max(places, key=lambda i: (not running[i].online, running[i].arrival_s))
 
 
-class HyGen:
+class LeastComputed(V1):
+    """`V1` with the victim `least_computed`."""
+
+    DEFAULTS: ClassVar = {}
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        super().__init__({"victim": "least_computed"})
+
+
+class HyGen(Rule):
     """HyGen: online requests with the whole token budget, then offline ones within a latency budget.
 
     Parameters: `latency_budget_s`, predicted latency up to which an iteration is filled; `chunk_size`, its new tokens.
     """
 
-    DEFAULTS: Mapping[str, float] = {"latency_budget_s": 0.05, "chunk_size": 512}
-
-    def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self.values = {**self.DEFAULTS, **(values or {})}
+    DEFAULTS: ClassVar = {"latency_budget_s": 0.05, "chunk_size": 512}
+    BOUNDS: ClassVar = {"latency_budget_s": (0.0, 60.0), "chunk_size": (1, 1_000_000)}
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The next iteration."""
         budget = self.values["latency_budget_s"]
         tokens = min(int(self.values["chunk_size"]), engine.max_num_batched_tokens)
-        filler = Filler(Iteration(engine, belief))
-        if filler.fill(Limits(NEVER, budget, budget, tokens, 1, 1, 0)) == 0:
-            filler.fill_least(tokens)
-        return filler.it.plan(belief.latency(filler.sums), budget)
+        return Iteration(engine, belief).fill(Limits(NEVER, budget, budget, tokens, 1, 1, 0, budget))
 
 
-class Gate:
+class Gate(Rule):
     """Offline prompts enter while no online prompt is pending and all decodes together keep the TPOT SLO.
 
     Parameters: `tpot_share`, up to which share of the TPOT SLO the decode step may grow; `headroom_share`, share of the
     KV blocks that stays free when an offline request enters.
     """
 
-    DEFAULTS: Mapping[str, float] = {"tpot_share": 0.9, "headroom_share": 0.05}
-
-    def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self.values = {**self.DEFAULTS, **(values or {})}
+    DEFAULTS: ClassVar = {"tpot_share": 0.9, "headroom_share": 0.05}
+    BOUNDS: ClassVar = {name: deadline.BOUNDS[name] for name in DEFAULTS}
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The next iteration."""
@@ -115,8 +107,6 @@ class Gate:
         for request in engine.running:
             sums = belief.add(sums, 1, request.num_tokens, True)
         shut = pending or (sums[0] > 0 and belief.latency(sums) > self.values["tpot_share"] * engine.tpot_slo_s)
-        filler, tokens = Filler(Iteration(engine, belief)), engine.max_num_batched_tokens
         headroom = int(self.values["headroom_share"] * engine.total_blocks)
-        if filler.fill(Limits(NEVER, NEVER, 0.0 if shut else NEVER, tokens, 1, 1, headroom)) == 0:
-            filler.fill_least(tokens)
-        return filler.it.plan(belief.latency(filler.sums))
+        return Iteration(engine, belief).fill(Limits(
+            NEVER, NEVER, 0.0 if shut else NEVER, engine.max_num_batched_tokens, 1, 1, headroom))

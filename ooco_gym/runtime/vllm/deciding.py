@@ -212,7 +212,7 @@ def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable
             raise NonsenseError(said)
 
 
-class Threaded:
+class Threaded(Rule):
     """A rule in a thread of its own, which is left waiting where it takes longer than its budget."""
 
     def __init__(self, rule: Rule, budget_s: float) -> None:
