@@ -501,8 +501,7 @@ def best_us(call: Callable[[], Any]) -> float:
 
 def _policy() -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Manifest, arrays and reference vectors of a deep set of the zoo's size with random weights."""
-    from ooco_gym.runtime.features import ENTRY
-    from ooco_gym.runtime.features import ENGINE
+    from ooco_gym.runtime.features import ENGINE, ENTRY
     from ooco_gym.runtime.networks import Sizes, built, shapes_of
     from ooco_gym.runtime.writing import feature_row
 
