@@ -1,7 +1,4 @@
-"""Callbacks of training: durations, scaling, the clock, figures, validation, checkpoints, progress, and interrupts.
-
-Ctrl-C and SIGTERM are noted (`Interrupts`), and training stops between two rollouts, so that nothing is lost.
-"""
+"""Callbacks of training: figures, scaling, validation, checkpoints, progress, limits on time, and interrupts."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from types import FrameType
@@ -19,13 +16,18 @@ from typing import Any, ClassVar
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from agents.environments import Window
+from agents.evaluation.players import BatchPlayer, play
 from agents.evaluation.scoring import feasible_first
-from agents.learning.networks import Actor, ObservationEncoder
+from agents.learning.networks import Actor
+from agents.learning.tracking import Tracking
 from agents.learning.trust import sign_archive
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
 from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
+
+REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
 
 
 class Stop(Exception):
@@ -33,13 +35,10 @@ class Stop(Exception):
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT or SIGTERM is noted (`asked`); a second one interrupts at once.
-
-    While `patient` is False the first one interrupts at once too: there is nothing to be kept yet. In a thread that is
-    not the main one signals cannot be caught, and stay what they are. `signal` is the one that came last.
+    """While it is entered, the first SIGINT or SIGTERM is noted (`asked`), so that training stops between two rollouts;
+    a second one interrupts at once, and so does the first while it is not `patient`: there is nothing to be kept yet.
+    In a thread that is not the main one signals cannot be caught. `signal` is the one that came last.
     """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.asked, self.patient = False, False
@@ -48,7 +47,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,15 +62,62 @@ class Interrupts:
         self.asked = True
 
 
-REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
+class Clock:
+    """Seconds of learning, by the clock and of the processor, while it is entered; validation counts apart.
+
+    `max_wall_s` limits `learned_s`, so that two algorithms with the same limit have learned for the same time.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s = None if limit_s is None else float(limit_s)
+        self._begun = self._ended = (0.0, 0.0)
+        self._validation = np.zeros(2)
+        self._running = False
+
+    def __enter__(self) -> Clock:
+        self._begun, self._running = _now(), True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended, self._running = _now(), False
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """What is inside is validation."""
+        before = _now()
+        try:
+            yield
+        finally:
+            self._validation += np.subtract(_now(), before)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds by the clock so far, validation included."""
+        return (_now() if self._running else self._ended)[0] - self._begun[0]
+
+    @property
+    def validation_s(self) -> float:
+        """Seconds of validation by the clock."""
+        return float(self._validation[0])
+
+    @property
+    def learned_s(self) -> float:
+        """Seconds by the clock so far, without validation."""
+        return self.wall_s - self.validation_s
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor's seconds, without validation."""
+        return float(self._ended[1] - self._begun[1] - self._validation[1])
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 class Kept:
-    """What a checkpoint keeps of an object, so that a run that is resumed goes on as if it had never stopped.
-
-    Attributes:
-        KEPT: names of the attributes that change; one with a `state_dict` of its own keeps that.
-    """
+    """What a checkpoint keeps of an object, so that a run that is resumed goes on as if it had never stopped: the
+    attributes named in `KEPT`; one with a `state_dict` of its own keeps that."""
 
     KEPT: ClassVar[tuple[str, ...]] = ()
 
@@ -110,12 +156,46 @@ class Callback(Kept, BaseCallback):
         return True
 
 
-class TimedTransitions(Callback):
-    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
+class Figures(Callback):
+    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added; logs,
+    each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
+
+    KEPT = ("episodes",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.episodes = 0
+
+    def _on_rollout_start(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._ended: list[dict[str, Any]] = []
+        self._actions: list[np.ndarray] = []
+        self._started = time.monotonic()
 
     def _on_step(self) -> bool:
         self.buffer.elapsed_s[self.buffer.pos] = self.env.info_array("elapsed_s")
+        self._actions.append(np.copy(self.locals["actions"]))
+        for key in (*self.env.info_keys(REWARD_PREFIX), *self.env.info_keys(COST_PREFIX)):
+            self._sums[key] += float(self.env.info_array(key).sum())
+        self._ended += [self.locals["infos"][i]["summary"] for i in np.flatnonzero(self.locals["dones"])
+                        if "summary" in self.locals["infos"][i]]
         return True
+
+    def _on_rollout_end(self) -> None:
+        elapsed_s, actions = float(self.buffer.elapsed_s.sum()), np.concatenate(self._actions)
+        for key, value in self._sums.items():
+            self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s",
+                               value / max(elapsed_s, 1e-9))
+        if actions.ndim == 1:  # a vector of levels says no 'no', and leaves nothing to the partner
+            self.logger.record("rollout/no_share", float(np.mean(actions == DECLINE_ACTION)))
+            self.logger.record("rollout/partner_share", float(np.mean(actions == PARTNER_ACTION)))
+        self.logger.record("rollout/simulated_s", elapsed_s)
+        self.logger.record("time/decisions_per_s", len(actions) / max(time.monotonic() - self._started, 1e-9))
+        self.episodes += len(self._ended)
+        self.logger.record("episode/count", self.episodes)
+        for key in sorted({key for summary in self._ended for key, value in summary.items()
+                           if isinstance(value, (int, float))}):
+            self.logger.record(f"episode/{key}", float(np.mean([summary[key] for summary in self._ended])))
 
 
 class ObservationStatistics(Callback):
@@ -134,18 +214,14 @@ class ObservationStatistics(Callback):
         self._seen = dict(self.buffer.observations)  # its next are others
 
     def _on_rollout_start(self) -> None:
-        encoder = self.model.policy.features_extractor
-        if self._seen is not None and isinstance(encoder, ObservationEncoder):
+        if self._seen is not None:
+            encoder: Any = self.model.policy.features_extractor
             encoder.update(self._seen)
             self._seen = None
 
 
 class _Regular(Callback):
-    """Has something to do between two rollouts whenever so many decisions have been taken.
-
-    Args:
-        every_steps: decisions between two times; None: never.
-    """
+    """Has something to do between two rollouts whenever so many decisions have been taken; None: never."""
 
     KEPT = ("_next",)
 
@@ -161,30 +237,21 @@ class _Regular(Callback):
 
 
 class Between(_Regular):
-    """First of all, between two rollouts: keeps the state now and then, and stops where it is time to.
-
-    Args:
-        keep: writes the state to resume from.
-        every_steps: decisions between two times; None: by the clock alone.
-        every_s: seconds between two times; None: by decisions alone. Where keeping takes longer than a twentieth of
-            that, it is done less often.
-        interrupts: whether a signal has asked it to end.
-        limit_s: of learning; None never ends it.
-        learned_s: seconds of learning so far, without validation.
-    """
+    """First of all, between two rollouts: stops where it is time to, and keeps the state every `every_steps` decisions
+    and every `every_s` seconds; where keeping takes longer than a twentieth of that, less often."""
 
     def __init__(self, keep: Callable[[], None], every_steps: int | None, every_s: float | None,
-                 interrupts: Interrupts, limit_s: float | None, learned_s: Callable[[], float]) -> None:
+                 interrupts: Interrupts, clock: Clock) -> None:
         super().__init__(every_steps)
-        self._keep, self._interrupts, self._every_s = keep, interrupts, every_s
-        self.limit_s, self.learned_s, self.expired = limit_s, learned_s, False
+        self._keep, self._interrupts, self._every_s, self._clock = keep, interrupts, every_s, clock
+        self.expired = False
         self._before: float | None = None
         self._kept, self._took_s = time.monotonic(), 0.0
 
     def _on_rollout_start(self) -> None:
-        now = self.learned_s()
+        now, limit_s = self._clock.learned_s, self._clock.limit_s
         last = 0.0 if self._before is None else now - self._before  # as long may the next one take
-        self.expired = self.limit_s is not None and now + last >= self.limit_s
+        self.expired = limit_s is not None and now + last >= limit_s
         if self._interrupts.asked or (self.expired and self._before is not None):
             raise Stop
         self._before = now
@@ -202,74 +269,33 @@ class Between(_Regular):
         self._took_s = self._kept - started
 
 
-class Figures(Callback):
-    """Logs, each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
-
-    KEPT = ("episodes",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.episodes = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._ended: list[dict[str, Any]] = []
-        self._elapsed_s, self._decisions, self._noes, self._partners, self._choices = 0.0, 0, 0, 0, False
-        self._started = time.monotonic()
-
-    def _on_rollout_start(self) -> None:
-        self._begin()
-
-    def _on_step(self) -> bool:
-        env, actions = self.env, self.locals["actions"]
-        self._choices = actions.ndim == 1  # a vector of levels says no 'no', and leaves nothing to the partner
-        if self._choices:
-            self._noes += int(np.count_nonzero(actions == DECLINE_ACTION))
-            self._partners += int(np.count_nonzero(actions == PARTNER_ACTION))
-        self._decisions += len(actions)
-        self._elapsed_s += float(env.info_array("elapsed_s").sum())
-        for key in (*env.info_keys(REWARD_PREFIX), *env.info_keys(COST_PREFIX)):
-            self._sums[key] += float(env.info_array(key).sum())
-        self._ended += [self.locals["infos"][i]["summary"] for i in np.flatnonzero(self.locals["dones"])
-                        if "summary" in self.locals["infos"][i]]
-        return True
-
-    def _on_rollout_end(self) -> None:
-        elapsed_s = max(self._elapsed_s, 1e-9)
-        for key, value in self._sums.items():
-            self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s", value / elapsed_s)
-        if self._choices:
-            self.logger.record("rollout/no_share", self._noes / max(self._decisions, 1))
-            self.logger.record("rollout/partner_share", self._partners / max(self._decisions, 1))
-        self.logger.record("rollout/simulated_s", self._elapsed_s)
-        self.logger.record("time/decisions_per_s", self._decisions / max(time.monotonic() - self._started, 1e-9))
-        self.episodes += len(self._ended)
-        self.logger.record("episode/count", self.episodes)
-        keys = {key for summary in self._ended for key, value in summary.items() if isinstance(value, (int, float))}
-        for key in sorted(keys):
-            self.logger.record(f"episode/{key}", float(np.mean([summary[key] for summary in self._ended])))
-
-
 class Validation(_Regular):
-    """Every `every_steps` decisions plays the validation windows, and keeps the best policy so far.
-
-    Best: by `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
+    """Every `settings.every_steps` decisions plays the validation windows, and keeps the best policy so far: by
+    `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
 
     Args:
-        play: plays the current policy through all validation windows and returns their records.
-        limit: the violation rate that still counts as feasible.
+        games, envs: the windows, and the environments that they are played in, made at the first time.
+        path: where the best policy goes.
         first: whether to validate before learning too, because the policy already knows something.
+        history: how many cluster vectors the policy sees in one.
     """
 
     KEPT = ("_next", "history", "best")
 
-    def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
-                 first: bool = False) -> None:
-        super().__init__(every_steps)
-        self._play, self._path, self._limit, self._first = play, path, limit, first
+    def __init__(self, config: Mapping[str, Any], games: list[Window], envs: list[Any], path: Path,
+                 settings: Mapping[str, Any], first: bool, history: int, tracking: Tracking, interrupts: Interrupts,
+                 clock: Clock, progress: Progress) -> None:
+        super().__init__(int(settings["every_steps"]))
+        self._config, self._games, self._envs, self._path, self._first = config, games, envs, path, first
+        self._limit, self._stacked, self._tracking = float(settings["violation_limit"]), history, tracking
+        self._interrupts, self._clock, self._progress = interrupts, clock, progress
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether the policy as it stands has been validated."""
+        return bool(self.history) and self.history[-1]["timesteps"] == self.model.num_timesteps
 
     def _on_training_start(self) -> None:
         if self._first and not self.history:
@@ -282,12 +308,13 @@ class Validation(_Regular):
 
     def validate(self) -> None:
         """Plays the validation windows now; the policy is saved if it is the best."""
-        records = self._play()
-        rates = [record["summary"].get("violation_rate", 0.0) for record in records]
+        with self._clock.validating():
+            records = self._play()
         entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
-                 "violation_rate": float(np.mean(rates)), "windows": len(records)}
+                 "violation_rate": float(np.mean([r["summary"].get("violation_rate", 0.0) for r in records])),
+                 "windows": len(records)}
         service = [record["summary"].get("offline_reference_gpu_s_per_s") for record in records]
-        if all(value is not None for value in service):
+        if None not in service:
             entry["offline_reference_gpu_s_per_s"] = float(np.mean(service))  # type: ignore[arg-type]
         self.history.append(entry)
         for key, value in entry.items():
@@ -296,7 +323,20 @@ class Validation(_Regular):
             self.best = entry
             save(self.model, self._path)
 
-    def _rank(self, entry: dict[str, float]) -> tuple[bool, float]:
+    def _play(self) -> list[dict[str, Any]]:
+        actor = Actor(self.model.policy)
+
+        def decide(*parts: np.ndarray) -> np.ndarray:
+            if self._interrupts.asked:
+                raise Stop
+            return actor.answer(*parts)[0]
+
+        player = self._tracking.watched(BatchPlayer("training", decide, self._stacked), self._games)
+        return self._tracking.validated(play(
+            self._config, player, self._games, envs=self._envs,
+            told=lambda done, of: self._progress.text(f"validating {done}/{of}")))
+
+    def _rank(self, entry: Mapping[str, float]) -> tuple[bool, float]:
         return feasible_first(entry["violation_rate"], entry["reward"], self._limit)
 
 
@@ -332,14 +372,11 @@ class Checkpoints(_Regular):
 
 
 class Progress(Callback):
-    """How far training is: the larger share of the decisions and of the learning time allowed.
+    """How far training is: the larger share of the decisions and of the learning time allowed."""
 
-    It is shown from the preparation on (`begin`), and says what else is done meanwhile (`text`).
-    """
-
-    def __init__(self, total: int, max_wall_s: float | None, learned_s: Callable[[], float]) -> None:
+    def __init__(self, total: int, clock: Clock) -> None:
         super().__init__()
-        self._total, self._max_wall_s, self._learned_s = total, max_wall_s, learned_s
+        self._total, self._clock = total, clock
         self._open, self._shown, self._bar = ExitStack(), 0.0, Bar()
 
     def begin(self) -> None:
@@ -353,8 +390,8 @@ class Progress(Callback):
     def _on_step(self) -> bool:
         if self.n_calls % 32 == 0:
             share = self.num_timesteps / self._total
-            if self._max_wall_s:
-                share = max(share, self._learned_s() / self._max_wall_s)
+            if self._clock.limit_s:
+                share = max(share, self._clock.learned_s / self._clock.limit_s)
             percent = 100.0 * min(share, 1.0)
             self._bar.text(f"training: {self.num_timesteps:,} decisions")
             self._bar.advance(percent - self._shown)

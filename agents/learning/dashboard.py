@@ -25,16 +25,8 @@ ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, o
 
 
 class Chart(NamedTuple):
-    """A line plot over decisions.
-
-    Attributes:
-        section: of the dashboard.
-        title: above the chart.
-        unit: of the vertical axis.
-        series: names as they are logged.
-        kept: W&B's summary of these series: which of their values a run is compared by, beside the last.
-        only: the key of an agent's configuration without which the series are not logged; '': always.
-    """
+    """A line plot of `series`, named as they are logged, over decisions. A run is compared by the values that `kept`
+    (W&B's summary) says; without the key `only` of an agent's configuration the series are not logged."""
 
     section: str
     title: str
@@ -108,9 +100,21 @@ def main(cfg: Any) -> dict[str, Any]:
         page = workspace(entity or "", project, str(config["name"]))
         path = Path(config["out"]) / FILE
         write_json(path, specification(page))
-        print(f"{len(series(page))} series in {len(page.sections)} sections; nothing was sent. The page: {path}")
+        count = sum(len(chart.series) for chart in CHARTS)
+        print(f"{count} series in {len(page.sections)} sections; nothing was sent. The page: {path}")
         return {"command": "dashboard", "project": project, "entity": entity, "url": None, "files": [FILE]}
-    page = _saved(_entity(entity), project, str(config["name"]))
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise UserError("no login for Weights & Biases is stored on this machine: run 'wandb login' or set "
+                        "WANDB_API_KEY, or take dryrun=true to have the page's specification without one")
+    try:
+        page = _saved(entity or wandb.Api().default_entity, project, str(config["name"]))
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"Weights & Biases did not take the page: {reason}") from error
     print(f"the page: {page.url}")
     write_json(Path(config["out"]) / FILE, specification(page))
     return {"command": "dashboard", "project": project, "entity": page.entity, "url": page.url, "files": [FILE]}
@@ -125,71 +129,45 @@ def _name(config: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _entity(entity: str | None) -> str:
-    """Whose project it is; None: the login's own.
-
-    Raises:
-        UserError: there is no login, or the login has no entity of its own.
-    """
-    import wandb
-
-    if not wandb.login(prompt=False, verify=False):
-        raise UserError("no login for Weights & Biases is stored on this machine: run 'wandb login' or set "
-                        "WANDB_API_KEY, or take dryrun=true to have the page's specification without one")
-    if entity is None:
-        try:
-            entity = wandb.Api().default_entity
-        except Exception as error:
-            raise _refused(error) from error
-        if not entity:
-            raise UserError("entity is missing: expected the user or team that owns the project, entity=NAME")
-    return entity
-
-
-def _saved(entity: str, project: str, name: str) -> Any:
+def _saved(entity: str | None, project: str, name: str) -> Any:
     """The page as W&B has it now, made or laid anew."""
     import wandb_workspaces.workspaces as ws
 
+    if not entity:
+        raise UserError("entity is missing: expected the user or team that owns the project, entity=NAME")
     page = workspace(entity, project, name)
     try:
-        try:
-            known = ws.Workspace.from_url(f"https://wandb.ai/{entity}/{project}?nw={VIEW}")
-        except ValueError as error:  # how the package says that there is no such view, or no such project
-            if "project" in str(error).lower() and "workspace" not in str(error).lower():
-                raise UserError(f"there is no project '{entity}/{project}' that this login may see; train once with "
-                                "logger=wandb and a login, or check entity and project") from error
-        else:
-            page._internal_id = known._internal_id
-        page.save()
-    except UserError:
-        raise
-    except Exception as error:
-        raise _refused(error) from error
+        page._internal_id = ws.Workspace.from_url(f"https://wandb.ai/{entity}/{project}?nw={VIEW}")._internal_id
+    except ValueError as error:  # how the package says that there is no such view, or no such project
+        if "project" in str(error).lower() and "workspace" not in str(error).lower():
+            raise UserError(f"there is no project '{entity}/{project}' that this login may see; train once with "
+                            "logger=wandb and a login, or check entity and project") from error
+    page.save()
     return page
 
 
-def _refused(error: Exception) -> UserError:
-    return UserError(f"Weights & Biases did not take the page: {' '.join(str(error).split()) or type(error).__name__}")
-
-
 def workspace(entity: str, project: str, name: str) -> Any:
-    """The page: a section for each part of `CHARTS`, in its order, pictures and tables after the first.
-
-    Args:
-        entity: user or team; '' where nothing is sent.
-    """
+    """The page: a section for each part of `CHARTS`, in its order, and the histograms of actions, with names that are
+    the same at each call. `entity` is user or team; '' where nothing is sent."""
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import Layout
 
+    parts: dict[str, list[Any]] = {}
+    for chart in CHARTS:
+        parts.setdefault(chart.section, []).append(wr.LinePlot(
+            title=chart.title, x=STEP, y=list(chart.series), title_x=STEP, title_y=chart.unit or None))
+    parts[HELD_OUT].append(wr.WeavePanelSummaryTable(table_name=WINDOWS))
+    parts["Actions by kind of decision"] = [wr.MediaBrowser(
+        title="Actions: 0 no, 1 as the partner, 2 + k candidate k",
+        media_keys=[f"{ACTIONS}/{name}" for name in DECISIONS[:-1]])]
     sections = []
-    for title in dict.fromkeys(chart.section for chart in CHARTS):
-        panels = [_line_plot(chart) for chart in CHARTS if chart.section == title]
-        if title == HELD_OUT:
-            panels.append(wr.WeavePanelSummaryTable(table_name=WINDOWS))
-        sections.append(_section(title, panels))
-    chosen = wr.MediaBrowser(title="Actions: 0 no, 1 as the partner, 2 + k candidate k",
-                             media_keys=[f"{ACTIONS}/{name}" for name in DECISIONS[:-1]])
-    sections.append(_section("Actions by kind of decision", [chosen]))
+    for title, panels in parts.items():
+        for place, panel in enumerate(panels):
+            panel.layout = Layout(x=WIDE * (place % ACROSS), y=HIGH * (place // ACROSS), w=WIDE, h=HIGH)
+            panel._id = sha256(f"{title} {place}".encode()).hexdigest()[:12]
+        sections.append(ws.Section(name=title, panels=panels, is_open=True, layout_settings=ws.SectionLayoutSettings(
+            columns=ACROSS, rows=-(-len(panels) // ACROSS))))
     page = ws.Workspace(
         entity=entity, project=project, name=name, sections=sections, auto_generate_panels=True,
         settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=20),
@@ -199,24 +177,6 @@ def workspace(entity: str, project: str, name: str) -> Any:
     return page
 
 
-def _line_plot(chart: Chart) -> Any:
-    import wandb_workspaces.reports.v2 as wr
-
-    return wr.LinePlot(title=chart.title, x=STEP, y=list(chart.series), title_x=STEP, title_y=chart.unit or None)
-
-
-def _section(title: str, panels: list[Any]) -> Any:
-    """An open section with its panels in rows of three, under names that are the same at each call."""
-    import wandb_workspaces.workspaces as ws
-    from wandb_workspaces.reports.v2.interface import Layout
-
-    for place, panel in enumerate(panels):
-        panel.layout = Layout(x=WIDE * (place % ACROSS), y=HIGH * (place // ACROSS), w=WIDE, h=HIGH)
-        panel._id = sha256(f"{title} {place}".encode()).hexdigest()[:12]
-    return ws.Section(name=title, panels=panels, is_open=True,
-                      layout_settings=ws.SectionLayoutSettings(columns=ACROSS, rows=-(-len(panels) // ACROSS)))
-
-
 def specification(page: Any) -> dict[str, Any]:
     """The page as it is sent, as plain data."""
     view = page._to_model()
@@ -224,13 +184,3 @@ def specification(page: Any) -> dict[str, Any]:
             "display_name": view.display_name, "spec": view.spec.model_dump(mode="json", by_alias=True,
                                                                             exclude_none=True)}
 
-
-def series(page: Any) -> list[str]:
-    """Every series, picture and table that the page asks for, in its order."""
-    names: list[str] = []
-    for section in page.sections:
-        for panel in section.panels:
-            names += [str(name) for name in getattr(panel, "y", [])]
-            names += list(getattr(panel, "media_keys", []))
-            names += [panel.table_name] if hasattr(panel, "table_name") else []
-    return list(dict.fromkeys(names))

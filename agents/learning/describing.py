@@ -180,12 +180,8 @@ def summarised(out: Path, config: Mapping[str, Any], more: Mapping[str, Any]) ->
     summary = {"command": "export", "policy": str(config["policy"]), **more, "forms": written["forms"],
                "bytes": (out / (MODEL_FILE if MODEL_FILE in names else names[0])).stat().st_size, "opset": OPSET,
                "bundle_schema": SCHEMA, "files": [*names, MANIFEST_FILE]}
-    _show(summary, out)
-    return summary
-
-
-def _show(summary: Mapping[str, Any], out: Path) -> None:
     ties = "" if summary["action_agreement"] == 1.0 else ", the others are ties within rounding"
     print(f"exported as {', '.join(summary['forms'])}; {summary['action_agreement']:.2%} of {summary['checks']:,} "
           f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
     print(f"policy: {out}")
+    return summary

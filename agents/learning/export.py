@@ -15,7 +15,6 @@ import numpy as np
 
 from agents.environments import OBSERVATION_KEYS, candidate_shape
 from agents.learning.algorithms import imitated
-from agents.learning.arrays import arrays_of_run
 from agents.learning.describing import OPSET, forms_of, manifest, summarised
 from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
@@ -37,6 +36,16 @@ from ooco_gym.runtime.writing import FORMS, VECTORS
 from ooco_gym.zoo import folder_of
 
 _TOLERANCE = 1e-4
+# Layers of `agents.learning.networks` as `weights.npz` calls them.
+_NAMES = {"encoder.cluster.mean": "cluster.mean", "encoder.cluster.deviation": "cluster.deviation",
+          "encoder.candidates.mean": "candidates.mean", "encoder.candidates.deviation": "candidates.deviation"}
+_LAYERS = {
+    "candidate_scorer": {"actor.of_candidate": "embed", "actor.of_context": "context", "own": "own",
+                         "own_pool": "state", "fixed_pool": "pool", "heads.of_candidate": "head",
+                         "heads.of_fixed": "fixed"},
+    "mlp": {"actor.0": "first", "actor.2": "second", "last": "last"},
+}
+
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -74,9 +83,12 @@ def main(cfg: Any) -> dict[str, Any]:
         reference = {**dict(zip(OBSERVATION_KEYS, asked, strict=True)), "logits": run.actor.answer(*asked)[1]}
         write_bundle(out, described, None if found is None else found[1], reference, forms,
                      graph.read_bytes(), config.get("target"))
-    learned = learned_decisions(run)
-    if not learned:
-        warnings.warn(untrained(run, str(config["policy"])), UserWarning, stacklevel=2)
+    learned = int(run.model.num_timesteps)
+    if not learned:  # a copy that validation preferred to all that was learned later, or a run that ended first
+        rule = imitated(plain(run.config["agent"]))
+        what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
+        warnings.warn(f"the policy of '{config['policy']}' has learned from 0 decisions: it is {what}; the policy that "
+                      "learned last is policy_last.zip in the same folder", UserWarning, stacklevel=2)
     return summarised(out, config, {"env": run.config["env"]["id"], "decisions_learned": learned,
                                     "decisions": list(run.decisions), **agreement})
 
@@ -134,7 +146,8 @@ def agreeing(run: LoadedRun, forms: Sequence[str], graph: Path, found: Any, obse
     """
     agreement = _checked(compare(run, graph_network(graph), observations), "graph", policy)
     if found is not None and set(forms) & {"npz", "c"}:
-        network = built(found[0], found[1], sizes_of_run(run))
+        layout: Any = run.actor.encoder.layout
+        network = built(found[0], found[1], Sizes(*layout))
         arrays = _checked(compare(run, network, observations), "arrays", policy)
         agreement["npz"] = {key: arrays[key] for key in ("action_agreement", "disagreements", "max_logit_error")}
     return agreement
@@ -148,24 +161,23 @@ def _checked(agreement: dict[str, Any], what: str, policy: str) -> dict[str, Any
     return agreement
 
 
-def sizes_of_run(run: LoadedRun) -> Sizes:
-    """The sizes of what a run's network takes and gives."""
-    layout: Any = run.actor.encoder.layout
-    return Sizes(layout.cluster, layout.decisions, layout.places, layout.features, layout.actions, layout.levels)
-
-
-def learned_decisions(run: LoadedRun) -> int:
-    """How many decisions the kept policy had learned from: 0 of a copy that validation preferred to all that was
-    learned later, or of a run that ended first."""
-    return int(run.model.num_timesteps)
-
-
-def untrained(run: LoadedRun, name: str) -> str:
-    """Says that a policy has learned nothing."""
-    rule = imitated(plain(run.config["agent"]))
-    what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
-    return (f"the policy of '{name}' has learned from 0 decisions: it is {what}; the policy that learned last is "
-            "policy_last.zip in the same folder")
+def arrays_of_run(run: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """(The manifest's `network`, the arrays) of a run's actor, under the names of `ooco_gym.runtime.networks`, which an
+    engine's programmer reads; None where its network has no such form (attention)."""
+    scorer = run.actor.scorer
+    name = {"CandidateScorer": "candidate_scorer", "FlatScorer": "mlp"}.get(type(scorer).__name__)
+    if name is None:
+        return None
+    state = {key: value.detach().cpu().numpy() for key, value in run.actor.state_dict().items()}
+    kinds = scorer.heads.kinds if name == "candidate_scorer" else scorer.kinds
+    arrays = {mine: state[theirs] for theirs, mine in _NAMES.items()}
+    for theirs, mine in _LAYERS[name].items():
+        for part in ("weight", "bias"):
+            if f"scorer.{theirs}.{part}" in state:
+                arrays[f"{mine}.{part}"] = state[f"scorer.{theirs}.{part}"]
+    if name == "candidate_scorer" and "fixed.weight" not in arrays:  # levels alone: nothing reads the pooled state
+        arrays = {key: array for key, array in arrays.items() if not key.startswith("pool.")}
+    return {"form": {"mlp": "flat"}.get(name, name), "hidden": int(scorer.latent_dim_vf), "kinds": int(kinds)}, arrays
 
 
 def write_onnx(run: LoadedRun, path: Path) -> None:
@@ -190,18 +202,13 @@ def write_onnx(run: LoadedRun, path: Path) -> None:
         logging.disable(previous)
     assert program is not None
     model = program.model_proto
-    _forget_origin(model)
-    onnx.checker.check_model(model, full_check=True)
-    path.write_bytes(model.SerializeToString())
-
-
-def _forget_origin(model: Any) -> None:
-    """Drops the exporter's notes on every node: stack traces with the paths of the machine that exported."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
-        del part.metadata_props[:]
+        del part.metadata_props[:]  # the exporter's notes: stack traces with the paths of this machine
     for node in graph.node:
         node.doc_string = ""
+    onnx.checker.check_model(model, full_check=True)
+    path.write_bytes(model.SerializeToString())
 
 
 def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -245,7 +252,9 @@ def compare(run: LoadedRun, answers: Any, observations: tuple[np.ndarray, ...]) 
     actions, logits = answers(*observations)
     legal = observation["action_mask"] > 0
     parts = run.actor.levels or (legal.shape[1],)
-    chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, _predicted(run, seen)))
+    masks: dict[str, Any] = {"action_masks": legal} if "action_masks" in signature(run.model.predict).parameters else {}
+    answered = np.asarray(run.model.predict(seen, deterministic=True, **masks)[0])
+    chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, answered))
     trained = _log_probabilities(run, seen)
     rows, first, error, illegal = np.arange(len(legal)), 0, 0.0, 0
     lost = np.zeros(len(legal))
@@ -260,13 +269,6 @@ def compare(run: LoadedRun, answers: Any, observations: tuple[np.ndarray, ...]) 
     return {"checks": len(legal), "action_agreement": float(np.mean((chosen == expected).all(axis=1))),
             "disagreements": int(np.count_nonzero(lost > _TOLERANCE)),  # a tie within rounding may fall either way
             "max_logit_error": error, "illegal_actions": illegal}
-
-
-def _predicted(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What the trained algorithm itself answers, masked where it takes masks."""
-    takes_masks = "action_masks" in signature(run.model.predict).parameters
-    masks: dict[str, Any] = {"action_masks": observation["action_mask"].astype(bool)} if takes_masks else {}
-    return np.asarray(run.model.predict(dict(observation), deterministic=True, **masks)[0])
 
 
 def _log_probabilities(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> np.ndarray:

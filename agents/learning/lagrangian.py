@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from stable_baselines3.common.utils import obs_as_tensor
-from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.nn import functional
 
@@ -107,32 +106,24 @@ class ViolationRate(Kept):
         return self.violated / max(self.arrived, 1.0)
 
 
-def _counters(env: GymnasiumVecEnv) -> np.ndarray:
+def _counters(env: Any) -> np.ndarray:
     """Online requests that arrived, and that missed an SLO, of the episodes under way so far: (2,)."""
-    places: Any = env.env
-    return places.episodes.buffers.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
+    return env.env.episodes.buffers.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
 
 
-class CostCritic(nn.Module):
-    """Violations still to come, discounted: a small network on the policy's scaled features."""
-
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        last = nn.Linear(hidden, 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), last)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Costs to come (batch,) for features (batch, n)."""
-        return self.layers(features).squeeze(-1)
+def cost_critic(features: int, hidden: int) -> nn.Module:
+    """Violations still to come, discounted, (batch, 1): a small network on the policy's scaled features (batch, n)."""
+    last = nn.Linear(hidden, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), last)
 
 
 class Lagrangian(Callback):
     """Makes any on-policy algorithm of Stable-Baselines3 with a timed buffer a Lagrangian one.
 
     Between a rollout and its update it measures the violation rate, moves λ, and puts (A_r - λ A_c) / (1 + λ) in the
-    place of the buffer's advantages. It is to stand behind the callback that writes durations.
+    place of the buffer's advantages. It is to stand behind `callbacks.Figures`, which writes durations.
 
     Args:
         requests: the rate is that of about so many last requests.
@@ -152,7 +143,7 @@ class Lagrangian(Callback):
         self.multiplier, self.budget, self.rate = multiplier, budget, ViolationRate(requests)
         self._discounts = (discount_per_s, gae_lambda_per_s)
         self._epochs, self._batch = epochs, batch_size
-        self.critic = CostCritic(features, hidden)
+        self.critic = cost_critic(features, hidden)
         self.optimiser = torch.optim.Adam(self.critic.parameters(), lr=learning_rate)
         self.deviations: np.ndarray | None = None  # of advantages of reward and cost
 
@@ -188,16 +179,18 @@ class Lagrangian(Callback):
                                       buffer.elapsed_s, *self._discounts)
         loss = self._fit(features, (advantages + values).reshape(-1))
         rate = self.rate.measure(self.env)
-        price = self._combine(buffer, advantages, self.multiplier.update(rate / self.budget - 1.0))
-        self._record(rate, price, loss)
-
-    def _combine(self, buffer: Any, advantages: np.ndarray, multiplier: float) -> float:
-        """Writes the advantages of the Lagrangian; returns what one violation costs, in the reward's unit."""
+        multiplier = self.multiplier.update(rate / self.budget - 1.0)
         now = np.array([buffer.advantages.std(), advantages.std()])
         self.deviations = now if self.deviations is None else 0.9 * self.deviations + 0.1 * now
         of_reward, of_cost = np.maximum(self.deviations, [1e-8, _LEAST_DEVIATION])
         buffer.advantages[:] = (buffer.advantages / of_reward - multiplier * advantages / of_cost) / (1.0 + multiplier)
-        return multiplier * of_reward * reward_scale(self.training_env) / of_cost
+        scale: Any = self.training_env  # `VecNormalize` of rewards
+        parts = zip(("proportional", "integral", "derivative"), self.multiplier.parts, strict=True)
+        figures = {"multiplier": multiplier, **dict(parts), "violation_rate": rate, "budget": self.budget,
+                   "price": multiplier * of_reward * float(np.sqrt(scale.ret_rms.var + scale.epsilon)) / of_cost,
+                   "critic_loss": loss}
+        for key, value in figures.items():
+            self.logger.record(f"lagrangian/{key}", value)
 
     def _features(self, buffer: Any) -> torch.Tensor:
         """Scaled features of all decisions of the rollout: (steps x places, n)."""
@@ -213,7 +206,7 @@ class Lagrangian(Callback):
 
     def _values(self, features: torch.Tensor) -> np.ndarray:
         with torch.no_grad():
-            return self.critic(features).double().numpy()
+            return self.critic(features).squeeze(-1).double().numpy()
 
     def _fit(self, features: torch.Tensor, returns: np.ndarray) -> float:
         """Fits the critic to the returns; gives the mean loss of the last epoch."""
@@ -222,30 +215,22 @@ class Lagrangian(Callback):
             losses = []
             for chunk in torch.randperm(len(targets)).split(self._batch):
                 self.optimiser.zero_grad()
-                loss = functional.mse_loss(self.critic(features[chunk]), targets[chunk])
+                loss = functional.mse_loss(self.critic(features[chunk]).squeeze(-1), targets[chunk])
                 loss.backward()
                 self.optimiser.step()
                 losses.append(float(loss.detach()))
         return float(np.mean(losses))
 
-    def _record(self, rate: float, price: float, loss: float) -> None:
-        parts = zip(("proportional", "integral", "derivative"), self.multiplier.parts, strict=True)
-        figures = {"multiplier": self.multiplier.value, **dict(parts), "violation_rate": rate, "budget": self.budget,
-                   "price": price, "critic_loss": loss}
-        for key, value in figures.items():
-            self.logger.record(f"lagrangian/{key}", value)
 
-
-def lagrangian(trainer: Any) -> Lagrangian:
+def lagrangian(config: Mapping[str, Any], agent: Mapping[str, Any], model: Any, env: Any) -> Lagrangian:
     """Builds the callback from `agent.lagrangian` (conf/agent/ppo_lagrangian.yaml).
 
     Raises:
         UserError: an environment that does not count online requests, or no budget.
     """
-    agent, places = trainer.agent, trainer.env.unwrapped.env
-    settings = agent["lagrangian"]
+    places, settings = env.unwrapped.env, agent["lagrangian"]
     if not hasattr(places, "episodes"):
-        raise UserError(f"agent.lagrangian: {trainer.config['env']['id']} does not count the online requests that "
+        raise UserError(f"agent.lagrangian: {config['env']['id']} does not count the online requests that "
                         "arrive; choose an environment of ooco_gym, or leave it out")
     budget = settings.get("budget")
     if budget is None:
@@ -256,13 +241,7 @@ def lagrangian(trainer: Any) -> Lagrangian:
     multiplier = PIDMultiplier(*(float(settings[key]) for key in (
         "proportional", "integral", "derivative", "initial", "most", "smoothing")))
     return Lagrangian(multiplier, float(budget), float(settings["requests"]), **discounts_of(agent),
-                      features=trainer.model.policy.features_extractor.features_dim, hidden=int(agent["hidden"]),
+                      features=model.policy.features_extractor.features_dim, hidden=int(agent["hidden"]),
                       learning_rate=float(settings["learning_rate"]), epochs=int(settings["epochs"]),
                       batch_size=int(agent["batch_size"]))
 
-
-def reward_scale(env: Any) -> float:
-    """What rewards were divided by before they were learned from: 1 without `VecNormalize`."""
-    while env is not None and not isinstance(env, VecNormalize):
-        env = getattr(env, "venv", None)
-    return 1.0 if env is None else float(np.sqrt(env.ret_rms.var + env.epsilon))

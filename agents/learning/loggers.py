@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
     KVWriter,
@@ -49,15 +51,8 @@ class Table(str):
 
 
 class WandbOutputFormat(KVWriter):
-    """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis.
-
-    Args:
-        options: the `logger` configuration.
-        resumed: whether the folder's last W&B run goes on, instead of another one beginning.
-
-    Raises:
-        UserError: `logger.mode` is none of W&B's modes.
-    """
+    """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis; `resumed`:
+    to the folder's last one, instead of another."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any], config: Mapping[str, Any],
                  resumed: bool = False) -> None:
@@ -67,7 +62,8 @@ class WandbOutputFormat(KVWriter):
         import wandb
 
         self._folder, self._bundle, self._tracked = folder, bool(options.get("bundle", True)), mode != "disabled"
-        before = _run_before(folder) if resumed else None
+        known = sorted((folder / "wandb").glob("*run-*-*"), key=lambda path: path.stat().st_mtime) if resumed else []
+        before = known[-1].name.rpartition("-")[2] if known else None
         self.run = wandb.init(
             entity=options.get("entity"),
             project=options.get("project") or "ooco-gym",
@@ -117,40 +113,27 @@ def policy_artifact(folder: Path) -> Any:
 
     The files stay where they are, and W&B's record of an offline run points there.
     """
+    import wandb
+
     from agents.learning.export import main as export
 
     if searched_policy(folder) is not None:
-        return _artifact(folder, [folder / name for name in SEARCHED_FILES], "search")
-    try:
-        summary = export({"policy": str(folder), "out": str(folder / BUNDLE), "checks": 200})
-        files, kind = [folder / BUNDLE / name for name in summary["files"]], "bundle"
-    except UserError as error:  # no onnx, or a policy that no graph can hold
-        print(f"no bundle of this run's policy, its own files are tracked instead: {error}", file=sys.stderr)
-        files, kind = [folder / POLICY_FILE], "run"
-    return _artifact(folder, [*files, folder / SCALE_FILE], kind)
-
-
-def _artifact(folder: Path, files: Sequence[Path], kind: str) -> Any:
-    """Those of the files that there are, and the run's configuration."""
-    import wandb
-
-    artifact = wandb.Artifact(f"policy-{_short(read_config(folder))}", type="model", metadata={"kind": kind})
+        files, kind = [folder / name for name in SEARCHED_FILES], "search"
+    else:
+        try:
+            summary = export({"policy": str(folder), "out": str(folder / BUNDLE), "checks": 200})
+            files, kind = [folder / BUNDLE / name for name in summary["files"]], "bundle"
+        except UserError as error:  # no onnx, or a policy that no graph can hold
+            print(f"no bundle of this run's policy, its own files are tracked instead: {error}", file=sys.stderr)
+            files, kind = [folder / POLICY_FILE], "run"
+        files.append(folder / SCALE_FILE)
+    # The environment's name as W&B allows it in that of an artifact: `gating` of ooco_gym/Gating-v0.
+    name = str(read_config(folder)["env"]["id"]).rpartition("/")[2].rpartition(":")[2].rpartition("-")[0] or "run"
+    artifact = wandb.Artifact(f"policy-{re.sub('[^a-z0-9]', '-', name.lower())}", type="model", metadata={"kind": kind})
     for path in [*files, folder / CONFIG_FILE]:
         if path.is_file():
             artifact.add_file(str(path.resolve()), name=path.name, policy="immutable", skip_cache=True)
     return artifact
-
-
-def _short(config: Mapping[str, Any]) -> str:
-    """An environment's name as W&B allows it in that of an artifact: `gating` of ooco_gym/Gating-v0."""
-    name = str(config["env"]["id"]).rpartition("/")[2].rpartition(":")[2].rpartition("-")[0] or "run"
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-
-
-def _run_before(folder: Path) -> str | None:
-    """The id of the W&B run that this folder already has, which training goes on with; None: a new one."""
-    known = sorted((folder / "wandb").glob("*run-*-*"), key=lambda path: path.stat().st_mtime)
-    return known[-1].name.rpartition("-")[2] if known else None
 
 
 def _wandb_mode(options: Mapping[str, Any]) -> str:
@@ -203,26 +186,17 @@ def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: i
     name = settings["name"]
     outputs: list[KVWriter] = [CSVOutputFormat(str(folder / "progress.csv"))] if table else []
     if name == "tensorboard":
-        outputs.append(_tensorboard(folder / "tensorboard", config, after))
+        output = TensorBoardOutputFormat(str(folder / "tensorboard"))
+        if after is None:
+            text = yaml.safe_dump(dict(config), sort_keys=False)
+            output.writer.add_text("config", f"```yaml\n{text}```", 0)
+        else:
+            from torch.utils.tensorboard import SummaryWriter
+
+            output.writer.close()
+            output.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1)
+        outputs.append(output)
     if name == "wandb":
         outputs.append(WandbOutputFormat(folder, settings, config, after is not None))
     return Logger(folder=str(folder), output_formats=outputs)
 
-
-def _tensorboard(folder: Path, config: Mapping[str, Any], after: int | None) -> TensorBoardOutputFormat:
-    from torch.utils.tensorboard import SummaryWriter
-
-    output = TensorBoardOutputFormat(str(folder))
-    if after is None:
-        output.writer.add_text("config", _as_text(config), 0)
-        return output
-    output.writer.close()
-    output.writer = SummaryWriter(str(folder), purge_step=after + 1)
-    return output
-
-
-def _as_text(config: Mapping[str, Any]) -> str:
-    """The configuration as a block of Markdown."""
-    import yaml
-
-    return f"```yaml\n{yaml.safe_dump(dict(config), sort_keys=False)}```"

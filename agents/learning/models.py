@@ -50,14 +50,8 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
 
 
 class _Timed:
-    """A rollout buffer with a duration for each transition.
-
-    Args:
-        discount_per_s: γ over one simulated second, in (0, 1].
-        gae_lambda_per_s: λ of generalised advantage estimation over one simulated second, in (0, 1].
-
-    `elapsed_s` (n_steps, n_envs) is filled by whoever steps the environment, before `add`.
-    """
+    """A rollout buffer with a duration for each transition, `elapsed_s` (n_steps, n_envs), which a callback fills
+    before `add`; γ and λ are over one simulated second, in (0, 1]."""
 
     elapsed_s: np.ndarray
 
@@ -87,13 +81,8 @@ class UnmaskedTimedRolloutBuffer(_Timed, DictRolloutBuffer):
 
 
 class _Scored:
-    """An actor-critic policy: an `ObservationEncoder`, and behind it a `Scorer` as its `mlp_extractor`.
-
-    Args:
-        network: a name of `networks.SCORERS`.
-        hidden: the width of its layers.
-        joint: whether each kind of decision has a last layer of its own.
-    """
+    """An actor-critic policy: an `ObservationEncoder`, and behind it a scorer of `networks.SCORERS` as its
+    `mlp_extractor`; `joint`: each kind of decision has a last layer of its own."""
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any,
                  network: str = "candidate_scorer", hidden: int = 64, joint: bool = False, **kwargs: Any) -> None:

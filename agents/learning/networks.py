@@ -164,13 +164,11 @@ class CandidateScorer(Scorer):
         return self.heads(torch.tanh(self.fixed_pool(state)), own, context)
 
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the value latent (batch, hidden)."""
         context, candidates, legal, _ = self.layout.split(x)
         _, pooled = self.critic(context, candidates, legal)
         return torch.tanh(self.value(torch.cat([pooled, context], dim=1)))
 
     def start_uniform(self) -> None:
-        """See `Scorer`."""
         self.heads.start_uniform()
 
 
@@ -214,12 +212,10 @@ class AttentionScorer(Scorer):
         return self.heads(tokens[:, 0], tokens[:, 1:], context)
 
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the value latent (batch, hidden)."""
         context, candidates, legal, _ = self.layout.split(x)
         return torch.tanh(self.critic(context, candidates, legal)[:, 0])
 
     def start_uniform(self) -> None:
-        """See `Scorer`."""
         self.heads.start_uniform()
 
 
@@ -231,7 +227,9 @@ class FlatScorer(Scorer):
     def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
         super().__init__(layout, hidden)
         self.kinds = layout.decisions if joint else 1
-        self.actor, self.critic = (_layers(layout, hidden) for _ in range(2))
+        inputs = layout.context + layout.places * layout.features + layout.actions
+        self.actor, self.critic = (nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden),
+                                                 nn.Tanh()) for _ in range(2))
         self.last = nn.Linear(hidden, layout.actions * self.kinds)
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
@@ -242,31 +240,18 @@ class FlatScorer(Scorer):
         return (scores.unflatten(-1, (-1, self.kinds)) * due[:, None, :]).sum(-1)
 
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the value latent (batch, hidden)."""
         return self.critic(x)
 
     def start_uniform(self) -> None:
-        """See `Scorer`."""
         nn.init.orthogonal_(self.last.weight, gain=0.01)
-
-
-def _layers(layout: Layout, hidden: int) -> nn.Sequential:
-    inputs = layout.context + layout.places * layout.features + layout.actions
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
 
 
 SCORERS: dict[str, Any] = {"candidate_scorer": CandidateScorer, "attention": AttentionScorer, "mlp": FlatScorer}
 
 
-_CLIP = 8.0
-_RELATIVE_FLOOR = 1e-3
-
-
 class FeatureScale(nn.Module):
-    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation, -8, 8).
-
-    A feature that hardly varies is divided by a thousandth of its declared range instead of by noise.
-    """
+    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation, -8, 8). A feature
+    that hardly varies is divided by a thousandth of its declared range instead of by noise."""
 
     mean: torch.Tensor
     deviation: torch.Tensor
@@ -277,7 +262,7 @@ class FeatureScale(nn.Module):
         super().__init__()
         n = low.shape[0]
         width = np.where(np.isfinite(high) & np.isfinite(low), high.astype(np.float64) - low, 1.0)
-        self.register_buffer("floor", torch.as_tensor(np.maximum(width * _RELATIVE_FLOOR, 1e-8), dtype=torch.float32))
+        self.register_buffer("floor", torch.as_tensor(np.maximum(width * 1e-3, 1e-8), dtype=torch.float32))
         self.register_buffer("mean", torch.zeros(n))
         self.register_buffer("deviation", torch.ones(n))
         self.register_buffer("moments", torch.zeros(3, n, dtype=torch.float64))  # count, mean, sum of squares
@@ -297,7 +282,7 @@ class FeatureScale(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scales `x` (..., n)."""
-        return ((x - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)
+        return ((x - self.mean) / self.deviation).clamp(-8.0, 8.0)
 
     def describe(self) -> dict[str, list[float]]:
         """Returns the applied mean and deviation, for people and for `normalisation.json`."""
@@ -321,8 +306,8 @@ class ObservationEncoder(BaseFeaturesExtractor):
         cluster, candidates = observation_space["cluster"], observation_space["candidates"]
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
         places, features = candidate_shape(candidates)
-        layout = Layout(cluster.shape[0], _size(observation_space, "decision"), places, features,
-                        _size(observation_space, "action_mask"), tuple(int(count) for count in levels))
+        decisions, actions = (int((observation_space[key].shape or (0,))[0]) for key in ("decision", "action_mask"))
+        layout = Layout(cluster.shape[0], decisions, places, features, actions, tuple(int(count) for count in levels))
         super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
         self.layout = layout
         self.cluster = FeatureScale(cluster.low, cluster.high)
@@ -352,12 +337,6 @@ class ObservationEncoder(BaseFeaturesExtractor):
         return torch.cat([cluster, decision, candidates.flatten(1), mask], dim=1)
 
 
-def _size(space: spaces.Dict, key: str) -> int:
-    shape = space[key].shape
-    assert shape is not None
-    return int(shape[0])
-
-
 class Actor(nn.Module):
     """The decision alone: raw observation and mask in, arg-max action and masked logits out.
 
@@ -374,9 +353,8 @@ class Actor(nn.Module):
         """The parameters that decide; actor and critic share none."""
         return self.scorer.actor_parameters()
 
-    def forward(
-        self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor, decision: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor,
+                decision: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
         action_mask (batch, A) and decision (batch, D).
 
@@ -402,10 +380,8 @@ def check_observation_space(space: spaces.Space) -> None:
     shapes = {key: space[key].shape for key in space} if isinstance(space, spaces.Dict) else {}
     missing = [key for key in OBSERVATION_KEYS if key not in shapes]
     if missing:
-        raise UserError(
-            f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
-            f"{', '.join(OBSERVATION_KEYS)}"
-        )
+        raise UserError(f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
+                        f"{', '.join(OBSERVATION_KEYS)}")
     candidate_shape(space["candidates"])  # type: ignore[index]
 
 

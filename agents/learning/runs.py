@@ -11,7 +11,7 @@ import io
 import random
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,7 @@ class LoadedRun:
 def load_run(folder: str | Path, trust: bool = False) -> LoadedRun:
     """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under.
 
-    The folder's `policy.zip` is Stable-Baselines3's format, which can carry code: what this user has not trained
-    (`agents.learning.trust`) is read with `trust` alone.
+    `policy.zip` can carry code: what this user has not trained (`agents.learning.trust`) is read with `trust` alone.
 
     Raises:
         UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
@@ -104,21 +103,13 @@ def load_run(folder: str | Path, trust: bool = False) -> LoadedRun:
 
 
 def load_model(config: Mapping[str, Any], path: Path, trust: bool = False) -> Any:
-    """Reads a saved model of the algorithm that a run's configuration names.
-
-    Raises:
-        UserError: an unknown algorithm, or a model that another has written.
-    """
+    """Reads a saved model of the algorithm that a run's configuration names."""
     check_archive(path, trust)
     return algorithm_of(plain(config["agent"]))[0].load(path, device="cpu")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads the configuration of a run.
-
-    Raises:
-        UserError: it cannot be read, is not YAML, or has no `env` or `agent`.
-    """
+    """Reads the configuration of a run, which has `env` and `agent`."""
     path = folder / CONFIG_FILE
     config = read_yaml(path)
     for key in ("env", "agent"):
@@ -147,11 +138,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_free(config: Mapping[str, Any]) -> None:
-    """Refuses to train into the folder of another run, unless `config.overwrite` gives that away.
-
-    Raises:
-        UserError: a run lies in `config.out`, or `overwrite` is neither true nor false.
-    """
+    """Refuses to train into the folder of another run, unless `config.overwrite` gives that away."""
     overwrite = config.get("overwrite")
     if overwrite not in (None, True, False):
         raise UserError(f"overwrite must be true or false, got {overwrite!r}")
@@ -177,8 +164,8 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-STATE_FILE = Path("checkpoints") / "latest.state"
-_SCHEMA = "ooco-gym/resume/5"
+STATE_FILE = Path(CHECKPOINTS) / "latest.state"
+_SCHEMA = "ooco-gym/resume/6"
 # What may differ from how a run was begun: the first three say where, the others are taken anew.
 _FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
 _LONGER = "agent.generations"  # of a search over whole episodes
@@ -187,8 +174,26 @@ _OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_o
 
 
 # --- The configuration --------------------------------------------------------------------------------------------
+def go_on_in_sweep(cfg: Any) -> None:
+    """Lets a point of a sweep of the command line, which was begun before and not finished, go on: from its last state,
+    or from nothing."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return
+    out = Path(cfg["out"])
+    if cfg.get("resume") or cfg.get("overwrite") or not holds_run(out):
+        return
+    if (out / STATE_FILE).is_file():
+        cfg["resume"] = str(out)
+    else:
+        clear(out)
+
+
 def resumed_config(cfg: Any) -> dict[str, Any]:
-    """The configuration of the run `cfg.resume`, with what may be asked anew.
+    """The configuration of the run `cfg.resume`, with what may be asked anew; it takes the place of the one given,
+    which is written beside it.
 
     Raises:
         UserError: it is no run, has nothing to resume from, has learned all it should, or something is asked that
@@ -219,9 +224,26 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
     for key in _FREE[3:]:
         if any(word.partition(".")[0] == key for word in given):
             kept[key] = asked[key]
-    kept["out"] = str(folder)
-    kept["resume"] = None
+    kept |= {"out": str(folder), "resume": None}
+    if hasattr(cfg, "_metadata"):
+        from omegaconf import OmegaConf, open_dict
+
+        with open_dict(cfg):
+            for key in list(cfg):
+                del cfg[key]
+            cfg.merge_with(OmegaConf.create(kept))
     return kept
+
+
+def check_unfinished(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuses a run that has learned all it should, unless its last validation was interrupted, or it was killed before
+    its summary was written, which is written last."""
+    done, total = int(state["model"]["num_timesteps"]), int(config["total_timesteps"])
+    summary = _read(Path(config["out"]) / SUMMARY_FILE)
+    told = summary.get("timesteps") == done and summary.get("stopped_by") != "interrupt"
+    if done >= total and state["trainer"]["judged"] and told:
+        raise UserError(f"the run in '{config['out']}' has learned from {done} decisions, and total_timesteps={total}; "
+                        f"expected more, such as total_timesteps={2 * done}")
 
 
 def _given(cfg: Any) -> list[str]:
@@ -276,34 +298,36 @@ def _shown(key: str, value: Any) -> str:
 
 
 # --- What is kept -------------------------------------------------------------------------------------------------
-def write_state(trainer: Any) -> None:
-    """Writes where the training of an `agents.learning.trainer.Trainer` stands; between two rollouts only."""
+def write_state(out: Path, model: Any, callbacks: Sequence[Any], trainer: Mapping[str, Any]) -> None:
+    """Writes where training stands; between two rollouts only. `trainer` is what else is to be known."""
     import cloudpickle
     import torch
 
-    model, parameters = trainer.model, io.BytesIO()
+    parameters, env, logger = io.BytesIO(), model.get_env(), model.logger
     torch.save(model.get_parameters(), parameters)
+    table = _table(logger)
+    table.file.flush()
+    waiting = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
     state = {
         "schema": _SCHEMA,
-        "venv": trainer.env.venv,
-        "rewards": {"returns": trainer.env.returns, "ret_rms": trainer.env.ret_rms},
+        "venv": env.venv,
+        "rewards": {"returns": env.returns, "ret_rms": env.ret_rms},
         "parameters": parameters.getvalue(),
         "model": {key: getattr(model, key) for key in _OF_MODEL if hasattr(model, key)},
-        "random": _random_state(model),
-        "callbacks": {name: callback.state_dict() for name, callback in _stateful(trainer)},
-        "logged": _logged(trainer.logger),
-        "trainer": {"imitation": trainer.imitation, "judged": trainer.judged},
+        "random": {"python": random.getstate(), "numpy": np.random.get_state(),  # noqa: NPY002
+                   "torch": torch.get_rng_state(), "actions": model.action_space.np_random},
+        "callbacks": {type(one).__name__: one.state_dict() for one in callbacks if hasattr(one, "state_dict")},
+        "logged": {"keys": list(table.keys), "text": Path(table.file.name).read_text(encoding="utf-8"),
+                   "waiting": waiting, "counts": {key: logger.name_to_count[key] for key in waiting},
+                   "excluded": {key: logger.name_to_excluded[key] for key in waiting}},
+        "trainer": dict(trainer),
     }
-    with atomic_write(trainer.out / STATE_FILE) as temporary:
+    with atomic_write(out / STATE_FILE) as temporary:
         temporary.write_bytes(sign(zlib.compress(cloudpickle.dumps(state), 1)))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Reads what `write_state` wrote.
-
-    Raises:
-        UserError: the file is damaged, of another version of this package, or another's.
-    """
+    """Reads what `write_state` wrote; refuses a file that is damaged, of another version, or another's."""
     import cloudpickle
 
     path = folder / STATE_FILE
@@ -321,61 +345,19 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def restore(trainer: Any, state: Mapping[str, Any]) -> None:
-    """Puts a trainer, built around the state's own environments, where `write_state` left it."""
+def restore(model: Any, callbacks: Sequence[Any], state: Mapping[str, Any]) -> None:
+    """Puts a model, built around the state's own environments, and its callbacks and logger where `write_state` left
+    them."""
     import torch
 
-    model, env = trainer.model, trainer.env
+    env, logger, logged = model.get_env(), model.logger, state["logged"]
     env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
     model.set_parameters(torch.load(io.BytesIO(state["parameters"]), weights_only=False), exact_match=True)  # nosec B614
     for key, value in state["model"].items():
         setattr(model, key, value)
-    for name, callback in _stateful(trainer):
-        if name in state["callbacks"]:
-            callback.load_state_dict(state["callbacks"][name])
-    trainer.imitation = state["trainer"]["imitation"]
-    _log_again(trainer.logger, state["logged"])
-    _set_random_state(model, state["random"])
-
-
-def _stateful(trainer: Any) -> list[tuple[str, Any]]:
-    """The callbacks that have something to keep, by name and place among those of their kind."""
-    found: dict[str, Any] = {}
-    for callback in trainer.callbacks:
-        if hasattr(callback, "state_dict"):
-            kind = type(callback).__name__
-            found[f"{kind}_{sum(name.startswith(kind) for name in found)}"] = callback
-    return list(found.items())
-
-
-def _random_state(model: Any) -> dict[str, Any]:
-    import torch
-
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),  # noqa: NPY002
-            "actions": model.action_space.np_random}
-
-
-def _set_random_state(model: Any, state: Mapping[str, Any]) -> None:
-    import torch
-
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002 - the stream that Stable-Baselines3 seeds and draws from
-    torch.set_rng_state(state["torch"])
-    model.action_space._np_random = state["actions"]
-
-
-# --- What was logged ----------------------------------------------------------------------------------------------
-def _logged(logger: Any) -> dict[str, Any]:
-    """The rows of progress.csv so far, and the figures that wait for the next one."""
-    table = _table(logger)
-    table.file.flush()
-    waiting = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
-    return {"keys": list(table.keys), "text": Path(table.file.name).read_text(encoding="utf-8"), "waiting": waiting,
-            "counts": {key: logger.name_to_count[key] for key in waiting},
-            "excluded": {key: logger.name_to_excluded[key] for key in waiting}}
-
-
-def _log_again(logger: Any, logged: Mapping[str, Any]) -> None:
+    for callback in callbacks:
+        if type(callback).__name__ in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][type(callback).__name__])
     table = _table(logger)
     table.keys = list(logged["keys"])
     table.file.seek(0)
@@ -385,9 +367,14 @@ def _log_again(logger: Any, logged: Mapping[str, Any]) -> None:
     logger.name_to_value.update(logged["waiting"])
     logger.name_to_count.update(logged["counts"])
     logger.name_to_excluded.update(logged["excluded"])
+    random.setstate(state["random"]["python"])
+    np.random.set_state(state["random"]["numpy"])  # noqa: NPY002 - the stream that Stable-Baselines3 seeds and draws from
+    torch.set_rng_state(state["random"]["torch"])
+    model.action_space._np_random = state["random"]["actions"]
 
 
 def _table(logger: Any) -> Any:
+    """progress.csv."""
     from stable_baselines3.common.logger import CSVOutputFormat
 
     return next(output for output in logger.output_formats if isinstance(output, CSVOutputFormat))

@@ -1,8 +1,5 @@
-"""What trackers show of a run beside its losses: what is chosen, held-out windows as a table, regret.
-
-Nothing here changes what is learned: it watches rollouts and the validation that is played anyway, and looks ahead
-at a few decisions of it. Without a tracker (`logger=none`) it does nothing.
-"""
+"""What trackers show of a run beside its losses: what is chosen, held-out windows as a table, regret; nothing of it
+changes what is learned, and without a tracker (`logger=none`) nothing is watched."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ class Tracking(BaseCallback):
         self._taken: list[np.ndarray] = []
         self._watch: Watch | None = None
 
-    # --- Rollouts --------------------------------------------------------------------------------------------------
     def _on_rollout_start(self) -> None:
         self._asked, self._taken = [], []
 
@@ -69,19 +65,14 @@ class Tracking(BaseCallback):
             if chosen.ndim == 1:
                 self._histogram(kind_name(kind), chosen)
                 continue
-            for part, name in enumerate(self._parts(chosen.shape[1])):
+            episodes: Any = getattr(getattr(self.training_env.unwrapped, "env", None), "episodes", None)
+            controls = getattr(episodes, "controls", None)
+            for part, name in enumerate(range(chosen.shape[1]) if controls is None else controls.names):
                 self._histogram(f"{kind_name(kind)}/{name}", chosen[:, part])
-
-    def _parts(self, count: int) -> list[str]:
-        """What the parts of an action of several set."""
-        episodes: Any = getattr(getattr(self.training_env.unwrapped, "env", None), "episodes", None)
-        controls = getattr(episodes, "controls", None)
-        return [str(part) for part in range(count)] if controls is None else list(controls.names)
 
     def _histogram(self, name: str, actions: np.ndarray) -> None:
         self.logger.record(f"{ACTIONS}/{name}", actions.astype(np.int64), exclude=_NUMBERS_ONLY)
 
-    # --- Validation ------------------------------------------------------------------------------------------------
     def watched(self, player: Player, windows: Sequence[Any]) -> Player:
         """The player of the validation that is about to begin, watched where a tracker wants to know."""
         if not self.active or not windows:
@@ -133,23 +124,24 @@ class Watch:
         self.name, self._player, self.horizon_s = player.name, player, horizon_s
         self.history = getattr(player, "history", 1)
         self.regrets: list[float] = []
-        self._due = {(int(seed), int(place)): _shares(int(seed), int(place), count)
-                     for (seed, place), count in zip(windows, _spread(looks, len(windows)), strict=True)}
+        # Shares of each window's length at which it is looked at, ascending: as evenly many of each as can be.
+        self._due = {(int(seed), int(number)): sorted(np.random.default_rng([int(seed), int(number), 17]).uniform(
+            0.0, 0.9, looks // len(windows) + (place < looks % len(windows))).tolist())
+            for place, (seed, number) in enumerate(windows)}
 
     def act(self, envs: Sequence[Any], observations: Sequence[Mapping[str, np.ndarray]]) -> Sequence[Any]:
         """The player's own answers."""
         actions = self._player.act(envs, observations)
         for env, action in zip(envs, actions, strict=True):
-            if isinstance(env.unwrapped, DecisionEnv):
-                self._look(env.unwrapped, action)
+            inside = env.unwrapped
+            if not isinstance(inside, DecisionEnv):
+                continue
+            now_s, due = inside.simulation.now_s - inside.config.warmup_s, self._due.get(inside.window)
+            if due and now_s >= due[0] * inside.config.window_s:
+                while due and now_s >= due[0] * inside.config.window_s:
+                    due.pop(0)
+                self.regrets.append(regret_of(inside, action, self.horizon_s))
         return actions
-
-    def _look(self, env: DecisionEnv, action: Any) -> None:
-        now_s, due = env.simulation.now_s - env.config.warmup_s, self._due.get(env.window)
-        if due and now_s >= due[0] * env.config.window_s:
-            while due and now_s >= due[0] * env.config.window_s:
-                due.pop(0)
-            self.regrets.append(regret_of(env, action, self.horizon_s))
 
     def regret(self) -> dict[str, float]:
         """Mean and largest regret, the share of decisions with none, and how many were looked at; empty if none."""
@@ -172,12 +164,3 @@ def regret_of(env: DecisionEnv, action: Any, horizon_s: float) -> float:
     mine = np.flatnonzero((actions == np.atleast_1d(np.asarray(action, np.int64))).all(axis=1))
     return float(values.max() - values[mine].max()) if len(mine) else float("nan")
 
-
-def _spread(count: int, windows: int) -> list[int]:
-    """`count` looks over windows, as evenly as can be."""
-    return [count // windows + (place < count % windows) for place in range(windows)]
-
-
-def _shares(seed: int, place: int, count: int) -> list[float]:
-    """Where in a window it is looked at: shares of its length, ascending, keyed by the window."""
-    return sorted(np.random.default_rng([seed, place, 17]).uniform(0.0, 0.9, count).tolist())

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from agents.environments import SPLITS, split_seeds
-from agents.learning.algorithms import check_agent
-from agents.learning.runs import POLICY_FILE, STATE_FILE, check_free, clear, holds_run, read_state, resumed_config
+import numpy as np
+import yaml
+
+from agents.environments import SPLITS, history_of, split_seeds, training_env, windows, with_length
+from agents.learning import runs
+from agents.learning.algorithms import BEST, SEARCH, build_model, check_agent, imitated, recipe_of
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
-from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write, write_json
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -31,97 +35,178 @@ def main(cfg: Any) -> dict[str, Any]:
             resume, or a folder that holds another run (`cfg.overwrite` removes that).
     """
     started = time.monotonic()
-    _go_on_in_sweep(cfg)
-    config, state = plain(cfg), None
-    resumed = bool(config.get("resume"))
+    runs.go_on_in_sweep(cfg)
+    config, resumed = plain(cfg), bool(cfg.get("resume"))
     if resumed:
-        config = resumed_config(cfg)
-        _hand_back(cfg, config)
+        config = runs.resumed_config(cfg)
     if is_search(group(config, "agent")):
         if not resumed:
-            check_free(config)
+            runs.check_free(config)
         from agents.search.command import run as run_search
 
         return run_search(config, resumed)
-    agent = _checked(config)
+    _check(config)
     if not resumed:
-        check_free(config)
+        runs.check_free(config)
     require("train")
     import torch
-
-    from agents.learning.trainer import Trainer
 
     torch.set_num_threads(int(config.get("threads") or 1))
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
+    state = None
     if resumed:
-        state = read_state(out)
-        _check_unfinished(config, state)
-    trainer = Trainer(config, agent, out, started, state)
-    try:
-        with closing(trainer):
-            trainer.learn()
-    except UserError:
-        if state is None and not trainer.model.num_timesteps:
-            clear(out)  # refused before it learned: this is no run that another would have to spare
-        raise
-    summary = trainer.summary()
+        state = runs.read_state(out)
+        runs.check_unfinished(config, state)
+    summary = _learn(config, out, state, started)
     _show(summary, out)
     return summary
 
 
-def _go_on_in_sweep(cfg: Any) -> None:
-    """Lets a point of a sweep, which was begun before and not finished, go on: from its last state, or from nothing."""
-    if not in_sweep() or cfg.get("resume") or cfg.get("overwrite") or not holds_run(Path(cfg["out"])):
-        return
-    out = Path(cfg["out"])
-    if (out / STATE_FILE).is_file():
-        cfg["resume"] = str(out)
-    else:
-        clear(out)
+def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, started: float) -> dict[str, Any]:
+    """Environments, model, callbacks; learns, saves, and returns the summary."""
+    from agents.evaluation.players import close_all
+    from agents.learning import callbacks as cb
+    from agents.learning.lagrangian import lagrangian
+    from agents.learning.loggers import build_logger, checked_logger
+    from agents.learning.networks import check_action_space, check_observation_space
+    from agents.learning.tracking import Tracking
+    from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+
+    agent, seed, logging = plain(config["agent"]), int(config["seed"]), checked_logger(config.get("logger"))
+    interrupts, imitation = cb.Interrupts(), None
+    with ExitStack() as opened:
+        # --- Environments and model ---
+        if state is None:
+            inner = training_env(config["env"], agent["n_envs"], seed, config.get("window_s"))
+            check_action_space(inner.single_action_space, config["env"]["id"])
+            venv: Any = GymnasiumVecEnv(inner, info_keys=())
+            venv = venv if history_of(agent) == 1 else ClusterHistory(venv, history_of(agent))
+        else:
+            venv = state["venv"]
+        env: Any = RewardScale(venv)
+        opened.callback(env.close)
+        check_observation_space(env.observation_space)
+        model = build_model(env, agent, seed)
+        if state is None:
+            env.reset()
+            if config.get("overwrite"):
+                runs.clear(out)  # nothing is wrong with the new one up to here
+        ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
+        with atomic_write(out / runs.CONFIG_FILE) as temporary:
+            temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        logger = build_logger(out, logging, config, None if state is None else int(state["model"]["num_timesteps"]))
+        opened.callback(logger.close)
+        model.set_logger(logger)
+
+        # --- Callbacks ---
+        checks, every = plain(config.get("validation") or {}), config.get("checkpoint_every_steps")
+        clock = cb.Clock(config.get("max_wall_s"))
+        tracking, figures, progress = Tracking(logging), cb.Figures(), cb.Progress(config["total_timesteps"], clock)
+        opened.callback(progress.stop)
+
+        def keep() -> None:
+            if config.get("resumable", True):
+                runs.write_state(out, model, callbacks, {"imitation": imitation, "judged": validation is None
+                                                         or validation.judged})
+
+        between = cb.Between(keep, int(every) if every else None, config.get("checkpoint_every_s"), interrupts, clock)
+        callbacks: list[Any] = [between, figures, tracking]
+        if agent.get("lagrangian"):
+            callbacks.append(lagrangian(config, agent, model, env))
+        if imitated(agent) is not None:
+            callbacks.append(cb.CriticFirst(int(agent["imitate"]["critic_first_updates"])))
+        validation: cb.Validation | None = None
+        length = with_length(config["env"], checks.get("window_s"))
+        if checks.get("windows"):
+            games, envs = windows(split_seeds(config["env"], "validation"), int(checks["windows"])), []
+            opened.callback(close_all, envs)
+            validation = cb.Validation(length, games, envs, out / runs.POLICY_FILE, checks, imitated(agent) is not None,
+                                       history_of(agent), tracking, interrupts, clock, progress)
+            callbacks.append(validation)
+        if every:
+            callbacks.append(cb.Checkpoints(out / runs.CHECKPOINTS, int(every)))
+        # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
+        callbacks += [cb.ObservationStatistics(), progress]
+        if state is not None:
+            runs.restore(model, callbacks, state)
+            imitation = state["trainer"]["imitation"]
+
+        # --- Learning: an interrupt saves too ---
+        preparation_s, whole_rollouts = 0.0, True  # whether it stands between two rollouts, where its state can be kept
+        begun_at, stepped_s = int(model.num_timesteps), env.unwrapped.wall_s
+        progress.begin()
+        with interrupts:
+            try:
+                if state is None:
+                    imitation = _prepare(SimpleNamespace(config=config, agent=agent, env=env, model=model))
+                    preparation_s = time.monotonic() - ready
+                    model._last_obs = model._last_original_obs = venv.latest  # not reset once more
+                    model._last_episode_starts = np.ones(env.num_envs, bool)
+                    between.keep()  # whoever ends it from now on can go on from here
+                interrupts.patient = True
+                stepped_s = env.unwrapped.wall_s
+                with clock:
+                    with suppress(cb.Stop):
+                        model.learn(int(config["total_timesteps"]) - begun_at, callback=callbacks, log_interval=1,
+                                    reset_num_timesteps=False)
+                    with suppress(cb.Stop):
+                        if validation is not None and not validation.judged and not interrupts.asked:
+                            validation.validate()
+            except KeyboardInterrupt:
+                interrupts.asked, whole_rollouts = True, False
+            except UserError:
+                if state is None and not model.num_timesteps:
+                    runs.clear(out)  # refused before it learned: this is no run that another would have to spare
+                raise
+            if whole_rollouts:
+                keep()
+            cb.save(model, out / runs.LAST_FILE)
+            if validation is None or validation.best is None:
+                cb.save(model, out / runs.POLICY_FILE)
+            encoder: Any = runs.load_model(config, out / runs.POLICY_FILE).policy.features_extractor
+            write_json(out / runs.SCALE_FILE, {
+                "schema": "ooco-gym/normalisation/1", "formula": "clip((x - mean) / deviation, -8, 8)",
+                "cluster": encoder.cluster.describe(), "candidates": encoder.candidates.describe()})
+            logger.dump(model.num_timesteps)
+
+    # --- Seconds, and decisions per second, are those of this call: by the clock, and of the processor ---
+    stopped = "interrupt" if interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
+    decisions, learning_s, cpu_s = int(model.num_timesteps) - begun_at, clock.learned_s, clock.cpu_s
+    spent = {"environment": env.unwrapped.wall_s - stepped_s, "validation": clock.validation_s}
+    spent["network"] = max(0.0, clock.wall_s - sum(spent.values()))
+    return {
+        "command": "train", "agent": recipe_of(agent), "network": agent["network"], "env": config["env"]["id"],
+        "seed": seed, "timesteps": int(model.num_timesteps), "resumed": state is not None, "stopped_by": stopped,
+        **({"signal": interrupts.signal.name} if stopped == "interrupt" else {}), "episodes": figures.episodes,
+        "updates": int(model._n_updates), "wall_s": time.monotonic() - started, "setup_wall_s": ready - started,
+        "preparation_wall_s": preparation_s, "validation_wall_s": clock.validation_s, "learning_wall_s": learning_s,
+        "learning_cpu_s": cpu_s, "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
+        "decisions_per_cpu_s": decisions / max(cpu_s, 1e-9),
+        "time": {part: {"wall_s": each, "share": each / max(clock.wall_s, 1e-9)} for part, each in spent.items()},
+        "imitation": imitation, "best": None if validation is None else validation.best,
+        "validation": [] if validation is None else validation.history,
+        "validation_window_s": None if validation is None else length.get("window_s"), "logger": logging["name"],
+        "files": sorted(path.name for path in out.iterdir() if not path.name.startswith(".")),
+    }
 
 
-def in_sweep() -> bool:
-    """Whether this is a point of a sweep of the command line."""
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
+def _prepare(training: Any) -> dict[str, Any] | None:
+    """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
+    from agents.search import imitation, linear
 
-    return HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().job, "num")
-
-
-def _hand_back(cfg: Any, config: dict[str, Any]) -> None:
-    """Puts the configuration of the run that is resumed in the place of the one given, which is written beside it."""
-    if hasattr(cfg, "_metadata"):
-        from omegaconf import OmegaConf, open_dict
-
-        with open_dict(cfg):
-            for key in list(cfg):
-                del cfg[key]
-            cfg.merge_with(OmegaConf.create(config))
+    agent, rule = training.agent, imitated(training.agent)
+    if rule is None:
+        imitation.play_and_scale(training.model, training.env.venv, int(agent["scale_decisions"]),
+                                 int(training.config["seed"]))
+        return None
+    teacher = {BEST: imitation.learn_best, SEARCH: linear.learn_searched}.get(str(rule), imitation.learn_rule)
+    return teacher(training, plain(agent["imitate"]))
 
 
-def _check_unfinished(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuses a run that has learned all it should, unless its last validation was interrupted, or it was killed before
-    its summary was written."""
-    done, total = int(state["model"]["num_timesteps"]), int(config["total_timesteps"])
-    if done >= total and state["trainer"].get("judged", True) and _told(Path(config["out"]), done):
-        raise UserError(f"the run in '{config['out']}' has learned from {done} decisions, and total_timesteps={total}; "
-                        f"expected more, such as total_timesteps={2 * done}")
-
-
-def _told(out: Path, done: int) -> bool:
-    """Whether a run's summary says that it ended after so many decisions: it is written last."""
-    try:
-        summary = read_mapping(out / "summary.json")
-    except UserError:  # not there, or damaged
-        return False
-    return summary.get("timesteps") == done and summary.get("stopped_by") != "interrupt"
-
-
-def _checked(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the agent's settings after checking what a user may have got wrong."""
-    agent = group(config, "agent")
-    check_agent(agent)
+def _check(config: Mapping[str, Any]) -> None:
+    """Checks what a user may have got wrong."""
+    check_agent(group(config, "agent"))
     whole(config, "total_timesteps", 1)
     whole(config, "seed", 0, most=LARGEST_SEED)
     whole(config, "threads", 1)
@@ -137,7 +222,6 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     positive_or_null(config, "checkpoint_every_s", "none by the clock")
     for split in SPLITS[:2]:
         split_seeds(group(config, "env"), split)
-    return agent
 
 
 def _show(summary: Mapping[str, Any], out: Path) -> None:
@@ -156,4 +240,4 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "
               f"violation rate {best['violation_rate']:.2%} over {best['windows']} windows"
               + (f" of {window_s:g} s" if window_s else ""))
-    print(f"policy: {out / POLICY_FILE}")
+    print(f"policy: {out / runs.POLICY_FILE}")

@@ -44,25 +44,20 @@ def _key(path: Path) -> bytes | None:
     """The key, made where there is none; None where it cannot be kept, or may be another's."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not path.exists():
-            _make(path)
+        if not path.exists():  # where two processes begin at once, both have the first one's
+            temporary = path.with_name(f".key.{os.getpid()}")
+            try:
+                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                    file.write(secrets.token_bytes(DIGEST_BYTES))
+                with suppress(FileExistsError):
+                    os.link(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
         if not_private(path) or not_private(path.parent):
             return None  # another may have put it there
         key = path.read_bytes()
         return key if len(key) == DIGEST_BYTES else None
     return None
-
-
-def _make(path: Path) -> None:
-    """Makes a key; where two processes begin at once, both have the first one's."""
-    temporary = path.with_name(f".key.{os.getpid()}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(DIGEST_BYTES))
-        with suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def key() -> bytes | None:
@@ -75,14 +70,12 @@ def trusted(given: bool = False) -> bool:
     return given or os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes")
 
 
-def refusal(path: Path) -> UserError:
-    """What is said of a file that is not signed."""
+def _refusal(path: Path) -> UserError:
     return UserError(f"'{path}' was not written by a training of this user on this machine, or has changed since, and "
                      "files of its kind can carry code: add trust=true if you trust who wrote it, or ask for its "
                      "export ('ooco-gym export'), which carries none")
 
 
-# --- Content that is signed in front ---------------------------------------------------------------------------------
 def sign(content: bytes) -> bytes:
     """The content with its signature before it."""
     mine = key()
@@ -101,11 +94,10 @@ def verify(path: Path, content: bytes, trust: bool = False) -> bytes:
     mine = key()
     own = signed and mine is not None and hmac.compare_digest(hmac.digest(mine, body, "sha256"), content[len(MARK):end])
     if not own and not trusted(trust):
-        raise refusal(path)
+        raise _refusal(path)
     return body
 
 
-# --- Zip archives ----------------------------------------------------------------------------------------------------
 def sign_archive(path: Path) -> None:
     """Signs a zip archive of one's own, in its comment."""
     mine = key()
@@ -130,7 +122,7 @@ def check_archive(path: Path, trust: bool = False) -> None:
     except Exception as error:  # zipfile and zlib raise a dozen kinds for damaged bytes; all mean that they are
         raise UserError(f"'{path}' cannot be read as a policy: {' '.join(str(error).split())}") from error
     if not expected or not hmac.compare_digest(given, expected):
-        raise refusal(path)
+        raise _refusal(path)
 
 
 def _digest(archive: zipfile.ZipFile) -> bytes:

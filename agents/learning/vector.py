@@ -32,7 +32,6 @@ class GymnasiumVecEnv(VecEnv):
 
     Infos of a step: each has `TimeLimit.truncated`; that of an episode's end also has `terminal_observation`,
     `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes them), and all that the environment said.
-
     `wall_s` counts the seconds that steps have taken.
 
     Args:
@@ -62,13 +61,8 @@ class GymnasiumVecEnv(VecEnv):
         self._started = np.full(n, time.perf_counter())
         self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
 
-    # --- Episodes --------------------------------------------------------------------------------------------------
     def reset(self) -> Any:
-        """Resets all places with what `seed` and `set_options` left; returns observations, infos in `reset_infos`.
-
-        Raises:
-            UserError: options that differ from place to place, which a `VectorEnv` cannot take.
-        """
+        """Resets all places with what `seed` and `set_options` left; returns observations, infos in `reset_infos`."""
         options = self._options[0]
         if any(other != options for other in self._options):
             raise UserError("set_options: a Gymnasium VectorEnv takes one mapping of options for all of its places")
@@ -92,24 +86,19 @@ class GymnasiumVecEnv(VecEnv):
         self._infos, dones = infos, terminated | truncated
         self._returns += rewards
         self._lengths += 1
-        listed = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        listed: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         if self._info_keys is None or self._info_keys:
             for i, info in enumerate(listed):
                 info.update(_of_place(infos, i, self._info_keys))
+        now = time.perf_counter()
         for i in np.flatnonzero(dones).tolist():
             self.reset_infos[i] = _of_place(infos, i)
-            listed[i] = self._ended(i, bool(truncated[i] and not terminated[i]))
+            listed[i] = {**_of_place(infos.get("final_info", {}), i), "terminal_observation": infos["final_obs"][i],
+                         "TimeLimit.truncated": bool(truncated[i] and not terminated[i])}
+            listed[i].setdefault("episode", {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]),
+                                             "t": round(now - self._started[i], 6)})
+            self._returns[i], self._lengths[i], self._started[i] = 0.0, 0, now
         return self._observations, np.asarray(rewards, np.float32), dones, listed
-
-    def _ended(self, i: int, cut: bool) -> dict[str, Any]:
-        """The info of an episode's end; its books are closed."""
-        now = time.perf_counter()
-        info = {**_of_place(self._infos.get("final_info", {}), i), "TimeLimit.truncated": cut,
-                "terminal_observation": self._infos["final_obs"][i]}
-        info.setdefault("episode", {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]),
-                                    "t": round(now - self._started[i], 6)})
-        self._returns[i], self._lengths[i], self._started[i] = 0.0, 0, now
-        return info
 
     @property
     def latest(self) -> Any:
@@ -139,7 +128,6 @@ class GymnasiumVecEnv(VecEnv):
         frames: Any = self.env.render()
         return [None] * self.num_envs if frames is None else list(frames)
 
-    # --- What is asked of the places -------------------------------------------------------------------------------
     def has_attr(self, attr_name: str) -> bool:
         """Whether `get_attr` or, for `action_masks`, `env_method` has an answer."""
         if attr_name == "action_masks" and self._observed_masks() is not None:
@@ -158,11 +146,7 @@ class GymnasiumVecEnv(VecEnv):
         return [values[i] for i in places]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Sets an attribute of single environments.
-
-        Raises:
-            UserError: the vector environment has none, or some would be left out, which it cannot do.
-        """
+        """Sets an attribute of all single environments."""
         of_places: Any = getattr(self.env, "set_attr", None)
         if of_places is None or len(list(self._get_indices(indices))) < self.num_envs:
             raise UserError(f"cannot set '{attr_name}' in single places of {type(self.env).__name__}")
@@ -210,7 +194,7 @@ class RewardScale(VecNormalize):
         super().__init__(venv, norm_obs=False, norm_reward=True, gamma=gamma, clip_reward=np.inf)
 
     def step_wait(self) -> Any:
-        """Steps all places; returns observations, scaled rewards, dones and a list of infos."""
+        """Steps all places, with scaled rewards."""
         below: Any = self.venv
         before = below.latest
         observations, rewards, dones, infos = super().step_wait()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from gating_double import train_config
 
-from agents.learning import train, trainer
+from agents.learning import train
 from agents.learning.runs import clear, holds_run
 from agents.search import tune
 from agents.zoo import command as zoo
@@ -57,11 +57,11 @@ def test_what_counts_as_a_run(tmp_path, name, text, held):
 
 
 def test_what_was_refused_before_it_learned_is_no_run(tmp_path, monkeypatch):
-    def refused(run):
+    def refused(*args):
         raise UserError("no such feature")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "prepare", refused)
+        patch.setattr("agents.search.imitation.play_and_scale", refused)
         with pytest.raises(UserError, match="no such feature"):
             train.main(train_config(tmp_path, **QUICK))
     assert not holds_run(tmp_path)

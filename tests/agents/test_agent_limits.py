@@ -15,8 +15,7 @@ from agents.environments import windows
 from agents.evaluation import evaluate
 from agents.evaluation.kept import Kept
 from agents.evaluation.players import BatchPlayer, play
-from agents.learning import export, train, trainer
-from agents.learning.callbacks import Between
+from agents.learning import callbacks, export, train
 from agents.learning.runs import STATE_FILE, load_run
 from ooco_gym.files import atomic_write
 
@@ -39,7 +38,7 @@ def test_native_windows_are_those_of_single_environments():
 
 
 def test_the_limit_counts_learning_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "play", slowly)
+    monkeypatch.setattr(callbacks, "play", slowly)
     summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=1.0, checkpoint_every_steps=None,
                                       validation={"windows": 2, "every_steps": 75, "violation_limit": 0.03},
                                       agent={"imitate": SLOW}))
@@ -56,7 +55,7 @@ def slowly(*args, **named):
 def test_what_is_validated_does_not_depend_on_the_clock(tmp_path, monkeypatch):
     """Points of a sweep were judged on windows of 120 or 180 s, as time allowed: the learning rate seemed to matter."""
     found = [train.main(real_config(tmp_path / "free"))]
-    monkeypatch.setattr(trainer, "play", slowly)
+    monkeypatch.setattr(callbacks, "play", slowly)
     found.append(train.main(real_config(tmp_path / "hurried", max_wall_s=1000.0, checkpoint_every_s=0.01)))
     assert len(found[0]["validation"]) == 2 and found[0]["validation"] == found[1]["validation"]
     assert found[0]["best"] == found[1]["best"]
@@ -76,11 +75,11 @@ def test_validation_windows_are_as_long_as_asked(tmp_path, capsys):
 def test_a_run_that_is_killed_before_its_first_update_goes_on(tmp_path, monkeypatch):
     train.main(train_config(tmp_path / "whole"))
 
-    def killed(self):
+    def killed(*args, **named):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "_learn", killed)
+        patch.setattr("sb3_contrib.MaskablePPO.learn", killed)
         with pytest.raises(RuntimeError):
             train.main(train_config(tmp_path / "parts"))
     assert (tmp_path / "parts" / STATE_FILE).is_file()
@@ -94,7 +93,7 @@ def test_the_state_is_kept_by_the_clock_too():
     from types import SimpleNamespace
 
     kept = []
-    between = Between(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False), None, lambda: 0.0)
+    between = callbacks.Between(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False), callbacks.Clock(None))
     between._on_rollout_start()
     assert not kept
     time.sleep(0.06)

@@ -79,11 +79,6 @@ def test_the_decision_that_is_due_matters_to_actor_and_critic(policy):
     assert bool((one != two)[mask > 0].any()) and bool((values[0] != values[1]).all())
 
 
-def test_an_action_for_every_flag_of_the_mask(policy):
-    assert Actor(policy)(*batch(6))[1].shape == (5, A)
-    assert policy.mlp_extractor.latent_dim_pi == A == GatingDouble().action_space.n
-
-
 def test_actor_never_takes_an_illegal_action(policy):
     cluster, candidates, mask, decision = batch(4, n=500)
     mask[:, 0] = 0

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from gating_double import train_config
 
-from agents.learning import callbacks, train, trainer
+from agents.learning import callbacks, train
 from agents.learning.runs import STATE_FILE, load_run
 from agents.learning.trust import sign
 from ooco_gym.errors import UserError
@@ -82,7 +82,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(kind, tmp_path, monkeyp
 
 def test_a_signal_while_it_validates_loses_nothing(tmp_path, monkeypatch):
     train.main(train_config(tmp_path / "whole"))
-    original, seen = trainer.Trainer._play_validation, []
+    original, seen = callbacks.Validation._play, []
 
     def play(self):
         seen.append(1)
@@ -90,7 +90,7 @@ def test_a_signal_while_it_validates_loses_nothing(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
         return original(self)
 
-    monkeypatch.setattr(trainer.Trainer, "_play_validation", play)
+    monkeypatch.setattr(callbacks.Validation, "_play", play)
     stopped = train.main(train_config(tmp_path / "parts"))
     assert stopped["stopped_by"] == "interrupt" and len(stopped["validation"]) == 1
     train.main({"resume": str(tmp_path / "parts")})
@@ -111,11 +111,15 @@ def test_a_run_that_was_killed_once_it_had_learned_is_brought_to_its_end(tmp_pat
     """Its state is kept before its policies and its summary are written: what resumes it writes them."""
     whole = train.main(train_config(tmp_path / "whole"))
 
-    def killed(self):
-        raise RuntimeError("killed")
+    save = callbacks.save
+
+    def killed(model, path):
+        if path.name == "policy_last.zip":
+            raise RuntimeError("killed")
+        save(model, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "_save", killed)
+        patch.setattr(callbacks, "save", killed)
         with pytest.raises(RuntimeError):
             train.main(train_config(tmp_path / "parts"))
     assert not (tmp_path / "parts" / "policy_last.zip").exists()

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import yaml
 from gating_double import SHORT, composed, real_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks, offline_run
+from wandb_log import offline_run
 
 from agents.environments import Window, make_env
 from agents.evaluation.players import BatchPlayer, play
@@ -178,37 +176,3 @@ def test_table_is_markdown_and_rows():
     assert table.rows == [[1, None], [2.5, "x"]]
     short = window_table([{"seed": 1, "window": 2, "decisions": 3, "reward": 4.0, "summary": {"violation_rate": 0.5}}])
     assert short.columns == ["seed", "window", "decisions", "reward", "violation_rate"]
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 3 * BLOCK), min_size=1, max_size=4))
-def test_the_reader_puts_records_of_any_length_together(lengths):
-    """Against a writer of the same format, with records over several blocks."""
-    import struct
-    import zlib
-
-    data = bytearray(HEADER.pack(b":W&B", 0xBEE1, 0))
-    written = [bytes([number % 251]) * length for number, length in enumerate(lengths)]
-    for record in written:
-        rest, begun = record, False
-        while True:
-            left = BLOCK - len(data) % BLOCK
-            if left < HEAD.size:
-                data += bytes(left)
-                continue
-            part, rest = rest[: left - HEAD.size], rest[left - HEAD.size :]
-            kind = (LAST if begun else WHOLE) if not rest else (MIDDLE if begun else FIRST)
-            data += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
-            begun = True
-            if not rest:
-                break
-    read, parts = [], []
-    for kind, part in chunks(bytes(data)):
-        parts = [part] if kind in (WHOLE, FIRST) else [*parts, part]
-        if kind in (WHOLE, LAST):
-            read.append(b"".join(parts))
-    assert read == written
-    if written[0]:
-        data[HEADER.size + HEAD.size] ^= 1
-        with pytest.raises(ValueError, match="damaged"):
-            list(chunks(bytes(data)))

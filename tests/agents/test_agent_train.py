@@ -77,11 +77,6 @@ def test_learning_improves_on_the_untrained_policy(tmp_path):
     assert reward(tmp_path / "run") > reward(tmp_path / "untrained") + 50.0
 
 
-def test_mlp_network_trains_too(tmp_path):
-    summary = train.main(train_config(tmp_path, total_timesteps=75, agent={"network": "mlp"}))
-    assert summary["network"] == "mlp" and len(actions(tmp_path, 1)) == 40
-
-
 def test_imitation_starts_from_the_rule_and_the_critic_goes_first(tmp_path):
     imitated = {"rule": "best", "decisions": 1500, "epochs": 25, "learning_rate": 1e-2, "critic_first_updates": 2}
     quick = {"imitate": imitated, "batch_size": 400, "n_epochs": 1}
