@@ -36,15 +36,8 @@ class Window(NamedTuple):
 
 
 def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
-    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it).
-
-    Args:
-        config: of the environment.
-        **more: arguments of it that no configuration has, such as `flat`.
-
-    Raises:
-        UserError: no `id`, an id that is not registered, or an argument the environment does not know.
-    """
+    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it); `more` are
+    arguments of it that no configuration has."""
     return _made(gym.make, config, disable_env_checker=True, **more)
 
 
@@ -88,15 +81,8 @@ def _say_trace(scenario: Any) -> None:
 
 
 def candidate_shape(space: Any) -> tuple[int, int]:
-    """(K, F): how many candidates an observation holds, and features of each.
-
-    Args:
-        space: of `candidates`, K·F figures, row by row, as environments of this package give them; others may give
-            (K, F).
-
-    Raises:
-        UserError: it is neither.
-    """
+    """(K, F): how many candidates an observation holds, and features of each. Its space of `candidates` has K·F figures
+    row by row where the environment is of this package; others may give (K, F)."""
     from ooco_gym.envs.features import CANDIDATE_SIZE
 
     shape = tuple(space.shape or ())
@@ -115,11 +101,7 @@ def observed_shapes(space: Any) -> dict[str, tuple[int, ...]]:
 
 
 def check_ours(config: Mapping[str, Any], purpose: str) -> None:
-    """Refuses an `env` configuration of an environment that this package does not simulate.
-
-    Raises:
-        UserError: it is of another package; `purpose` says what cannot be done with it.
-    """
+    """Refuses an environment that this package does not simulate; `purpose` says what cannot be done with it."""
     from ooco_gym.envs.base import DecisionEnv
 
     with closing(make_env(config)) as env:
@@ -146,11 +128,7 @@ def is_partner(policy: str, env: Any) -> bool:
 
 
 def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
-    """Returns the seeds of a split.
-
-    Raises:
-        UserError: the configuration names no such split, or it is empty.
-    """
+    """The seeds of a split."""
     splits = plain(config).get("splits") or {}
     if split not in splits:
         if not splits:
@@ -165,12 +143,8 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
 
 
 def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, Any]:
-    """An `env` configuration with episodes of another length; one of another package keeps its own, unless it names
-    one: its environment may know no such argument.
-
-    Args:
-        window_s: the length in seconds; None: the configuration's own.
-    """
+    """An `env` configuration with episodes of another length; None: its own. One of another package keeps its own,
+    unless it names one: its environment may know no such argument."""
     from ooco_gym.envs import is_ours
 
     config = plain(config)

@@ -14,11 +14,7 @@ LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3
 
 
 def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = None, most: int | None = None) -> int:
-    """The whole number at `key`, of at least `least` and at most `most`; `name` is what the user calls the key.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """The whole number at `key`, of at least `least` and at most `most`; `name` is what the user calls the key."""
     value = place.get(key)
     if not is_whole(value) or value < least or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
@@ -28,11 +24,7 @@ def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = Non
 
 def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float = math.inf,
            name: str | None = None) -> float:
-    """The number at `key`, from `least` to `most`; `name` is what the user calls the key.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """The number at `key`, from `least` to `most`; `name` is what the user calls the key."""
     value = place.get(key)
     if not is_number(value) or not least <= value <= most:  # type: ignore[operator]
         upper = "" if most == math.inf else f" and at most {most:g}"
@@ -41,11 +33,7 @@ def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float =
 
 
 def positive(place: Mapping[str, Any], key: str, name: str | None = None) -> float:
-    """The positive number at `key`; `name` is what the user calls the key.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """The positive number at `key`; `name` is what the user calls the key."""
     value = place.get(key)
     if not is_number(value) or value <= 0:  # type: ignore[operator]
         raise UserError(f"{name or key} must be a positive number, got {value!r}")
@@ -53,11 +41,7 @@ def positive(place: Mapping[str, Any], key: str, name: str | None = None) -> flo
 
 
 def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | None = None) -> None:
-    """Checks a positive number or null at `key`; `null` says what null means, `name` what the user calls the key.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Checks a positive number or null at `key`; `null` says what null means, `name` what the user calls the key."""
     value = place.get(key)
     if value is not None and (not is_number(value) or value <= 0):
         raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
@@ -65,11 +49,7 @@ def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | 
 
 def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int] | None = None,
                   numbers: Sequence[str] = (), positives: Sequence[str] = ()) -> None:
-    """Checks several keys of `where`: whole numbers by their least, numbers of at least 0, and positive numbers.
-
-    Raises:
-        UserError: one of them is something else.
-    """
+    """Checks several keys of `where`: whole numbers by their least, numbers of at least 0, and positive numbers."""
     for key, least in (wholes or {}).items():
         whole(place, key, least, name=f"{where}.{key}")
     for key in numbers:
@@ -79,11 +59,7 @@ def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int
 
 
 def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's test split") -> list[int] | None:
-    """A list of different seeds, or None for null; `such` is an example, `null` says what null means.
-
-    Raises:
-        UserError: no list, an empty one, one seed twice, or what is no whole number of at least 0.
-    """
+    """A list of different seeds, or None for null; `such` is an example, `null` says what null means."""
     if value is None:
         return None
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
@@ -109,11 +85,7 @@ _PACKAGES = {
 
 
 def require(purpose: str) -> None:
-    """Checks that the packages for `purpose` (a key of `_PACKAGES`) can be imported.
-
-    Raises:
-        UserError: names the missing package and the extra that brings it.
-    """
+    """Checks that the packages for `purpose` (a key of `_PACKAGES`) can be imported."""
     missing = [name for name in _PACKAGES[purpose] if importlib.util.find_spec(name) is None]
     if not missing:
         return
@@ -140,11 +112,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def group(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Returns the part `key` of a command's configuration, which must be a mapping.
-
-    Raises:
-        UserError: it is missing, or was given as a plain name where a configuration file was expected.
-    """
+    """Returns the part `key` of a command's configuration, which must be a mapping."""
     value = config.get(key)
     if value is None or isinstance(value, str):
         raise UserError(f"{key}={value} is no configuration; expected a name from conf/{key}/ or a YAML file")
