@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from agents.settings import plain
-from ooco_gym.commands.played import say_played
+from ooco_gym.commands.simulate import say_played
 from ooco_gym.errors import UserError, is_whole, unknown
 from ooco_gym.policy import policy_of
 from ooco_gym.report import show_notes

@@ -25,12 +25,10 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, placed, row_of, sustain
 from ooco_gym.again import command_line
-from ooco_gym.commands.played import SEARCHED, say_played
-from ooco_gym.commands.simulate import of_cell, scenario_of
-from ooco_gym.conditions import protocol_values
+from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import label, short_name
-from ooco_gym.protocol import SEEDS, WINDOW_S
+from ooco_gym.protocol import SEEDS, WINDOW_S, protocol_values
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import load_words, sustained
 from ooco_gym.report import show_notes

@@ -15,8 +15,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.studies import field
 from ooco_gym.again import command_line
-from ooco_gym.commands.played import say_played
-from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.commands.simulate import say_played, scenario_of
 from ooco_gym.errors import UserError
 from ooco_gym.render import write_report
 from ooco_gym.render.outcome import compare, metrics_of

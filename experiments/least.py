@@ -20,7 +20,7 @@ from experiments.common.output import rounded, write_texts
 from experiments.common.policies import base_policy, seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.cluster import Cluster
-from ooco_gym.commands.played import say_played
+from ooco_gym.commands.simulate import say_played
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label, short_name
 from ooco_gym.report import Column, Table, console, percent

@@ -15,10 +15,10 @@ from ooco_gym.version import __version__
 if TYPE_CHECKING:
     from agents.evaluation.evaluate import evaluate
     from ooco_gym.cluster import Cluster
-    from ooco_gym.conditions import Slo
     from ooco_gym.envs.features import candidate_table
     from ooco_gym.envs.rule_agent import make_agent
     from ooco_gym.policy import get_policy
+    from ooco_gym.protocol import Slo
     from ooco_gym.scenario import Scenario
     from ooco_gym.simulation import Run, Simulation, simulate
     from ooco_gym.zoo import list_policies, load_policy
@@ -27,7 +27,7 @@ __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__ve
            "evaluate", "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
 
 _LATER = {"evaluate": "agents.evaluation.evaluate",
-          "Cluster": "ooco_gym.cluster", "Scenario": "ooco_gym.scenario", "Slo": "ooco_gym.conditions",
+          "Cluster": "ooco_gym.cluster", "Scenario": "ooco_gym.scenario", "Slo": "ooco_gym.protocol",
           "simulate": "ooco_gym.simulation", "Simulation": "ooco_gym.simulation", "Run": "ooco_gym.simulation",
           "get_policy": "ooco_gym.policy", "make_agent": "ooco_gym.envs.rule_agent",
           "candidate_table": "ooco_gym.envs.features",

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -156,6 +157,19 @@ def read_parquet(path: str | os.PathLike[str]) -> pa.Table:
             raise pyarrow.ArrowInvalid(f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns:,} columns are "
                                        f"more than the {MOST_CELLS:,} cells that are read at once")
         return file.read()
+
+
+def bounded_archive(path: str | os.PathLike[str], largest_bytes: int = 2**24) -> str | os.PathLike[str]:
+    """The path of a zip archive, for whichever library unpacks it; 16 MiB are thousands of a network's weights.
+
+    Raises:
+        ValueError: it unpacks to more than `largest_bytes`; or what `zipfile` raises for what is none.
+    """
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())  # no more is ever unpacked than an entry claims
+    if size > largest_bytes:
+        raise ValueError(f"it unpacks to {size:,} bytes, more than the {largest_bytes:,} that it may have")
+    return path
 
 
 def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from ooco_gym.cluster import Cluster
-from ooco_gym.conditions import Predictor, Protocol, Slo
 from ooco_gym.errors import UserError, check_keys, is_number
 from ooco_gym.peak import label, short_name, stored_peak_factor
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
+from ooco_gym.protocol import Predictor, Protocol, Slo
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload import (
     LengthPredictor,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ooco_gym.cluster import Cluster
-from ooco_gym.conditions import Predictor
 from ooco_gym.envs.config import episode_config
 from ooco_gym.errors import UserError
+from ooco_gym.protocol import Predictor
 from ooco_gym.scenario import Scenario
 
 POOL = {"chip": "ascend_910c"}

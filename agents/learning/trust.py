@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 
 from ooco_gym.errors import UserError
+from ooco_gym.files import bounded_archive
 from ooco_gym.private import not_private
-from ooco_gym.runtime.manifest import bounded_archive
 
 VARIABLE = "OOCO_GYM_TRUST"
 MARK = b"ooco-gym/signed/1:"

@@ -20,7 +20,6 @@ from experiments.common.rate_search import largest_factor
 from experiments.common.runner import Jobs
 from experiments.common.simulation import NO_SAMPLES_S
 from experiments.common.sustain import settling
-from ooco_gym.conditions import Predictor
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path
 from ooco_gym.peak import (
@@ -34,7 +33,7 @@ from ooco_gym.peak import (
     store_entry,
     stored_entry,
 )
-from ooco_gym.protocol import VIOLATION_BUDGET
+from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
 from ooco_gym.workload import workload_mean_rate
 

@@ -36,8 +36,7 @@ from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
 from experiments.studies.field_page import write_results
 from ooco_gym.again import command_line
-from ooco_gym.commands.played import SEARCHED, say_played
-from ooco_gym.commands.simulate import of_cell, scenario_of
+from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label, short_name

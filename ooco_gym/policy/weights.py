@@ -16,9 +16,8 @@ import numpy as np
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, bounded_archive
 from ooco_gym.resources import conf_root
-from ooco_gym.runtime.manifest import bounded_archive
 
 SUFFIX = ".npz"
 _KEYS = ("weights", "rows", "columns")

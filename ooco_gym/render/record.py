@@ -16,10 +16,9 @@ import numpy as np
 from ooco_gym.cluster import Cluster
 from ooco_gym.documents import file_digest, read_mapping
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, read_parquet
+from ooco_gym.files import atomic_write, bounded_archive, read_parquet
 from ooco_gym.peak import short_name
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
-from ooco_gym.runtime.manifest import bounded_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from ooco_gym.documents import file_digest, read_json
 from ooco_gym.errors import UserError
+from ooco_gym.files import bounded_archive
 
 SCHEMA = "ooco-gym/policy-bundle/4"
 SCHEMA_FILE = Path(__file__).with_name("policy_bundle_4.schema.json")
@@ -21,7 +21,6 @@ INPUTS = ("cluster", "candidates", "action_mask", "decision")
 FEATURES = ("cluster", "candidates", "decision")
 PARAMETERS = "parameters"  # the kind of a policy that sets them; the other one is candidates
 MANIFEST_FILE, MODEL_FILE, ARRAYS_FILE, REFERENCE_FILE = "manifest.json", "policy.onnx", "weights.npz", "reference.npz"
-LARGEST_BYTES = 16 * 1024 * 1024  # of what arrays unpack to: the networks here have thousands of weights
 _ROUNDING = 1e-5  # of a bound: features are float32
 
 
@@ -98,19 +97,6 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays under their names, and the same bytes for the same arrays."""
     with open(path, "wb") as file:
         np.savez(file, **dict[str, Any](arrays))
-
-
-def bounded_archive(path: str | Path, largest_bytes: int = LARGEST_BYTES) -> Path:
-    """The path of a zip archive, for whichever library unpacks it.
-
-    Raises:
-        ValueError: it unpacks to more than `largest_bytes`; or what `zipfile` raises for what is none.
-    """
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())  # no more is ever unpacked than an entry claims
-    if size > largest_bytes:
-        raise ValueError(f"it unpacks to {size:,} bytes, more than the {largest_bytes:,} that it may have")
-    return Path(path)
 
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
