@@ -184,26 +184,32 @@ class Outcome:
             return f"{who} {share}{tail} ({rate})."
         most = [key for key in served if served[key] >= (1 - EQUAL) * served[best]]
         keep = f"{joined([f'`{key[0]}`' for key in served])} keep{'s' * (len(served) == 1)} {share}"
+        alone = f" ({rate})" if len(served) == 1 else ""
         if served[best] <= 0:
-            return f"{keep}; no offline work was completed."
+            return f"{keep}{alone}; no offline work was completed."
         amount = f"{shown(self.served, found[best][self.served])} offline {unit(self.served)}"
         if len(served) == 1:
-            return f"{'Only ' * (len(found) > 1)}{keep} ({rate}); it completes {amount}{self._beside(best)}."
+            return f"{'Only ' * (len(found) > 1)}{keep}{alone}; it completes {amount}{self._beside(best)}."
         if len(most) > 1:
             return f"{keep}; {joined([f'`{key[0]}`' for key in most])} complete most, {amount} each."
         return f"{keep}; `{best[0]}` ({rate}) completes most, {amount}{self._beside(best)}."
 
     def _beside(self, best: Key) -> str:
-        """How much more or less that is than what the baseline completes."""
-        base, row = next((key for key in self.found if key[0] == self.baseline), best), self.found[best][self.served]
-        theirs = self.found[base][self.served]["mean"]
+        """How much more or less that is than what the baseline completes, or, of the baseline, the next one."""
+        found, sign = self.found, 1
+        base, row = next((key for key in found if key[0] == self.baseline), best), found[best][self.served]
+        if base == best and len(found) > 1:
+            base = max((key for key in found if key != best),
+                       key=lambda key: (found[key][LATE]["feasible"], found[key][self.served]["mean"]))
+            row, sign = found[base][self.served], -1
+        theirs = found[base][self.served]["mean"]
         if base == best or missing(row["difference"]) or not theirs:
             return ""
         if not missing(row["difference_low"]) and row["difference_low"] <= 0 <= row["difference_high"]:
             return f", which is not shown to differ from `{base[0]}`"
-        late = self.found[base][LATE]
-        return (f", {percent(abs(row['difference']) / theirs, 1)} {'more' if row['difference'] >= 0 else 'less'} than "
-                f"`{base[0]}`" + ("" if late["feasible"] else f" ({shown(LATE, late)} % late)"))
+        more, late = sign * row["difference"] / theirs, found[base][LATE]
+        return (f", {percent(abs(more), 1)} {'more' if more >= 0 else 'less'} than `{base[0]}`"
+                + ("" if late["feasible"] else f" ({shown(LATE, late)} % late)"))
 
     def chart(self) -> list[Panel]:
         """What is served against what is late, where there are several policies."""

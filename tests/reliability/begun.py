@@ -25,8 +25,6 @@ from typing import Any
 
 import yaml
 
-from tests.reliability import forked
-
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0  # of one start
 ENDS_S = 60.0  # within which a signal ends a command, and what it has started
@@ -110,7 +108,6 @@ class Bench:
     differs: set[str] = field(default_factory=set)  # what no two undisturbed runs have alike: times
     usual: set[str] = field(default_factory=set)  # among temporary files after an undisturbed end: PyTorch's caches
     resumed: int = 0  # second starts of a training that had a state to go on from
-    forked: bool = False  # commands are forks of this process, which has imported what they need
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
@@ -173,8 +170,6 @@ class Bench:
         own |= {key: surroundings.pop(key) for key in list(surroundings) if key.isupper()}
         environment = {key: value for key, value in {**os.environ, **own}.items() if value is not None}
         arguments = {"stdin": subprocess.DEVNULL, **surroundings}
-        if self.forked:
-            return forked.begin(words, cwd=self.folder, env=environment, **arguments)
         return subprocess.Popen([sys.executable, "-m", "ooco_gym.cli", *words], cwd=self.folder, text=True,
                                 env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                 start_new_session=True, **arguments)
@@ -260,10 +255,8 @@ def undisturbed(bench: Bench) -> tuple[dict[str, str], float]:
     for _ in range(2):  # the first may have to compile
         bench.empty()
         begun = time.monotonic()
-        said = bench.finish(bench.begin(told=not found) if bench.forked else bench.begin())
+        said = bench.finish(bench.begin())
         assert not said, f"{bench.name} undisturbed: {said}"
-        if bench.forked and not found:
-            forked.import_what(bench.folder / "tmp")
         took_s = min(took_s, time.monotonic() - begun)
         found.append(bench.contents())
         bench.usual |= {path.name for path in (bench.folder / "tmp").iterdir()}

@@ -1,4 +1,4 @@
-"""`python -m tests.reliability.kills [N=50] [only=simulate,…] [seed=0] [signals=KILL,TERM] [starts=forked|fresh]
+"""`python -m tests.reliability.kills [N=50] [only=simulate,…] [seed=0] [signals=KILL,TERM]
 [page=docs/reliability.md]`: commands that are ended at random, and begun again.
 
 Each command runs twice undisturbed; what differs between these two is time. Then N times: it is begun in an empty
@@ -6,9 +6,8 @@ folder with empty caches, is sent one of the signals in turn at a random time (I
 its processes), and is begun again with the same words (a training with `resume=`, as its own sentence says). The first
 start must end without a traceback and leave no process; after TERM and INT with their exit codes and no temporary file,
 and after INT with one sentence. The second start must end well and leave the undisturbed bytes. Commands whose figures
-are times are not begun again. A start is a fork of this process, which has imported what the command needs, so that
-signals meet its work rather than its loading, or with `starts=fresh` a Python of its own. One line a command; the exit
-code is 1 where any failed. `page=` writes the table of docs/reliability.md.
+are times are not begun again. One line a command; the exit code is 1 where any failed. `page=` writes the table of
+docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -92,10 +91,10 @@ def ended(bench: Bench, process: Any, by: int) -> str:
     return ""
 
 
-def run(name: str, n: int, seed: int, signals: Sequence[signal.Signals], forked: bool, page: str = "") -> bool:
+def run(name: str, n: int, seed: int, signals: Sequence[signal.Signals], page: str = "") -> bool:
     """All kills of one command; whether every one ended as it should."""
     with tempfile.TemporaryDirectory(prefix="ooco-gym-kills-") as folder:
-        bench, draws = Bench(name, Path(folder) / name, forked=forked), random.Random(f"{seed}/{name}")
+        bench, draws = Bench(name, Path(folder) / name), random.Random(f"{seed}/{name}")
         counts: Counter[str] = Counter()
         bench.folder.mkdir()
         begun = time.monotonic()
@@ -132,14 +131,12 @@ def main(words: list[str]) -> int:
     given = {key: value for key, _, value in (word.partition("=") for word in words)}
     only = given.get("only", ",".join(COMMANDS)).split(",")
     numbers, names = [given.get("N", "50"), given.get("seed", "0")], given.get("signals", "KILL,TERM").split(",")
-    known, starts = {"N", "only", "seed", "signals", "starts", "page"}, given.get("starts", "forked")
-    if ({*given} - known or {*only} - {*COMMANDS} or {*names} - {"KILL", "TERM", "INT"}
-            or starts not in ("forked", "fresh") or not all(one.isdigit() for one in numbers)):
+    if ({*given} - {"N", "only", "seed", "signals", "page"} or {*only} - {*COMMANDS}
+            or {*names} - {"KILL", "TERM", "INT"} or not all(one.isdigit() for one in numbers)):
         print(f"{__doc__}\ncommands: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     signals = [signal.Signals[f"SIG{name}"] for name in names]
-    right = [run(name, int(numbers[0]), int(numbers[1]), signals, starts == "forked", given.get("page", ""))
-             for name in only]
+    right = [run(name, int(numbers[0]), int(numbers[1]), signals, given.get("page", "")) for name in only]
     return 0 if all(right) else 1
 
 

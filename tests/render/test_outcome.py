@@ -101,7 +101,8 @@ def test_tables_have_the_cluster_the_units_and_the_differences_named():
      "`a` and `b` keep 97 % of the online requests in time; `b` (1.00 % late) completes most, 101 offline "
      "tokens/s, which is not shown to differ from `a`."),
     ({"a": ([0.02] * 3, [100, 90, 110]), "b": ([0.01] * 3, [80, 70, 90])}, "a",
-     "`a` and `b` keep 97 % of the online requests in time; `a` (2.00 % late) completes most, 100 offline tokens/s."),
+     "`a` and `b` keep 97 % of the online requests in time; `a` (2.00 % late) completes most, 100 offline "
+     "tokens/s, 25.0 % more than `b`."),
     ({"a": ([0.02], [100]), "b": ([0.01], [100])}, "a",
      "`a` and `b` keep 97 % of the online requests in time; `a` and `b` complete most, 100 offline tokens/s each."),
     ({name: ([0.0], [0]) for name in "abc"}, "a",
