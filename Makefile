@@ -59,7 +59,7 @@ PROMPTS ?=
 .PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
   install engine engine-source clean distclean
 
-demo: $(VENV)/.demo
+demo: $(VENV)/.tune
 	$(BIN)/ooco-gym demo out=demo
 
 # On two cores the linters, which take one, and the compilation of what the tests need run side by side.
@@ -148,6 +148,11 @@ $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) torch
 	touch $@
 
+# Enough to learn by search, without PyTorch.
+$(VENV)/.tune: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[tune]'
+	touch $@
+
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	$(PIP) -e '.[train,export]'
 	touch $@
@@ -155,7 +160,7 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 $(VENV)/.all: pyproject.toml $(VENV)/.torch
 	$(if $(LOCK),$(PIP) --require-hashes --no-deps -r $(LOCK))
 	$(PIP) $(if $(LOCK),--no-deps) -e '.[all]'
-	touch $@ $(VENV)/.demo
+	touch $@ $(VENV)/.demo $(VENV)/.tune
 
 engine: $(ENGINE_VENV)/.done
 

@@ -1,22 +1,25 @@
-"""`ooco-gym demo`: the main job in one go: policies compared on a day, a gate learned and evaluated, one report."""
+"""`ooco-gym demo`: a gate learned in a minute, beside heuristics as published and as tuned, on one page."""
 
 from __future__ import annotations
 
-import contextlib
+import csv
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.evaluation.scoring import HEADLINE
+import numpy as np
+
 from experiments.common.policies import names_of, seeds_of
 from ooco_gym.again import command_line
-from ooco_gym.commands.simulate import scenario_of
-from ooco_gym.errors import UserError, end_if_interrupted
+from ooco_gym.errors import UserError, end_if_interrupted, is_whole
 from ooco_gym.jobs import processes
+from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
+from ooco_gym.policy import get_policy
 from ooco_gym.render import RunRecord, outcome_of, record_of, write_report
-from ooco_gym.render.reading import evaluated
+from ooco_gym.render.page import conditions_table
+from ooco_gym.render.reading import held_windows
 from ooco_gym.report import Axis, Panel, Section, Series, percent
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
@@ -26,203 +29,215 @@ if TYPE_CHECKING:
 
     from ooco_gym.scenario import Scenario
 
-def warm_up(scenario: Scenario, policies: Sequence[str], env: Mapping[str, Any]) -> None:
-    """Compiles, for every process, what the comparison and the environment need: plays a minute of each policy, and
-    makes one environment.
-
-    Raises:
-        UserError: a scenario that cannot be played, or no such environment.
-    """
-    from agents.environments import make_env
-    from ooco_gym.simulation import simulate
-
-    for policy in policies:
-        simulate(scenario.with_(duration_s=60.0, warmup_s=0.0, drain_s=0.0), policy=policy)
-    made = make_env(env)
-    made.reset(seed=0)
-    made.close()
-
-
-def simulate_record(scenario: Scenario, policy: str) -> RunRecord:
-    """Simulates one scenario and keeps what the report needs of it."""
-    from ooco_gym.simulation import simulate
-
-    return record_of(simulate(scenario, policy=policy), policy)
-
-
-def import_learning() -> None:
-    """Imports what training needs while the other process compiles."""
-    for package in ("torch", "sb3_contrib"):
-        with contextlib.suppress(ImportError):
-            __import__(package)
-
-
-LEAST_SPREAD = 0.2  # of the decisions: validated states closer together draw no curve
-
-
-def gate_section(trained: Mapping[str, Any], options: Mapping[str, Any]) -> Section:
-    """How the gate was learned, and how to learn it again."""
-    commands = [command_line("train", _training(options, "gate"), "gate"),
-                command_line("evaluate", _evaluation(options, ["gate", *options["rules"]]))]
-    return Section("A first learned gate", training_words(trained), charts=_curve(trained), commands=commands,
-                   note="Training against the clock gives another gate on another machine.")
-
-
-def _gate_words(evaluation: Mapping[str, Any], trained: Mapping[str, Any] | None) -> str:
-    """Where the learned gate stands beside the best rule, in a sentence."""
-    if trained is None:
-        return ""
-    learned = next(one for one in evaluation["policies"] if one["learned"])
-    row = next((one for one in evaluation["paired"] if one["policy"] == learned["policy"]
-                and one["metric"] == HEADLINE and one["mean_difference"] is not None), None)
-    start = f" A gate that learned for {trained['learning_wall_s']:.0f} s"
-    if trained["imitation"] and trained["best"] and not trained["best"]["timesteps"]:
-        start += f", still the copy of {trained['imitation']['rule']} that it began as,"
-    if not learned["feasible"]:
-        return f"{start} is late too often to be ranked."
-    if row is None:
-        return ""
-    verdict = {"better": "serves more offline work than", "worse": "serves less offline work than"}
-    return f"{start} {verdict.get(row['verdict'], 'shows no difference in offline service from')} `{row['reference']}`."
-
-
-def training_words(trained: Mapping[str, Any]) -> list[str]:
-    """How long was trained, and which policy was kept."""
-    lines = [f"A gate (which waiting offline request a relaxed instance starts, or none) was trained by "
-             f"{trained['agent']} on {trained['env']} for {trained['wall_s']:.0f} s: {trained['timesteps']:,} "
-             f"decisions in {trained['episodes']:,} finished episodes."]
-    copied, best = trained.get("imitation"), trained["best"]
-    if copied:
-        lines.append(f"It began as a copy of the gate of {copied['rule']} ({copied['decisions']:,} decisions watched, "
-                     f"{percent(copied['agreement'], 0)} answered alike), so being close to it is where it started.")
-    if best:
-        lines.append(f"Of {len(trained['validation'])} validated states, that after {best['timesteps']:,} decisions "
-                     "was kept.")
-    return lines
-
-
-def _curve(trained: Mapping[str, Any]) -> list[Panel]:
-    """How validation went, where it was done at different times."""
-    history = trained["validation"]
-    steps = [float(one["timesteps"]) for one in history] or [0.0]
-    if max(steps) - min(steps) < LEAST_SPREAD * max(1.0, *steps):
-        return []
-    return [Panel(title, Axis("decisions"), Axis(), [Series(steps, [factor * one[key] for one in history])])
-            for key, title, factor in (("reward", "reward of an episode in validation", 1.0),
-                                       ("violation_rate", "late online requests in validation (%)", 100.0))]
-
-
-SCHEMA = "ooco-gym/demo/1"
+SCHEMA = "ooco-gym/demo/2"
 REPORT_FILE = "report.html"
-ENDLESS = 10**9  # decisions: the clock ends training
-VALIDATION_S = 300.0  # of a window: it is validated several times within a minute
-TITLE = "Online and offline requests on one cluster: what three policies make of a day, and a first learned gate"
+TITLE = "A gate learned in a minute: which offline request starts on a cluster that serves online ones"
+GATE = "gate"  # the search that learns; the others tune
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns its summary (`docs/outputs.md`).
-
-    The comparison is simulated in a process of its own while this one trains; both wait until that process has
-    compiled the simulator, which only a first start has to.
+    """Learns, plays held-out windows and a day, and writes the page; returns its summary (`docs/outputs.md`).
 
     Raises:
-        UserError: a setting that no policy, scenario or environment can have.
+        UserError: a setting that no policy, environment or search can have.
     """
     from omegaconf import OmegaConf
     from rich.console import Console
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    begun, out, console = time.monotonic(), Path(options["out"]), Console()
-    policies, seeds = names_of({**options, "policy": None}, "policies", "policy"), seeds_of(options["seeds"])
-    scenario = scenario_of(cfg)
-    scenario = scenario.with_(rate_scale=scenario.online_scale())
+    begun, out, walls = time.monotonic(), Path(options["out"]), {}
+    heuristics, seeds = names_of({**options, "policy": None}, "policies", "policy"), seeds_of(options["seeds"])
+    if options["reference"] not in heuristics:
+        raise UserError(f"reference={options['reference']} must be one of policies={heuristics}")
+    if not is_whole(options["windows"]) or options["windows"] < 2:
+        raise UserError(f"windows={options['windows']!r} must be a whole number of at least 2")
     reason = _why_not_learn(options)
-    walls: dict[str, float] = {}
-    with processes(1) as pool:
-        ready = pool.submit(warm_up, scenario, policies, options["env"])
-        asked = {name: [pool.submit(simulate_record, scenario.with_(seed=seed), name) for seed in seeds]
-                 for name in policies}
-        if reason is None:
-            import_learning()
-        with progress("compiling the simulator, the first time only"):
-            ready.result()
-        walls["start"] = time.monotonic() - begun
-        trained = None if reason else _train(options, out)
-        end_if_interrupted(trained)
-        walls["train"] = time.monotonic() - begun - sum(walls.values())
-        records = _collect(asked)
-    walls["compare"] = time.monotonic() - begun - sum(walls.values())
-    if reason:
-        console.print(f"[yellow]note[/yellow] no gate is trained: {reason}", highlight=False)
-    evaluation = _evaluate(options, out, trained)
-    walls["evaluate"] = time.monotonic() - begun - sum(walls.values())
+    day = day_of(options)
+    with processes(1) as pool, progress("compiling the simulator, the first time only"):
+        pool.submit(warm_up, day, heuristics).result()
+    walls["start"] = time.monotonic() - begun
+    found = {} if reason else {name: _search(name, options, out) for name in options["searches"]}
+    walls["search"] = time.monotonic() - begun - sum(walls.values())
+    played = {**{name: str(out / name / "policy.yaml") for name in found}, **{name: name for name in heuristics}}
+    outcomes = play_held_out(options, list(played.values()))
+    walls["held_out"] = time.monotonic() - begun - sum(walls.values())
+    records = _play_days(day, played, seeds)
+    walls["day"] = time.monotonic() - begun - sum(walls.values())
+    budget = float(records[0].scenario["protocol"]["violation_budget"])
+    learned = learned_figures(outcomes, found, options, budget) if found else None
+    lead = sentence(learned, options) if learned else f"No gate was learned: {reason}."
+    windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": _late(one).tolist()}
+               for name, one in outcomes.items()]
+    held = replace(held_windows(windows, options["reference"], budget), panels=_curve(found, out, options))
+    console = Console(soft_wrap=True)
+    console.print(lead, highlight=False, markup=False)
+    held.show()
     compared = outcome_of(records)
-    compared.show()
-    gate = [gate_section(trained, options)] if trained else [
-        Section("A first learned gate", warning=f"No gate was trained: {reason}.")]
-    path = write_report(out / REPORT_FILE, [compared, *evaluated(evaluation, options)], [command_line("demo", options)],
-                        records, title=TITLE if trained else "", sections=gate,
-                        lead=f"{compared.answer()}{_gate_words(evaluation, trained)}")
-    walls["report"] = time.monotonic() - begun - sum(walls.values())
-    Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
-    return {"schema": SCHEMA, "scenario": scenario.describe(), "seeds": list(seeds),
-            "comparison": [{"policy": one.label, "seed": one.seed, **{part: one.summary[part] for part in (
+    path = write_report(
+        out / REPORT_FILE, [held, compared], [command_line("demo", options)], title=TITLE, lead=lead,
+        sections=[*searches_section(found, options), Section("Conditions", tables=[conditions_table(records)])])
+    console.print(f"report: {path}", highlight=False, markup=False)
+    return {"schema": SCHEMA, "scenario": day.describe(), "learned": learned, "searches": found,
+            "reference": options["reference"], "seeds": list(seeds), "held_out": windows,
+            "day": [{"policy": one.label, "seed": one.seed, **{part: one.summary[part] for part in (
                 "online", "offline", "instances")}} for one in records],
-            "train": trained, "evaluation": evaluation, "report": REPORT_FILE, "wall_s": walls}
+            "report": REPORT_FILE, "wall_s": walls}
+
+
+def day_of(options: Mapping[str, Any]) -> Scenario:
+    """The day that is played: the environment's scenario, for `duration_s` from `start_s` on."""
+    from agents.environments import make_env
+
+    made: Any = make_env(options["env"])
+    scenario = made.unwrapped.config.scenario
+    made.close()
+    return scenario.with_(start_s=float(options["start_s"]), duration_s=float(options["duration_s"]))
+
+
+def warm_up(day: Scenario, policies: Sequence[str]) -> None:
+    """Compiles what all processes need: plays a minute of each policy."""
+    from ooco_gym.simulation import simulate
+
+    for policy in policies:
+        simulate(day.with_(duration_s=60.0, warmup_s=0.0, drain_s=0.0), policy=policy)
+
+
+def simulate_record(scenario: Scenario, policy: str, label: str) -> RunRecord:
+    """Simulates one scenario and keeps what the report needs of it."""
+    from ooco_gym.simulation import simulate
+
+    return record_of(simulate(scenario, policy=policy), label)
 
 
 def _why_not_learn(options: Mapping[str, Any]) -> str | None:
-    """None where a gate is to be trained and can be; else the reason, in words."""
+    """None where a gate is to be learned and can be; else the reason, in words."""
     from agents.settings import require
 
-    if not isinstance(options["train_s"], (int, float)) or options["train_s"] < 0:
-        raise UserError(f"train_s={options['train_s']!r} must be a number of seconds, at least 0")
-    if options["train_s"] == 0:
-        return "train_s=0 leaves learning out"
+    if not options["learn"]:
+        return "learn=false leaves it out"
     try:
-        require("train")
+        require("search")
     except UserError as error:
         return str(error)
     return None
 
 
-def _train(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Trains as `ooco-gym train` does, with its configuration, until the clock ends it."""
-    from agents.learning.train import main as train
+def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Searches as `ooco-gym train agent=cma` does; returns its summary."""
+    from agents.search.command import search
 
-    return train(_training(options, str(out / "gate")))
+    report = search(search_config(name, options, str(out / name)))
+    end_if_interrupted(report)
+    return report
 
 
-def _training(options: Mapping[str, Any], out: str) -> dict[str, Any]:
-    """The configuration of the training."""
+def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, Any]:
+    """The configuration of a search: that of `train`, with what the demo says of all searches and of this one."""
     settings = {key: value for key, value in load_yaml("", "train").items() if key != "defaults"}
-    return {**settings, "env": options["env"], "agent": options["agent"], "logger": options["logger"],
-            "seed": options["train_seed"], "max_wall_s": float(options["train_s"]), "total_timesteps": ENDLESS,
-            "checkpoint_every_steps": None, "overwrite": True, "out": out,
-            "validation": {**settings["validation"], "window_s": VALIDATION_S}}
+    return {**settings, "env": options["env"], "logger": "none", "seed": options["seed"], "overwrite": True, "out": out,
+            "agent": {**options["agent"], "reference": options["reference"], **options["searches"][name]}}
 
 
-def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Plays the held-out windows, with the learned gate where there is one; prints its tables."""
-    from agents.evaluation.evaluate import main as evaluate
+def play_held_out(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, np.ndarray]:
+    """Plays windows of the test split, which no search has seen: OUTCOME[windows] of each policy.
 
-    policies = [*([str(out / "gate")] if trained else []), *options["rules"]]
-    return evaluate({**_evaluation(options, policies), "out": str(out / "evaluation")})
+    A policy that was searched goes by the name of its search.
+    """
+    from agents.environments import make_env, split_seeds
+    from agents.search.episodes import Field
+    from ooco_gym.population import Candidate
+
+    made: Any = make_env(options["env"])
+    field = Field([made.unwrapped.config], split_seeds(options["env"], "test"), int(options["windows"]), None)
+    made.close()
+    with progress("playing held-out windows", len(policies) * int(options["windows"])) as bar:
+        found = field.population.play([Candidate(get_policy(one)) for one in policies], played=bar.advance)
+    return {_name(policy): one for policy, one in zip(policies, found, strict=True)}
 
 
-def _evaluation(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
-    """The configuration of the evaluation."""
-    settings = {key: value for key, value in load_yaml("", "evaluate").items() if key != "defaults"}
-    return {**settings, "env": options["env"], "policies": list(policies), "episodes": options["episodes"],
-            "workers": options["workers"]}
+def _name(policy: str) -> str:
+    return Path(policy).parent.name if policy.endswith("policy.yaml") else policy
 
 
-def _collect(asked: Mapping[str, Sequence[Future[RunRecord]]]) -> list[RunRecord]:
-    """Waits for the records of the comparison."""
-    futures = [future for some in asked.values() for future in some]
-    with progress("simulating the comparison", len(futures)) as bar:
-        records = []
-        for future in futures:
-            records.append(future.result())
-            bar.advance()
+def _late(outcome: np.ndarray) -> np.ndarray:
+    """Share of the online requests of each window that missed an SLO."""
+    return outcome["violated"] / np.maximum(outcome["arrived"], 1)
+
+
+def _play_days(day: Scenario, played: Mapping[str, str], seeds: Sequence[int]) -> list[RunRecord]:
+    """The day under each policy, for each seed."""
+    with processes(2) as pool:
+        asked = [pool.submit(simulate_record, day.with_(seed=seed), policy, name)
+                 for name, policy in played.items() for seed in seeds]
+        with progress("simulating the day", len(asked)) as bar:
+            records = []
+            for future in asked:
+                records.append(future.result())
+                bar.advance()
     return records
+
+
+def ratio(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
+    """How many times as much service, over all windows, with its 95 % interval: windows resampled in pairs."""
+    draws = np.random.default_rng(0).integers(len(mine), size=(RESAMPLES, len(mine)))
+    low, high = resampled_interval(mine[draws].sum(axis=1) / theirs[draws].sum(axis=1), len(mine))
+    return float(mine.sum() / theirs.sum()), low, high
+
+
+def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapping[str, Any]],
+                    options: Mapping[str, Any], budget: float) -> dict[str, Any]:
+    """What the learned gate serves beside the others on held-out windows, and what it took to learn."""
+    service = {name: one["service"] for name, one in outcomes.items()}
+    over = {name: dict(zip(("ratio", "ci_low", "ci_high"), ratio(service[GATE], theirs), strict=True))
+            for name, theirs in service.items() if name != GATE}
+    tuned = max((name for name in found if name != GATE), key=lambda name: service[name].sum(), default=None)
+    published, report = over[options["reference"]], found[GATE]
+    return {"ratio_to_ooco": published["ratio"], "ci_low": published["ci_low"], "ci_high": published["ci_high"],
+            "ratio_to_tuned": None if tuned is None else over[tuned]["ratio"], "over": over,
+            "violation_rate": float(_late(outcomes[GATE]).mean()), "violation_budget": budget,
+            "windows": int(options["windows"]), "wall_s": report["wall_s"], "windows_played": report["windows_played"]}
+
+
+def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """The answer of the page."""
+    def times(name: str) -> str:
+        one = learned["over"][name]
+        return f"{one['ratio']:.2f} times [{one['ci_low']:.2f}, {one['ci_high']:.2f}]"
+
+    name, tuned = options["reference"], [one for one in options["searches"] if one != GATE]
+    gained = "serves" if learned["ci_low"] > 1.0 else "is not shown to serve more: on this machine it serves"
+    beside = " and ".join(f"{times(one)} that of `{options['searches'][one]['policy']}` tuned" for one in tuned)
+    return (f"A gate learned in {learned['wall_s']:.0f} s ({learned['windows_played']:,} simulated windows) {gained} "
+            f"{times(name)} the offline work of `{name}` as published on {learned['windows']} held-out windows"
+            + (f", {beside} by the same search over as many windows" if tuned else "")
+            + f"; {percent(learned['violation_rate'], 2)} of the online requests are late "
+              f"({percent(learned['violation_budget'], 0)} are allowed).")
+
+
+def _curve(found: Mapping[str, Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> list[Panel]:
+    """The best so far of each search on validation windows, by generation, in times of the reference's service."""
+    if not found:
+        return []
+    series = []
+    for colour, name in enumerate(found):
+        with (out / name / "generations.csv").open(newline="", encoding="utf-8") as file:
+            rows = [(float(row["generation"]), float(np.exp(float(row["kept_score"]))))
+                    for row in csv.DictReader(file) if row["kept_score"]]
+        series.append(Series(*zip(*rows, strict=True), colour=colour))  # type: ignore[arg-type]
+    most = max(float(series[0].x[-1]), 1.0)
+    return [Panel("Best so far on validation windows; dashed: as published", Axis("generation"),
+                  Axis(f"times {options['reference']}'s offline work"),
+                  [Series([0.0, most], [1.0, 1.0], "dashes", colour=-1), *series])]
+
+
+def searches_section(found: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> list[Section]:
+    """What was searched, and how to search it again."""
+    if not found:
+        return []
+    lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "
+             f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
+             for name, one in found.items()]
+    return [Section("How it was learned", lines, commands=[
+        command_line("train", search_config(name, options, name), name) for name in found],
+        note="CMA-ES over whole episodes (docs/search.md). The same seed gives the same policies on any machine; the "
+             "seconds are this machine's.")]

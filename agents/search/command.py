@@ -12,7 +12,7 @@ import yaml
 
 from agents.search import kept
 from agents.search.episodes import Search, policy_name
-from agents.search.judging import SCORES
+from agents.search.judging import SCORES, said
 from agents.search.optimisers import check_method
 from agents.settings import LARGEST_SEED, number, plain, positive, positive_or_null, require, whole
 from ooco_gym.errors import UserError, is_number, unknown
@@ -30,7 +30,14 @@ _KEYS = {  # of `agent`, with what they are where a configuration does not say
 
 
 def run(config: dict[str, Any], resumed: bool) -> dict[str, Any]:
-    """Searches as a command's configuration says, and returns the summary.
+    """`ooco-gym train agent=cma`: searches, shows what came out, and returns it; errors are as of `search`."""
+    report = search(config, resumed)
+    show(report, Path(config["out"]))
+    return report
+
+
+def search(config: dict[str, Any], resumed: bool = False) -> dict[str, Any]:
+    """Searches as a configuration like `conf/train.yaml` says, and returns the summary.
 
     Raises:
         UserError: a value out of range, or a policy that has nothing to turn or cannot play here.
@@ -46,25 +53,23 @@ def run(config: dict[str, Any], resumed: bool) -> dict[str, Any]:
     if resumed:
         names = Search.names_of(agent)
         memory = kept.read(out, names)
-    search = Search(config, agent, out, memory)
+    found = Search(config, agent, out, memory)
     if not resumed:
         if config.get("overwrite"):
             clear(out)
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    log = logger(config, out, resumed, search)
+    log = logger(config, out, resumed, found)
     try:
-        search.run(log)
+        found.run(log)
     except UserError:
-        if not resumed and not search.memory.generation:
+        if not resumed and not found.memory.generation:
             clear(out)  # refused before it began: this is no run that another would have to spare
         raise
     finally:
         if log is not None:
             log.close()
-    report = summary(search, resumed, started)
-    show(report, out)
-    return report
+    return summary(found, resumed, started)
 
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
@@ -194,10 +199,11 @@ def show(report: Mapping[str, Any], out: Path) -> None:
     print(f"{report['generations']} generations, {report['candidates']:,} candidates of {report['numbers']} numbers, "
           f"{report['windows_played']:,} windows, stopped by {report['stopped_by']}; {report['wall_s']:.0f} s in all, "
           f"{report['windows_per_s']:.1f} windows/s on {report['threads']} threads")
+    kind, reference = report["score"], report["reference"]
     for split in ("training", "validation"):
         ships, mine = report["as_it_ships"][split], report["kept"][split]
-        interval = "" if mine["low"] is None else f" [{mine['low']:+.4f}, {mine['high']:+.4f}]"
-        print(f"{split}: {report['score']} {mine['score']:+.4f}{interval}, as it ships {ships['score']:+.4f}; offline "
+        ends = "" if mine["low"] is None else f" [{said(kind, mine['low'])}, {said(kind, mine['high'])}]"
+        print(f"{split}: {said(kind, mine['score'], reference)}{ends}, as it ships {said(kind, ships['score'])}; offline "
               f"service {mine['service']:.4g} and {ships['service']:.4g} reference GPU-s/s; violations "
               f"{mine['violation_rate']:.2%} and {ships['violation_rate']:.2%}, upper limits "
               f"{mine['violation_upper_limit']:.2%} and {ships['violation_upper_limit']:.2%}")

@@ -21,7 +21,7 @@ import numpy as np
 
 from agents.environments import check_ours, make_env, split_seeds
 from agents.search import kept
-from agents.search.judging import UNPLAYED, Judge, Judged, by_condition, rungs
+from agents.search.judging import UNPLAYED, Judge, Judged, by_condition, rungs, said
 from agents.search.optimisers import Cma, population_of
 from agents.search.space import Space, space_of
 from ooco_gym.envs.config import EpisodeConfig, under
@@ -347,12 +347,11 @@ class Search:
 
     def words(self) -> str:
         """Where the search stands, in a line."""
-        memory = self.memory
-        words = f"{self.agent['name']}: generation {memory.generation + 1}"
-        if memory.rows:
-            words += f", best {memory.rows[-1]['best_score']:+.4f} in training"
+        memory, total = self.memory, self.agent["generations"]
+        words = f"{self.policy.name}: generation {memory.generation + 1}" + (f" of {total}" if total else "")
         if memory.judged is not None:
-            words += f", kept {memory.judged.score:+.4f} in validation"
+            reference = self.agent["reference"] or "what ships"
+            words += f", best so far {said(self.agent['score'], memory.judged.score, reference)}"
         return words
 
     def of_best(self) -> list[Judged]:

@@ -9,6 +9,7 @@ has a price.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,13 @@ FEW = 1e-3  # added to both violation rates, whose logarithms are compared
 LOST, LOST_PRICE = 0.01, 10.0  # logarithm of service that may be lost for fewer violations; what more of it costs
 BEHIND = 10.0  # by how much what is not feasible is behind all that is; no score is as far below 0
 UNPLAYED = 1e4  # the same for what was dropped before it had played as many windows
+
+
+def said(kind: str, score: float, reference: str = "") -> str:
+    """A score as people read it: of `log_ratio` how many times the reference's service, geometric mean of windows."""
+    if kind == "log_ratio":
+        return f"{math.exp(score):.3f}" + (f" times the service of {reference}" if reference else "")
+    return f"{score:+.4f}" if not reference else f"{kind} {score:+.4f}"
 
 
 @dataclass(frozen=True)

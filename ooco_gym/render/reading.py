@@ -8,7 +8,6 @@ from typing import Any
 
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
-from ooco_gym.protocol import baseline_among
 from ooco_gym.render.outcome import EQUAL, LATE, SERVED, Outcome, Row, compare, heading, metrics_of
 from ooco_gym.report import Axis, Panel, Series, Table, as_text, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
@@ -29,7 +28,7 @@ def outcomes_of(summary: Row, config: Row) -> list[Outcome]:
         config: of the same run.
     """
     command = str(summary.get("schema")).split("/")[1:2] or [""]
-    kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated, "demo": shown_first}
+    kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated, "demo": demonstrated}
     return kind[command[0]](summary, config) if command[0] in kind else []
 
 
@@ -44,16 +43,27 @@ def compared(summary: Row, config: Row) -> list[Outcome]:
                     intervals=intervals, notes=summary.get("notes") or ())]
 
 
-def shown_first(summary: Row, config: Row) -> list[Outcome]:
-    """Of `demo`."""
+def demonstrated(summary: Row, config: Row) -> list[Outcome]:
+    """Of `demo`: its held-out windows, then its days."""
+    budget = float(summary["scenario"]["protocol"]["violation_budget"])
     runs: dict[str, list[Row]] = {}
-    for one in summary["comparison"]:
+    for one in summary["day"]:
         runs.setdefault(one["policy"], []).append(one)
-    base, budget = baseline_among([*runs]), float(summary["scenario"]["protocol"]["violation_budget"])
-    rows = compare(runs, metrics_of([]), base, budget)
-    where = short_name(summary["scenario"]["cluster"])
-    found = {"baseline": base, "results": [{**row, "cluster": where} for row in rows]}
-    return [*compared({**summary, **found}, {"violation_budget": budget}), *evaluated(summary["evaluation"], config)]
+    where, base = short_name(summary["scenario"]["cluster"]), summary["reference"]
+    rows = [{**row, "cluster": where} for row in compare(runs, metrics_of([]), base, budget)]
+    day = {**summary, "baseline": base, "results": rows}
+    return [held_windows(summary["held_out"], base, budget), *compared(day, {"violation_budget": budget})]
+
+
+def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:
+    """What policies came to in held-out windows: rows of `policy`, and `service` and `violation_rate` by window."""
+    runs = {one["policy"]: [
+        {"seed": number, "online": {"violation_rate": late}, "offline": {"reference_gpu_s_per_s": service}}
+        for number, (service, late) in enumerate(zip(one["service"], one["violation_rate"], strict=True))]
+        for one in played}
+    windows, served = len(played[0]["service"]), "offline.reference_gpu_s_per_s"
+    return Outcome(f"{windows} held-out windows", compare(runs, [LATE, served], reference, budget), reference, budget,
+                   served, interval_words(windows).replace("seed", "window"))
 
 
 def evaluated(summary: Row, config: Row) -> list[Outcome]:

@@ -86,9 +86,8 @@ COMMANDS = {
     "dashboard": Command(("dashboard", "dryrun=true"), "dashboard"),
     "doctor": Command(("doctor",), "doctor", alike=False),
     "bench": Command(("bench", "only=[pure,day,warm_start]", "repeats=1"), "bench", alike=False),
-    "demo": Command(("demo", "seeds=1", "duration_s=600", "train_s=2", "episodes=12", "rate_scale=0.5", *SHORT,
-                     "agent.n_envs=4", "agent.n_steps=16", "agent.batch_size=32", "agent.imitate.rule=null"), "demo",
-                    alike=False),
+    "demo": Command(("demo", "duration_s=600", "windows=2", "agent.generations=2", "agent.windows=2",
+                     "agent.validation.windows=2", "env.window_s=60", "env.warmup_s=10"), "demo", alike=False),
     "zoo": Command(("zoo", "envs=[gating]", "seeds=[1]", "variants=false", "total_timesteps=256", "trials=2",
                     *(f"environments.gating.{part}.{key}={value}" for part in ("train", "tune") for key, value in (
                         ("window_s", 20), ("env.window_s", 20), ("env.warmup_s", 5), ("validation.windows", 2))),
