@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,11 @@ from ooco_gym.errors import UserError, end_if_interrupted, is_whole
 from ooco_gym.jobs import processes
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import get_policy
-from ooco_gym.render import RunRecord, outcome_of, record_of, write_report
+from ooco_gym.render import RunRecord, outcome_of, record_of
+from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import held_windows
-from ooco_gym.report import Axis, Panel, Section, Series, percent
+from ooco_gym.report import Axis, Panel, Section, Series, percent, write_page
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 
@@ -58,7 +58,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     walls["start"] = time.monotonic() - begun
     found = {} if reason else {name: _search(name, options, out) for name in options["searches"]}
     walls["search"] = time.monotonic() - begun - sum(walls.values())
-    played = {**{name: str(out / name / "policy.yaml") for name in found}, **{name: name for name in heuristics}}
+    searched = {name: str(out / name / "policy.yaml") for name in found}
+    played = {options["reference"]: options["reference"], **searched, **{name: name for name in heuristics}}
     outcomes = play_held_out(options, list(played.values()))
     walls["held_out"] = time.monotonic() - begun - sum(walls.values())
     records = _play_days(day, played, seeds)
@@ -68,14 +69,17 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     lead = sentence(learned, options) if learned else f"No gate was learned: {reason}."
     windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": _late(one).tolist()}
                for name, one in outcomes.items()]
-    held = replace(held_windows(windows, options["reference"], budget), panels=_curve(found, out, options))
+    held = held_windows(windows, options["reference"], budget)
     console = Console(soft_wrap=True)
     console.print(lead, highlight=False, markup=False)
     held.show()
     compared = outcome_of(records)
-    path = write_report(
-        out / REPORT_FILE, [held, compared], [command_line("demo", options)], title=TITLE, lead=lead,
-        sections=[*searches_section(found, options), Section("Conditions", tables=[conditions_table(records)])])
+    path = write_page(out / REPORT_FILE, TITLE, [
+        Section("", charts=[*held.chart(), *_curve(found, list(played), out, options)], legend=list(played)),
+        _section("Held-out windows", held),
+        _section("A day", compared, charts=[*compared.chart(), *compared.panels], legend=list(played)),
+        *searches_section(found, options), Section("Conditions", tables=[conditions_table(records)]),
+        Section("How to make this again", commands=[command_line("demo", options)])], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "scenario": day.describe(), "learned": learned, "searches": found,
             "reference": options["reference"], "seeds": list(seeds), "held_out": windows,
@@ -214,20 +218,24 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
               f"({percent(learned['violation_budget'], 0)} are allowed).")
 
 
-def _curve(found: Mapping[str, Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> list[Panel]:
+def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Panel]:
     """The best so far of each search on validation windows, by generation, in times of the reference's service."""
     if not found:
         return []
     series = []
-    for colour, name in enumerate(found):
+    for name in found:
         with (out / name / "generations.csv").open(newline="", encoding="utf-8") as file:
             rows = [(float(row["generation"]), float(np.exp(float(row["kept_score"]))))
                     for row in csv.DictReader(file) if row["kept_score"]]
-        series.append(Series(*zip(*rows, strict=True), colour=colour))  # type: ignore[arg-type]
+        series.append(Series(*zip(*rows, strict=True), colour=names.index(name)))  # type: ignore[arg-type]
     most = max(float(series[0].x[-1]), 1.0)
     return [Panel("Best so far on validation windows; dashed: as published", Axis("generation"),
                   Axis(f"times {options['reference']}'s offline work"),
                   [Series([0.0, most], [1.0, 1.0], "dashes", colour=-1), *series])]
+
+
+def _section(title: str, outcome: Outcome, **more: Any) -> Section:
+    return Section(title, [outcome.answer()], outcome.tables(), notes=outcome.notes, **more)
 
 
 def searches_section(found: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> list[Section]:

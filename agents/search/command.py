@@ -203,8 +203,8 @@ def show(report: Mapping[str, Any], out: Path) -> None:
     for split in ("training", "validation"):
         ships, mine = report["as_it_ships"][split], report["kept"][split]
         ends = "" if mine["low"] is None else f" [{said(kind, mine['low'])}, {said(kind, mine['high'])}]"
-        print(f"{split}: {said(kind, mine['score'], reference)}{ends}, as it ships {said(kind, ships['score'])}; offline "
-              f"service {mine['service']:.4g} and {ships['service']:.4g} reference GPU-s/s; violations "
+        print(f"{split}: {said(kind, mine['score'], reference)}{ends}, as it ships {said(kind, ships['score'])}; "
+              f"offline service {mine['service']:.4g} and {ships['service']:.4g} reference GPU-s/s; violations "
               f"{mine['violation_rate']:.2%} and {ships['violation_rate']:.2%}, upper limits "
               f"{mine['violation_upper_limit']:.2%} and {ships['violation_upper_limit']:.2%}")
     if not report["changed"]:
