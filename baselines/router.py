@@ -41,10 +41,9 @@ from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, fewest_of, within_dead
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy import router_view as v
 from ooco_gym.policy.decisions import ROUTE, hook
-from ooco_gym.policy.linear import ScoresCandidates
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import is_weighted
-from ooco_gym.policy.weights import Layout
+from ooco_gym.policy.weights import Layout, ScoresCandidates
 from ooco_gym.runtime.router_features import AGE, MOST_USE, SCORE, SOME_TOKENS, TPOT_FROM, TTFT_FROM, WEIGHED
 from ooco_gym.sim.costs import length, random_below
 from ooco_gym.sim.state import PS_PER_S

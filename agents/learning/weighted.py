@@ -1,6 +1,6 @@
 """Exports a policy of `conf/policy` whose rule has a file of weights: no trained network, and none is needed.
 
-What the weights mean is said by the rule (`ooco_gym.policy.linear`), what is known of their training by the policy's
+What the weights mean is said by the rule (`ooco_gym.policy.weights`), what is known of their training by the policy's
 YAML. Nothing here needs torch.
 """
 
@@ -17,8 +17,8 @@ from agents.learning.describing import forms_of, summarised
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy as Rule
 from ooco_gym.policy import get_policy
-from ooco_gym.policy.linear import write_linear_bundle
 from ooco_gym.policy.registry import known_of
+from ooco_gym.policy.weights import write_linear_bundle
 from ooco_gym.runtime import INPUTS, Policy, read_manifest
 from ooco_gym.runtime.manifest import FEATURES
 from ooco_gym.runtime.networks import Sizes, sizes_of

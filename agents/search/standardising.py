@@ -16,7 +16,7 @@ from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy
 from ooco_gym.policy.engine_features import NOTES, ROW, engine_row
-from ooco_gym.policy.linear import SetsParameters
+from ooco_gym.policy.weights import SetsParameters
 from ooco_gym.runtime.features import ENGINE
 from ooco_gym.scenario import ResolvedScenario, Scenario
 from ooco_gym.sim.state import state_at

@@ -11,8 +11,8 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
+from ooco_gym.sim.memory import count_up_to, past_outputs
 from ooco_gym.sim.mixed import iteration_latency
-from ooco_gym.sim.outputs import count_up_to, past_outputs
 from ooco_gym.sim.state import BATCH, CHECKPOINT, RECOMPUTE, SWAP
 from ooco_gym.sim.step_actions import (
     admit,

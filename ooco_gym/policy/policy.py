@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, is_number, nearest
-from ooco_gym.policy.linear import ScoresCandidates, SetsParameters
-from ooco_gym.policy.weights import Layout, read_weights
+from ooco_gym.policy.weights import Layout, ScoresCandidates, SetsParameters, read_weights
 from ooco_gym.sim import state as s
 
 # Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.

@@ -34,9 +34,8 @@ import yaml
 
 from ooco_gym.documents import parse_yaml
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.policy.linear import ORIGIN, origin_of
 from ooco_gym.policy.policy import Policy
-from ooco_gym.policy.weights import shipped_name
+from ooco_gym.policy.weights import ORIGIN, origin_of, shipped_name
 from ooco_gym.resources import conf_root, load_yaml, names
 
 GROUP = "ooco_gym.policies"

@@ -8,7 +8,6 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host, pair_release, paired
 from ooco_gym.sim.blocks import free_table, note_demand, tracked
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.outputs import remember_output
 from ooco_gym.sim.queues import (
     LOG_EVICT,
     LOG_FINISH,
@@ -23,6 +22,58 @@ TTFT_BIT, TPOT_BIT = 1, 2
 PS_PER_US = 1_000_000
 SHARE_WEIGHT = 0.02  # of the newest request in the moving share of evicted offline requests
 MEAN_WEIGHT = 0.01  # of the newest request in the moving means of output lengths
+
+# --- Output lengths of the last requests that finished on an instance (`output_window`): a ring, and sorted -----------
+RING, SORTED = range(2)
+
+
+@inner
+def past_outputs(state, instance, online):
+    """(Sorted output lengths of the last requests of a class that finished here, how many have finished so far).
+
+    Of the lengths only the first min(finished, window) are set. Where classes are not kept apart, it is of all.
+    """
+    spec = state.instances[instance]
+    if state.config.outputs_by_class == 0:
+        return state.outputs[instance, 0, SORTED], spec.online_finished + spec.offline_finished
+    return state.outputs[instance, online, SORTED], spec.online_finished if online else spec.offline_finished
+
+
+@inner
+def count_up_to(ordered, size, value):
+    """How many of the first `size` sorted numbers are at most `value`."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if ordered[middle] <= value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inner
+def remember_output(state, slot):
+    """Adds a request that has finished; the oldest one goes where the window is full."""
+    request = state.requests[slot]
+    spec, row = state.instances[request.instance], request.online if state.config.outputs_by_class else 0
+    ordered, finished = past_outputs(state, request.instance, request.online)
+    ring, tokens = state.outputs[request.instance, row, RING], request.generated_tokens
+    place, size = finished % ring.size, min(finished, ring.size)
+    if finished >= ring.size:
+        size -= 1
+        index = count_up_to(ordered, size + 1, ring[place]) - 1
+        for i in range(index, size):
+            ordered[i] = ordered[i + 1]
+    ring[place] = tokens
+    index = count_up_to(ordered, size, tokens)
+    for i in range(size, index, -1):
+        ordered[i] = ordered[i - 1]
+    ordered[index] = tokens
+    if request.online:
+        spec.online_finished += 1
+    else:
+        spec.offline_finished += 1
 
 
 @inlined
@@ -227,4 +278,3 @@ def evict(state, slot):
     if not request.online:
         state.observed.offline_evicted_share += SHARE_WEIGHT * (1.0 - state.observed.offline_evicted_share)
     enqueue(state, request.origin, slot, True)
-

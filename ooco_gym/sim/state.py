@@ -119,7 +119,7 @@ class State(NamedTuple):
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
     weights: np.ndarray  # float64[k], what a learned rule computes with (`Policy.weights`); empty for others
-    outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.outputs`)
+    outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.memory`)
     due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one
     predicted: np.ndarray  # float64[n, 2] or [0, 2]: believed output tokens, spread of their log (`policy.lengths`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests

@@ -3,6 +3,9 @@
 Times are seconds, rates requests per second, lengths tokens. docs/traces.md and docs/workloads.md tell the rest.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ooco_gym.workload.classes import RequestClass, parse_classes
 from ooco_gym.workload.generate import WorkloadSpec, generate, generate_lengths, list_workloads, load_spec
 from ooco_gym.workload.load import (
@@ -27,11 +30,13 @@ from ooco_gym.workload.offline import (
     with_dataset,
 )
 from ooco_gym.workload.predicted import LengthPredictor
-from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import Trace, merge
-from ooco_gym.workload.transforms import TimeBlock, mix, scale, split, thin, time_blocks, window
-from ooco_gym.workload.writing import write_trace
+
+if TYPE_CHECKING:
+    from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
+    from ooco_gym.workload.transforms import TimeBlock, mix, scale, split, thin, time_blocks, window
+    from ooco_gym.workload.writing import write_trace
 
 __all__ = [
     "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload",
@@ -41,3 +46,13 @@ __all__ = [
     "split_workload", "thin", "time_blocks", "trace_files", "window", "with_dataset", "workload_mean_rate",
     "workload_peak_start_s", "workload_window_rate", "write_trace",
 ]
+
+_FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),
+          **dict.fromkeys(("TimeBlock", "mix", "scale", "split", "thin", "time_blocks", "window"), "transforms"),
+          "write_trace": "writing"}  # imported when they are asked for: most simulations read no file
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FILES:
+        return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

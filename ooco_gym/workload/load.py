@@ -1,4 +1,7 @@
-"""One door for all workloads: embedded names, YAML files, users' traces, mixes of them, and mappings."""
+"""One door for all workloads: embedded names, YAML files, users' traces, mixes of them, and mappings.
+
+What reads trace files is imported where one is named: most simulations generate their load.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,10 +22,10 @@ from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
-from ooco_gym.workload.reading import TraceFile, open_trace
-from ooco_gym.workload.table_reader import ENDINGS, missing
-from ooco_gym.workload.trace import Trace, merge
-from ooco_gym.workload.transforms import scale, with_own_numbers
+from ooco_gym.workload.trace import ENDINGS, Trace, merge
+
+if TYPE_CHECKING:
+    from ooco_gym.workload.reading import TraceFile
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 TRACE_KEYS = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "class")
@@ -163,6 +166,8 @@ class WorkloadPart:
             raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
         # A copy that scaling adds lies between its original and the next request: one more on either side is read.
         file = self.source
+        from ooco_gym.workload.transforms import scale
+
         trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
         if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
             raise UserError(f"trace file '{self.name}' has no request in the window from {start_s:g} s to "
@@ -172,11 +177,11 @@ class WorkloadPart:
 
     def mean_rate(self) -> float:
         """Requests a second, without the weight."""
-        return self.source.mean_rate if isinstance(self.source, TraceFile) else self.source.arrivals.mean_rate_per_s
+        return self.source.arrivals.mean_rate_per_s if isinstance(self.source, WorkloadSpec) else self.source.mean_rate
 
     def window_rate(self, start_s: float, duration_s: float) -> float:
         """Requests a second in a window, without the weight: of a generator the expected ones, by its tide."""
-        if isinstance(self.source, TraceFile):
+        if not isinstance(self.source, WorkloadSpec):
             before, until = self.source.counts_before(np.array([start_s, start_s + duration_s]))
             return float(until - before) / duration_s
         arrivals = self.source.arrivals
@@ -194,7 +199,7 @@ class WorkloadPart:
 
     def by_hour(self) -> np.ndarray:
         """Rates by hour of the day, relative to each other, float64[24], without the weight."""
-        if isinstance(self.source, TraceFile):
+        if not isinstance(self.source, WorkloadSpec):
             return _by_hour(self.source) / 3600.0
         arrivals = self.source.arrivals
         return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
@@ -218,7 +223,11 @@ class Workload:
         """The requests of a window; arguments, times and errors as `load_workload` has them."""
         rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * self.factor
         traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight) for part in self.parts]
-        return traces[0] if len(traces) == 1 else merge(*with_own_numbers(traces), name=self.name)
+        if len(traces) == 1:
+            return traces[0]
+        from ooco_gym.workload.transforms import with_own_numbers
+
+        return merge(*with_own_numbers(traces), name=self.name)
 
     def mean_rate(self) -> float:
         """The mean rate in requests per second, over a day for generators, scales included."""
@@ -262,7 +271,7 @@ def resolve_workload(spec: Source) -> Workload:
     if not isinstance(spec, Mapping):
         text = os.fspath(spec)
         return Workload(text, tuple(
-            WorkloadPart(part.source, open_trace(part.source), part.weight, class_name=part.class_name)
+            WorkloadPart(part.source, _opened(part.source), part.weight, class_name=part.class_name)
             if _is_trace_file(part.source) else
             WorkloadPart(part.source, load_spec(part.source), part.weight,
                          None if part.stream == part.source else part.stream, part.class_name)
@@ -277,8 +286,8 @@ def resolve_workload(spec: Source) -> Workload:
                        for key in ("scale", "rate_scale") if values.get(key) is not None)
     if values.get("path") is not None:
         path = str(values["path"])
-        file = open_trace(path, str(values.get("format") or "auto"), columns=values.get("columns"),
-                          time_unit=str(values.get("time_unit") or "auto"))
+        file = _opened(path, str(values.get("format") or "auto"), values.get("columns"),
+                       str(values.get("time_unit") or "auto"))
         return Workload(path, (WorkloadPart(path, file),), factor)
     if values.get("mix") is not None:
         mix = resolve_workload(str(values["mix"]))
@@ -316,7 +325,7 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
 
 def trace_files(spec: Source | Workload) -> list[TraceFile]:
     """Returns the trace files of a workload, open: its own, or those among the parts of a mix; none of a generator."""
-    return [part.source for part in _resolved(spec).parts if isinstance(part.source, TraceFile)]
+    return [part.source for part in _resolved(spec).parts if not isinstance(part.source, WorkloadSpec)]
 
 
 def workload_mean_rate(spec: Source) -> float:
@@ -339,6 +348,12 @@ def workload_peak_start_s(spec: Source, duration_s: float = WINDOW_S) -> float:
     A trace file gives the busiest window of that length, on a grid of 10 minutes from its first request.
     """
     return resolve_workload(spec).peak_start_s(duration_s)
+
+
+def _opened(path: str, *how: Any) -> TraceFile:
+    from ooco_gym.workload.reading import open_trace
+
+    return open_trace(path, *how)
 
 
 def _resolved(spec: Source | Workload) -> Workload:
@@ -371,6 +386,8 @@ def _check_source(source: str) -> None:
         raise UserError(f"workload '{source}' is an offline dataset, which has no arrivals of its own: it is for "
                         f"simulations, as offline={dataset_name(source)} or as a part of their workload")
     if "/" in source or os.path.splitext(source)[1]:
+        from ooco_gym.workload.table_reader import missing
+
         raise UserError(f"{missing(source)}; expected a file, or one of: {', '.join(list_workloads())}")
     raise unknown("workload", source, list_workloads())
 

@@ -28,9 +28,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.workload.trace import ENDINGS
 
 Column = Any  # a pyarrow Array, or a plain list where a field's type changes from line to line
-ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")
 PIECE_BYTES = 1 << 24
 PIECE_ROWS = 1 << 18
 LONGEST_LINE = 1 << 26

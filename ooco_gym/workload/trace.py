@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 
 MAX_TOKENS = 2**31 - 1
+ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")  # of trace files
 NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
 MOST_CLASSES = 16  # named ones, beside these two

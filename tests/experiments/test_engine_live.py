@@ -242,7 +242,7 @@ def test_violations_beyond_the_limit_cost_score() -> None:
 def test_a_bundle_of_weights_sets_what_they_say(tmp_path: Path) -> None:
     from baselines.adaptive_deadline import LAYOUT
     from ooco_gym.policy import get_policy
-    from ooco_gym.policy.linear import write_linear_bundle
+    from ooco_gym.policy.weights import write_linear_bundle
     from ooco_gym.runtime import Policy
     from ooco_gym.runtime.rules.deadline import DEFAULTS
 

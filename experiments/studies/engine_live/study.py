@@ -31,8 +31,7 @@ from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy import get_policy
-from ooco_gym.policy.linear import write_linear_bundle
-from ooco_gym.policy.weights import read_weights
+from ooco_gym.policy.weights import read_weights, write_linear_bundle
 from ooco_gym.resources import merged
 from ooco_gym.runtime.rules import Fitted
 from ooco_gym.runtime.rules.deadline import DEFAULTS
