@@ -51,7 +51,7 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     if arguments.get("flat"):
         raise UserError("env.flat=true: commands take an observation by its parts; leave it out, it is for learners of "
-                        "your own (docs/training.md)")
+                        "your own (docs/own_agents.md)")
     try:
         made = make(imported(str(spec["id"])), **more, **arguments)
         _say_trace(getattr(getattr(made.unwrapped, "config", None), "scenario", None))

@@ -256,7 +256,7 @@ def _arguments() -> list[str]:
             "each split and the distribution shifts. Each seed has any number of windows "
             "(`options={\"window\": n}`); `shift=` evaluates on what training has not seen.",
             "`gym.make_vec` takes these besides:", table(("argument", "type", "default"), vector),
-            "Any number of `threads` plays the same, bit by bit; [training](../training.md#threads) says when more "
+            "Any number of `threads` plays the same, bit by bit; [training](../own_agents.md#threads) says when more "
             "than one pays."]
 
 

@@ -54,7 +54,7 @@ class DecisionVectorEnv(VectorEnv):
             rewards of 0 and observations that stay; otherwise `step` is refused until they are reset.
         threads: that step the episodes, the caller's among them, and at most one for each episode; results are the same
             for any number. More than one pays with many episodes or long steps, on cores that have nothing else to do
-            (docs/training.md). None: one for each core that this process may use (`jobs.threads`).
+            (docs/own_agents.md). None: one for each core that this process may use (`jobs.threads`).
         trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
         flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`;
             the compiled step writes them.
