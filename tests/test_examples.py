@@ -1,0 +1,33 @@
+"""The files of `examples` learn and compare, here for seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_gate_is_learned_by_cma() -> None:
+    pytest.importorskip("cmaes")
+    served = example("cma_gate").main(generations=2, windows=4, held_out=4)
+    assert list(served) == ["random gate", "OOCO", "slack", "memory_gate", "learned"]
+    assert served["learned"] > 1.2 * served["OOCO"]
+
+
+@pytest.mark.parametrize("name", ["ppo_sb3", "cleanrl_ppo"])
+def test_networks_learn_and_are_compared(name: str) -> None:
+    pytest.importorskip("sb3_contrib")
+    summary = example(name).main(decisions=1024, episodes=2)
+    assert {row["policy"] for row in summary["results"]} == {"mine", "random actions", "ooco", "slack"}
