@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.common.output import merged, rounded, write_texts
-from ooco_gym.calibrate import fitting, sources, step_fits
+from ooco_gym.calibrate import fitting, operators, sources, steps
 from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
-from ooco_gym.calibrate.steps import Steps, compose
+from ooco_gym.calibrate.steps import Steps
 from ooco_gym.errors import UserError, check_keys, whole_number
 from ooco_gym.files import write_json
 from ooco_gym.jobs import cores, in_processes
@@ -121,14 +121,15 @@ def _judged_unseen(item: tuple[Card, list[Path]]) -> dict[str, Any]:
     card, files = item
     chip = load_chip(card.chip)
     rows = _read(files, chip, card.profile)
-    steps = compose(rows)
-    if steps is None:
+    composed = steps.compose(rows)
+    if composed is None:
         raise UserError(f"{_names(files)}: no whole iterations can be composed of the operators of {card.title}")
-    start = {"ooco": step_fits.fit_roofline(steps, chip, SEED).found,
-             "extended": {op: item.found for op, item in step_fits.fit_kernels(rows, chip, SEED).items()}}
-    found = {form: fitting.errors(one, steps.seconds)
-             for form, one in step_fits.unseen_architectures(steps, rows, chip, SEED, start).items()}
-    return {"title": card.title, "iterations": len(steps), "architectures": [one.name for one in steps.architectures],
+    start = {"ooco": steps.fit_roofline(composed, chip, SEED).found,
+             "extended": {op: item.found for op, item in operators.fit_kernels(rows, chip, SEED).items()}}
+    found = {form: fitting.errors(one, composed.seconds)
+             for form, one in steps.unseen(composed, rows, chip, SEED, start).items()}
+    return {"title": card.title, "iterations": len(composed),
+            "architectures": [one.name for one in composed.architectures],
             "forms": found, "sha256": digest(files)}
 
 
@@ -181,8 +182,8 @@ def measure_left_out(given: Given) -> Rowed:
 
 def _measured(files: Mapping[Card, Sequence[Path]], card: Card) -> Measured | None:
     chip = load_chip(card.chip)
-    steps = compose(_read(files[card], chip))
-    return Measured(card, steps, step_fits.fit_roofline(steps, chip, SEED).found) if steps is not None else None
+    composed = steps.compose(_read(files[card], chip))
+    return Measured(card, composed, steps.fit_roofline(composed, chip, SEED).found) if composed is not None else None
 
 
 def _errors(base: Measured, one: Measured) -> dict[str, Any]:
@@ -191,8 +192,8 @@ def _errors(base: Measured, one: Measured) -> dict[str, Any]:
     kernels = vars(ExtendedParameters.from_mapping(transferred(other, vars(sheet))["extended"]))
     rates = transferred(replace(other, extended=None, validity=None, **base.roofline), vars(sheet))
     roofline = {key: rates.get(key, value) for key, value in base.roofline.items()}
-    return {"extended": fitting.errors(step_fits.extended_s(kernels, one.steps), one.steps.seconds),
-            "ooco": fitting.errors(step_fits.roofline_s(roofline, one.steps), one.steps.seconds)}
+    return {"extended": fitting.errors(steps.extended_s(kernels, one.steps), one.steps.seconds),
+            "ooco": fitting.errors(steps.roofline_s(roofline, one.steps), one.steps.seconds)}
 
 
 # --- The recorded run -------------------------------------------------------------------------------------------------

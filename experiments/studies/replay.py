@@ -104,7 +104,7 @@ def fitted(given: dict[str, Any], out: Path) -> str:
     out.mkdir(parents=True, exist_ok=True)
     plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
     summary = main(OmegaConf.create({**plain, **given, "out": str(out)})) or {}
-    write_json(out / "summary.json", {"schema": "ooco-gym/calibrate/1", **summary})
+    write_json(out / "summary.json", summary)
     return str(out / "chip.yaml")
 
 

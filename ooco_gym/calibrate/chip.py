@@ -22,7 +22,8 @@ ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "
            "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}
 """Names that public tables give to chips of ours."""
 DATASHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s")
-_OPTIONAL = ("link", "units", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s")
+_OPTIONAL = ("link", "units", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s", "extended",
+             "validity", "tables")
 _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_flops_per_s",
            "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
 
@@ -54,11 +55,12 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
     name = base or chip_named(device)
     if name:
         chip = load_chip(name)
-        another = {"link": load_link(chip.link).elsewhere} if chip.link and load_link(chip.link).elsewhere else {}
-        given_link = another | _another_link(figures) | figures
-        values = {item.name: getattr(chip, item.name) for item in fields(chip)} | given_link
+        elsewhere = load_link(chip.link).elsewhere if chip.link else ""
+        link: dict[str, Any] = {"link": elsewhere} if elsewhere else {}
+        if {"link", "peak_link_bytes_per_s"} & set(figures):  # the base's all-reduce is of its own link
+            link = {"link": "", "allreduce_bytes_per_s": 0.0, "allreduce_latency_s": 0.0}
         said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(figures)} as given" if figures else "")
-        return load_chip({**values, "extended": None, "validity": None, "tables": ""}), said
+        return load_chip({**vars(chip), **link, **figures, "extended": None, "validity": None, "tables": ""}), said
     missing = [key for key in DATASHEET if key not in figures]
     if missing:
         keys = ", ".join(f"chip.{key}=" for key in DATASHEET)
@@ -69,13 +71,6 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
     assumed = {"gemm_flops_per_s": flops, "prefill_attention_flops_per_s": flops, "decode_attention_flops_per_s": flops,
                "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory}
     return load_chip({"name": plain(device), **assumed, **figures}), "datasheet figures as given"
-
-
-def _another_link(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The base's all-reduce is of its own link: another one has that kind's."""
-    if not {"link", "peak_link_bytes_per_s"} & set(figures):
-        return {}
-    return {"link": "", "allreduce_bytes_per_s": 0.0, "allreduce_latency_s": 0.0}
 
 
 def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,
@@ -94,35 +89,26 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
 
 def validity(rows: Rows, engine: list[EngineRows]) -> dict[str, Any]:
     """The sizes that were measured."""
-    gemm, decode = rows.of_kind("gemm"), rows.of_kind("attn_decode")
     attention = rows.select(np.isin(rows.kind(), ("attn_prefill", "attn_decode")))
-    tokens = [*gemm["n_tokens"], *(value for part in engine for value in part.tokens)]
-    batch = [*decode["batch"], *(value for part in engine for value in part.n_decode)]
-    contexts = [*attention["context_len"], *(value for part in engine for value in part.kv),
-                *(value for part in engine for value in part.decode_context / np.maximum(part.n_decode, 1.0))]
-    degrees = {1} | {int(value) for name in ("n_gpus", "tp") for value in rows[name] if value >= 1}
-    found = {"max_tokens": _most(tokens), "max_batch": _most(batch), "max_context": _most(contexts),
-             "tp": sorted(degrees)}
+    sizes = {"max_tokens": [rows.of_kind("gemm")["n_tokens"], *(part.tokens for part in engine)],
+             "max_batch": [rows.of_kind("attn_decode")["batch"], *(part.n_decode for part in engine)],
+             "max_context": [attention["context_len"], *(part.kv for part in engine),
+                             *(part.decode_context / np.maximum(part.n_decode, 1.0) for part in engine)]}
+    found: dict[str, Any] = {}
+    for key, parts in sizes.items():
+        values = np.concatenate(parts)
+        found[key] = int(values[np.isfinite(values)].max(initial=0.0))
+    found["tp"] = sorted({1} | {int(value) for name in ("n_gpus", "tp") for value in rows[name] if value >= 1})
     return {key: value for key, value in found.items() if value}
 
 
 def write_chip(chip: ChipSpec, valid: Mapping[str, Any], tables: str, path: Path) -> None:
     """Writes the chip's YAML; numbers to four figures, which is more than a fit knows."""
-    values: dict[str, Any] = {}
-    for item in fields(chip):
-        value = getattr(chip, item.name)
-        if item.name == "extended" and chip.extended is not None:
-            values["extended"] = {kernel: {key: _short(number) for key, number in parameters.items()}
-                                  for kernel, parameters in chip.extended.to_mapping().items()}
-        elif item.name == "validity":
-            values |= {"validity": dict(valid)} if valid else {}
-        elif item.name == "tables":
-            values |= {"tables": tables} if tables else {}
-        elif item.name == "sources":
-            values["sources"] = {key: str(text) for key, text in chip.sources.items()}
-        elif item.name != "extended" and (value or item.name not in _OPTIONAL):
-            values[item.name] = _short(value) if isinstance(value, float) else value
-    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
+    values = {item.name: getattr(chip, item.name) for item in fields(chip)} | {
+        "extended": chip.extended.to_mapping() if chip.extended else None, "validity": dict(valid), "tables": tables,
+        "sources": dict(chip.sources)}
+    text = yaml.dump({name: value for name, value in values.items() if value or name not in _OPTIONAL},
+                     Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
     with atomic_write(path) as temporary:
         temporary.write_text("# Fitted by ooco-gym calibrate. Seconds, bytes, FLOP/s; `sources` says where each figure "
                              "comes from.\n" + text, encoding="utf-8")
@@ -145,23 +131,12 @@ class _Dumper(yaml.SafeDumper):
 
 def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
     text = ".inf" if math.isinf(value) else f"{value:.4g}"
-    if "e" in text and "." not in text:
-        text = text.replace("e", ".0e")
-    if not any(mark in text for mark in ".e"):
-        text += ".0"
+    if "." not in text:
+        text = text.replace("e", ".0e") if "e" in text else f"{text}.0"
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
 _Dumper.add_representer(float, _float)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}") if math.isfinite(value) else value
-
-
-def _most(values: list[float]) -> int:
-    finite = [value for value in values if math.isfinite(value)]
-    return int(max(finite)) if finite else 0
 
 
 def chip_named(device: str) -> str:

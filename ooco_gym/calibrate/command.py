@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-
 def main(cfg: DictConfig) -> dict[str, Any] | None:
     """Runs `fit` or `measure`.
 
@@ -25,20 +24,13 @@ def main(cfg: DictConfig) -> dict[str, Any] | None:
     Raises:
         UserError: an unknown action, or data that cannot be read, chosen or fitted.
     """
-    action = str(cfg.action)
-    if action == "measure":
+    if cfg.action == "measure":
         from ooco_gym.calibrate.measure import main as measure
 
         return measure(cfg)
-    if action != "fit":
-        raise unknown("action of ooco-gym calibrate", action, ("fit", "measure"))
+    if cfg.action != "fit":
+        raise unknown("action of ooco-gym calibrate", str(cfg.action), ("fit", "measure"))
     from omegaconf import OmegaConf
-
-    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    return _fit(values)
-
-
-def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
 
     from ooco_gym.calibrate import chip as chips
@@ -47,54 +39,44 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.perf.model import model_named
     from ooco_gym.report import console
 
+    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     if values.get("data") is None:
         raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "
                         f"the layouts {', '.join(sources.list_sources())} (docs/calibration.md)")
-    out = Path(values["out"])
+    texts = {key: None if values[key] is None else str(values[key])
+             for key in ("device", "source", "model", "base", "name", "to")}
+    tp = 0 if values["tp"] is None else whole_number("tp", values["tp"], 1)
+    seed, out = whole_number("seed", values["seed"]), Path(values["out"])
+    data, shared = Path(str(values["data"])).expanduser(), os.environ.get("OOCO_GYM_DATA")
+    if not data.exists() and shared and (Path(shared) / data).exists():
+        data = Path(shared) / data
+    to = Path(texts["to"] or out / "chip.yaml").expanduser().absolute()
+    if to.suffix not in (".yaml", ".yml"):
+        raise UserError(f"to={values['to']}: a chip is a YAML file; expected an ending .yaml")
+    also = [values["also"]] if isinstance(values["also"], str) else list(values["also"] or [])
+    model = model_named(texts["model"] or "") or texts["model"]
     with Console(stderr=True).status("reading") as status:
-        tp = 0 if values["tp"] is None else whole_number("tp", values["tp"], 1)
-        model = model_named(str(values["model"] or "")) or _text(values["model"])
-        context = sources.Context(str(values["device"] or ""), model or "", tp)
-        found = sources.read(_where(str(values["data"])), context)
-        also = [values["also"]] if isinstance(values["also"], str) else list(values["also"] or [])
-        device, rows, notes = run.device_rows(found, _text(values["device"]), also, _text(values["source"]))
-        base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {},
-                                     named=bool(values["device"]))
-        result = run.calibrate(found, base, device, rows, model=model, tp=context.tp or 1,
-                               seed=whole_number("seed", values["seed"]), tell=lambda text: status.update(
-                                   f"fitting {text}"))
+        found = sources.read(data, sources.Context(texts["device"] or "", model or "", tp))
+        device, rows, notes = run.device_rows(found, texts["device"], also, texts["source"])
+        base, said = chips.base_chip(device, texts["base"], values["chip"] or {}, named=bool(texts["device"]))
+        result = run.calibrate(found, base, device, rows, model=model, tp=tp or 1, seed=seed,
+                               tell=lambda text: status.update(f"fitting {text}"))
         result.notes += notes
         valid = chips.validity(result.rows, [one.rows for one in result.engine])
-        name = plain(str(values["name"] or device))
-        chip = chips.chip_of(base, name, run.roofline_of(result)[0], run.extended_of(result),
-                             run.sources_of(result, found, said))
-        figures = run.summary_of(result, found, chip, valid)
-        to = Path(values["to"] or out / "chip.yaml").expanduser().absolute()
-        if to.suffix not in (".yaml", ".yml"):
-            raise UserError(f"to={values['to']}: a chip is a YAML file; expected an ending .yaml")
+        chip = chips.chip_of(base, plain(texts["name"] or device), run.roofline_of(result)[0], run.extended_of(result),
+                             run.sources_of(result, said))
+        figures = run.summary_of(result, chip, valid)
         tables = to.with_name("tables.parquet") if len(result.rows) else None
         if tables:
             chips.write_tables(run.measured_of(result, rows), tables)
         chips.write_chip(chip, valid, tables.name if tables else "", to)
-        show.write_page(result, figures, out / "calibration.html")
+        page = out / "calibration.html"
+        show.write_page(result.points, figures, page)
     screen = console()
     for table in show.tables(figures):
         table.show(screen, frame="simple", unbroken=8 if len(table.head) == 8 else 1)
-    for line in show.notes(figures):
-        screen.print(line, highlight=False, markup=False, soft_wrap=True)
     forms = "ooco, extended or measured" if tables else "ooco or extended"
-    screen.print(f"written: '{to}', to be used as chip={to} with timing={forms}; plots: "
-                  f"'{out / 'calibration.html'}'", highlight=False, markup=False, soft_wrap=True)
-    return {**figures, "to": to, "tables": tables, "page": out / "calibration.html"}
-
-
-def _where(data: str) -> Path:
-    """The file or folder as given, or below `OOCO_GYM_DATA` where it is not here."""
-    path, shared = Path(data).expanduser(), os.environ.get("OOCO_GYM_DATA")
-    if not path.exists() and shared and (Path(shared) / path).exists():
-        return Path(shared) / path
-    return path
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+    for line in [*show.notes(figures),
+                 f"written: '{to}', to be used as chip={to} with timing={forms}; plots: '{page}'"]:
+        screen.print(line, highlight=False, markup=False, soft_wrap=True)
+    return {**figures, "to": to, "tables": tables, "page": page}

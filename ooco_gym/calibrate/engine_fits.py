@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
-from ooco_gym.calibrate.operators import FEW, Fitted
-from ooco_gym.calibrate.step_fits import roofline_free
+from ooco_gym.calibrate.fitting import Fitted, Free, errors, folds, least_squares, sample, started
+from ooco_gym.calibrate.operators import FEW
+from ooco_gym.calibrate.steps import roofline_free
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec
@@ -159,13 +159,11 @@ def fit(form: str, chip: ChipSpec, served: Sequence[Served], seed: int = 0,
     times, best = measured(taken), None
     for overlap in (False, True) if form == "extended" else (False,):
         free = _free(form, chip, overlap, taken)
-        if start is not None:
-            if set(start) != {item.name for item in free}:
-                continue
-            free = [item._replace(start=min(max(start[item.name] - item.above, item.low * 1.1), item.high / 1.1))
-                    for item in free]
-        found, cost = least_squares(free, lambda found: predict(form, with_found(form, chip, found), taken), times,
-                                    starts=1 if start is not None else 3, seed=seed)
+        if start is not None and set(start) != {item.name for item in free}:
+            continue
+        found, cost = least_squares(
+            started(free, start), lambda found: predict(form, with_found(form, chip, found), taken), times,
+            starts=1 if start is not None else 3, seed=seed)
         if best is None or cost < best.cost:
             best = Fitted(found, len(times), cost)
     # A fit to a part of the data may lack parameters that the whole has: then it searches from the beginning.
@@ -180,12 +178,12 @@ def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
         Seconds, float64[n]; their errors in percent, `held_out` in words, and errors with prompts and without.
     """
     rows = [one.rows for one in served]
-    if len(served) > 1:
-        fold = np.repeat(np.arange(len(served)), [len(part) for part in rows])
-        said = "models and tensor-parallel degrees"
-    else:
-        fold, said = folds(_sizes(rows[0]), seed), "sizes of batches"
     owner = np.repeat(np.arange(len(served)), [len(part) for part in rows])
+    fold, said = owner, "models and tensor-parallel degrees"
+    if len(served) == 1:
+        one = rows[0]
+        fold, said = folds(_alike(one.n_decode, one.prompts, np.round(np.log2(1 + one.prefill_tokens)),
+                                  np.round(np.log2(1 + one.decode_context))), seed), "sizes of batches"
     predicted = np.empty(len(fold))
     for number in range(int(fold.max()) + 1):
         hidden = fold == number
@@ -206,11 +204,9 @@ def _part(served: Sequence[Served], owner: np.ndarray, which: np.ndarray) -> lis
     return [one for one in chosen if len(one.rows)]
 
 
-def _sizes(rows: EngineRows) -> np.ndarray:
-    """A number for each iteration, equal where batches are of about the same size."""
-    sizes = np.stack([rows.n_decode, rows.prompts, np.round(np.log2(1 + rows.prefill_tokens)),
-                      np.round(np.log2(1 + rows.decode_context))], axis=1)
-    return np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1)
+def _alike(*sizes: np.ndarray) -> np.ndarray:
+    """A number for each iteration, equal where all sizes are, int64[n]."""
+    return np.unique(np.stack(sizes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def noise(rows: EngineRows) -> float | None:
@@ -218,9 +214,8 @@ def noise(rows: EngineRows) -> float | None:
 
     None where no batch was run three times.
     """
-    alike = np.stack([rows.n_decode, rows.tokens, rows.prompts, np.round(10 * np.log2(1 + rows.decode_context)),
-                      np.round(10 * np.log2(1 + rows.over_prompts(rows.kv)))], axis=1)
-    group = np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1)
+    group = _alike(rows.n_decode, rows.tokens, rows.prompts, np.round(10 * np.log2(1 + rows.decode_context)),
+                   np.round(10 * np.log2(1 + rows.over_prompts(rows.kv))))
     deviations = [np.abs(rows.seconds[index] / np.median(rows.seconds[index]) - 1.0)
                   for index in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
                   if len(index) >= 3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,34 +31,35 @@ class Free(NamedTuple):
     off: bool = False
 
 
-def values(free: Sequence[Free], point: np.ndarray) -> dict[str, float]:
-    """Parameters by name at a point of the search."""
-    return {item.name: item.above + float(np.exp(x)) for item, x in zip(free, point, strict=True)}
+class Fitted(NamedTuple):
+    """Parameters found, the fixed ones among them, the rows of the fit, and the cost of the search."""
+
+    found: dict[str, float]
+    rows: int
+    cost: float
 
 
-def settled(free: Sequence[Free], point: np.ndarray) -> dict[str, float]:
-    """Parameters by name at the end of a search, with 0 for terms that do not count."""
-    found = values(free, point)
-    for item, x in zip(free, point, strict=True):
-        if item.off and x <= np.log(item.low) + 0.05:
-            found[item.name] = 0.0
-    return found
+def started(free: Sequence[Free], start: Mapping[str, float] | None) -> list[Free]:
+    """The same parameters, searched from those of another fit where there is one."""
+    if start is None:
+        return list(free)
+    return [item._replace(start=min(max(start.get(item.name, item.start) - item.above, item.low * 1.1),
+                                    item.high / 1.1)) for item in free]
 
 
 def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np.ndarray], seconds: np.ndarray,
-                  weights: np.ndarray | None = None, starts: int = 3, seed: int = 0) -> tuple[dict[str, float], float]:
+                  starts: int = 3, seed: int = 0) -> tuple[dict[str, float], float]:
     """Finds parameters for which `predict` is nearest to `seconds`, by soft absolute log residuals.
 
     Args:
         free: parameters, searched on a logarithmic scale within their bounds.
         predict: from parameters by name to seconds, float64[n].
         seconds: measured, float64[n], positive.
-        weights: of the residuals, float64[n]; None: all alike.
         starts: searches, the first from the given starts, the others from points around them.
         seed: of these points.
 
     Returns:
-        The best parameters by name, and their cost.
+        The best parameters by name, 0 for terms that do not count, and their cost.
     """
     from scipy.optimize import least_squares as search
 
@@ -66,10 +67,12 @@ def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np
     high = np.log([item.high for item in free])
     start = np.clip(np.log([item.start for item in free]), low + 1e-6, high - 1e-6)
     measured, draws = np.log(seconds), np.random.default_rng(seed)
-    weight = 1.0 if weights is None else weights
+
+    def values(point: np.ndarray) -> dict[str, float]:
+        return {item.name: item.above + float(np.exp(x)) for item, x in zip(free, point, strict=True)}
 
     def residuals(point: np.ndarray) -> np.ndarray:
-        return weight * (np.log(np.maximum(predict(values(free, point)), 1e-12)) - measured)
+        return np.log(np.maximum(predict(values(point)), 1e-12)) - measured
 
     best, cost = start, np.inf
     for number in range(starts):
@@ -77,7 +80,8 @@ def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np
         result = search(residuals, begin, bounds=(low, high), loss="soft_l1", f_scale=SCALE, max_nfev=200)
         if result.cost < cost - 1e-9:
             best, cost = result.x, float(result.cost)
-    return settled(free, best), cost
+    none = {item.name: 0.0 for item, x in zip(free, best, strict=True) if item.off and x <= np.log(item.low) + 0.05}
+    return values(best) | none, cost
 
 
 def folds(groups: np.ndarray, seed: int, most: int = 5) -> np.ndarray:
@@ -96,9 +100,8 @@ def sample(rows: int, most: int, seed: int) -> np.ndarray:
 
 def errors(predicted: np.ndarray, seconds: np.ndarray) -> dict[str, float | int]:
     """Mean (`mape`), median, 90th and 95th percentile and worst of the relative errors, in percent, and the rows."""
-    relative = 100.0 * np.abs(predicted / seconds - 1.0)
-    bias = 100.0 * float(np.median(predicted / seconds - 1.0))
-    median, p90 = (float(value) for value in np.percentile(relative, (50, 90)))
-    return {"mape": float(relative.mean()), "median": median, "p90": p90,
-            "p95": float(np.percentile(relative, 95)), "worst": float(relative.max()),
-            "median_bias": bias, "rows": len(relative)}
+    signed = 100.0 * (predicted / seconds - 1.0)
+    relative = np.abs(signed)
+    median, p90, p95 = (float(value) for value in np.percentile(relative, (50, 90, 95)))
+    return {"mape": float(relative.mean()), "median": median, "p90": p90, "p95": p95, "worst": float(relative.max()),
+            "median_bias": float(np.median(signed)), "rows": len(relative)}

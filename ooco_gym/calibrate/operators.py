@@ -1,18 +1,13 @@
-"""What is fitted of each operator in each form, and how its time follows from the parameters.
-
-The roofline of the paper (`ooco`) is the extended kernel without launch, with the largest roof in place of a norm, and
-with the whole square of prefill attention; so both forms are one set of functions (`ooco_gym.perf.kernels`).
-"""
+"""What is fitted of each operator, and how its time follows from the parameters (`ooco_gym.perf.kernels`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.fitting import Free, folds, least_squares, sample
+from ooco_gym.calibrate.fitting import Fitted, Free, folds, least_squares, sample, started
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
@@ -24,7 +19,6 @@ _MENU_ROWS = 600
 _UNITS = (24, 48, 72, 84, 108, 132, 160, 192)
 _TILES = (16, 32, 64, 128)
 _SWITCH = (1 << 18, 1 << 26)
-FORMS = ("ooco", "extended")
 FEW = 8
 """Rows below which an operator is not fitted."""
 FOLDS, FEW_ROWS = 5, 100
@@ -35,9 +29,8 @@ SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": _SHARED, "attn_decode": _SH
 SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": _BATCH,
          "attn_mixed": (*_BATCH, "q_len"), "attn_skew": (*_BATCH, "longest"), "all_reduce": ("bytes", "n_gpus"),
          "elementwise": ("n_tokens",)}
-LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
+_LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
-_ROOFLINE = {"exponent": math.inf}
 _DTYPE_BYTES = 2.0
 _SPILLED = 32e6
 """Bytes of an element-wise operator that large caches of chips do not all hold."""
@@ -48,39 +41,25 @@ _HEADS = ("rotary", "qk_norm")
 
 
 class Operator(NamedTuple):
-    """One operator of one form.
+    """How one operator is fitted.
 
     Attributes:
         op: of the rows, one of `rows.OPERATORS`.
         kernel: its name in `kernels.KERNELS`.
         free: parameters to be found, for rows and a chip.
-        menu: choices that are not numbers to be searched: each a set of fixed parameters.
         seconds: from parameters and rows to seconds, float64[n].
+        menu: choices that are not numbers to be searched: each a set of fixed parameters.
     """
 
     op: str
     kernel: str
     free: Callable[[Rows, ChipSpec], list[Free]]
-    menu: Callable[[Rows, ChipSpec], list[dict[str, float]]]
     seconds: Callable[[Any, Rows], np.ndarray]
+    menu: Callable[[Rows, ChipSpec], list[dict[str, float]]] = lambda *_: [{}]
 
     def parameters(self, found: Mapping[str, float]) -> Any:
         """The parameters as the kernels take them."""
         return kernels.KERNELS[self.kernel](**found, **(_common(found) if self.kernel == "elementwise" else {}))
-
-
-class Fitted(NamedTuple):
-    """Parameters found, and what they rest on.
-
-    Attributes:
-        found: parameters by name, the fixed ones among them.
-        rows: rows of the fit.
-        cost: of the search.
-    """
-
-    found: dict[str, float]
-    rows: int
-    cost: float
 
 
 def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
@@ -94,11 +73,7 @@ def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
         seed: of the drawn rows and starts.
         start: parameters from which to search (of another fit); None: several starts.
     """
-    menu = operator.menu(rows, chip)
-    free = operator.free(rows, chip)
-    if start is not None:
-        free = [item._replace(start=min(max(start.get(item.name, item.start) - item.above, item.low * 1.1),
-                                        item.high / 1.1)) for item in free]
+    menu, free = operator.menu(rows, chip), started(operator.free(rows, chip), start)
     choice = menu[0]
     if len(menu) > 1:
         some = rows.select(_few_shapes(rows, SHAPES[operator.op], seed))
@@ -106,6 +81,19 @@ def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
     taken = rows.select(sample(len(rows), FITTED_ROWS, seed))
     found, cost = _search(operator, free, choice, taken, 1 if start is not None else 3, seed)
     return Fitted(choice | found, len(taken), cost)
+
+
+def fit_kernels(rows: Rows, chip: ChipSpec, seed: int = 0,
+                start: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Fitted]:
+    """Fits every operator that has enough rows; by operator."""
+    parts = {op: rows.of_kind(op) for op in OPERATORS}
+    return {op: fit(OPERATORS[op], part, chip, seed, (start or {}).get(op)) for op, part in parts.items()
+            if len(part) >= FEW}
+
+
+def parameters(fitted: Mapping[str, Fitted]) -> dict[str, Any]:
+    """Parameters by kernel, from fits by operator."""
+    return {OPERATORS[op].kernel: OPERATORS[op].parameters(item.found) for op, item in fitted.items()}
 
 
 def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
@@ -250,7 +238,7 @@ def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) ->
 
 
 def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    free = [*_rates(chip, 1.5), LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
+    free = [*_rates(chip, 1.5), _LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
             Free("waste", 0.2, 0.01, 1.5, off=True),
             Free("padding", 0.5, 0.01, 1.0, off=True),  # beyond 1 more rows in a tile would take less time
             Free("edge", 8.0, 0.1, 60.0, off=True)]
@@ -260,7 +248,7 @@ def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 def _prefill_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     block = chip.peak_flops_per_s / 100
-    free = [*_rates(chip, 3.0, 3.0), LAUNCH, _NORM, Free("row_tokens", 150.0, 1.0, 3000.0, off=True),
+    free = [*_rates(chip, 3.0, 3.0), _LAUNCH, _NORM, Free("row_tokens", 150.0, 1.0, 3000.0, off=True),
             Free("critical_flops_per_s", block, block / 100, block * 100), Free("reread", 1.0, 0.01, 8.0, off=True)]
     if len(np.unique(rows["d_h"])) > 1:
         free.append(Free("softmax_width", 30.0, 0.5, 500.0, off=True))
@@ -270,7 +258,7 @@ def _prefill_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _decode_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    free = [*_rates(chip, 3.0), LAUNCH, _NORM, Free("request_head_s", 3e-8, 1e-11, 1e-4, off=True),
+    free = [*_rates(chip, 3.0), _LAUNCH, _NORM, Free("request_head_s", 3e-8, 1e-11, 1e-4, off=True),
             Free("critical_s_per_token", 1e-10, 1e-13, 1e-6, off=True)]
     lone = rows["h_q"] == rows["h_kv"]
     if lone.any() and not lone.all():
@@ -284,7 +272,7 @@ def _mixed_free(rows: Rows, chip: ChipSpec) -> list[Free]:
             _rates(chip, most_memory=3.0)[1], Free("cache_bytes", 1e8, 1e5, 1e10),
             Free("head_s_per_chunk_token", 3e-11, 1e-14, 1e-8, off=True),
             Free("critical_s_per_token", 2e-8, 1e-11, 1e-5, off=True), Free("exponent", 1.5, 0.01, 20.0, above=1.0),
-            LAUNCH]
+            _LAUNCH]
 
 
 def _skew_free(rows: Rows, chip: ChipSpec) -> list[Free]:
@@ -317,16 +305,12 @@ def _allreduce_switched(rows: Rows, chip: ChipSpec) -> list[Free]:
             Free("switched_latency_s", 2e-5, 1e-8, 1e-2)]
 
 
-def _link_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    return [item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")]
-
-
 def _elementwise_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     """A launch and a rate for each kind with enough rows, and what does not fit the cache; `_common` stands for others.
 
     The rate of what fits the cache is above the memory's. Rows far beyond any cache are needed to tell both apart.
     """
-    rate, common = _rates(chip, most_memory=20.0)[1], LAUNCH._replace(start=3e-6)
+    rate, common = _rates(chip, most_memory=20.0)[1], _LAUNCH._replace(start=3e-6)
     free, kind = [rate, common, _NORM], elementwise_kinds(rows)
     kinds = [name for name in sorted(set(kernels.ELEMENTWISE.values())) if (kind == name).sum() >= FEW]
     for name in kinds:
@@ -354,34 +338,22 @@ def _switches(rows: Rows, _: ChipSpec) -> list[dict[str, float]]:
     """No switch of kernels, or one at a measured payload."""
     payloads = np.unique(rows["bytes"])
     inside = payloads[(payloads >= _SWITCH[0]) & (payloads <= _SWITCH[1])]
-    off = {"switched_bytes_per_s": 0.0, "switched_latency_s": 0.0}
-    few = inside[sample(len(inside), 12, 0)]
-    return [{"switch_bytes": 0.0, **off}, *({"switch_bytes": float(size)} for size in few)]
+    none = {"switch_bytes": 0.0, "switched_bytes_per_s": 0.0, "switched_latency_s": 0.0}
+    return [none, *_choices("switch_bytes", inside[sample(len(inside), 12, 0)].tolist())]
 
 
-OPERATORS: dict[str, dict[str, Operator]] = {
-    "extended": {
-        "gemm": Operator("gemm", "gemm", _gemm_free, lambda *_: _choices("units", _UNITS), _gemm_s),
-        "attn_prefill": Operator(
-            "attn_prefill", "prefill_attention", _prefill_free,
-            lambda *_: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)], _prefill_s),
-        "attn_decode": Operator("attn_decode", "decode_attention", _decode_free, _decode_choices, _decode_s),
-        "attn_mixed": Operator("attn_mixed", "mixed_attention", _mixed_free, lambda *_: [{}], _mixed_s),
-        "attn_skew": Operator("attn_skew", "skew", _skew_free, _skew_choices, _skew_s),
-        "all_reduce": Operator("all_reduce", "allreduce", _allreduce_switched, _switches, _allreduce_s),
-        "elementwise": Operator("elementwise", "elementwise", _elementwise_free, lambda *_: [{}], _elementwise_s),
-    },
-    "ooco": {
-        "gemm": Operator("gemm", "gemm", lambda _, chip: _rates(chip), lambda *_: [_ROOFLINE], _gemm_s),
-        "attn_prefill": Operator(
-            "attn_prefill", "prefill_attention", lambda _, chip: _rates(chip, 3.0),
-            lambda *_: [_ROOFLINE | {"tile": 1.0, "causal": 0.0}], _prefill_s),
-        "attn_decode": Operator(
-            "attn_decode", "decode_attention", lambda _, chip: _rates(chip, 3.0), lambda *_: [_ROOFLINE], _decode_s),
-        "all_reduce": Operator("all_reduce", "allreduce", _link_free, lambda *_: [{}], _allreduce_s),
-    },
-}
-"""By form and operator; an operator that a form does not have is part of its overhead."""
+OPERATORS = {one.op: one for one in (
+    Operator("gemm", "gemm", _gemm_free, _gemm_s, lambda *_: _choices("units", _UNITS)),
+    Operator("attn_prefill", "prefill_attention", _prefill_free, _prefill_s,
+             lambda *_: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)]),
+    Operator("attn_decode", "decode_attention", _decode_free, _decode_s, _decode_choices),
+    Operator("attn_mixed", "mixed_attention", _mixed_free, _mixed_s),
+    Operator("attn_skew", "skew", _skew_free, _skew_s, _skew_choices),
+    Operator("all_reduce", "allreduce", _allreduce_switched, _allreduce_s, _switches),
+    Operator("elementwise", "elementwise", _elementwise_free, _elementwise_s))}
+LINK = Operator("all_reduce", "allreduce", lambda rows, chip: [
+    item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")], _allreduce_s)
+"""The all-reduce of `timing=ooco`."""
 
 
 def canonical(op: str) -> str:

@@ -1,29 +1,36 @@
-"""Iterations composed of measured operators, of the models whose operators were measured."""
+"""Iterations composed of measured operators: both forms on them, and fits that have not seen them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.operators import canonical
+from ooco_gym.calibrate.fitting import Fitted, Free, errors, folds, least_squares, sample, started
+from ooco_gym.calibrate.operators import canonical, fit_kernels, parameters
 from ooco_gym.calibrate.rows import Rows
+from ooco_gym.perf import kernels
+from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec, list_models, load_model
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
 
 MOST_ARCHITECTURES = 6
 _NEAR = 0.35
 """Greatest distance, in the logarithm of a width, at which a measured shape stands for a model's."""
+_FITTED_STEPS = 1500
+SPREAD = 0.02
+"""Weight of what a parameter that the data do not tell is pulled to its start with."""
+_ARRAYS = ("arch", "prefill", "batch", "q", "context", "seconds")
 
 
 class Dense(NamedTuple):
     """An operator of an iteration that depends on the number of tokens only.
 
     Attributes:
-        kind: "gemm" or "elementwise".
+        kind: "gemm", "lm_head" or "elementwise".
         times: runs in an iteration.
         d_in: inner width of a GEMM.
         d_out: outer width of a GEMM, or the bytes moved for each token.
@@ -85,14 +92,11 @@ class Steps:
 
     def select(self, which: np.ndarray) -> Steps:
         """The iterations of a mask."""
-        return Steps(self.architectures, *(getattr(self, name)[which] for name in _ARRAYS))
-
-
-_ARRAYS = ("arch", "prefill", "batch", "q", "context", "seconds")
+        return replace(self, **{name: getattr(self, name)[which] for name in _ARRAYS})
 
 
 def compose(rows: Rows, own: str | None = None) -> Steps | None:
-    """Iterations of known models and of one's own, composed of measured operators; None where none's are all measured.
+    """Iterations of known models and of one's own, composed of measured operators; None where there are none.
 
     A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
     Element-wise operators and the LM head are part of an iteration where they were measured.
@@ -101,59 +105,16 @@ def compose(rows: Rows, own: str | None = None) -> Steps | None:
         rows: of one device, clean.
         own: name or YAML file of a model that counts before all others.
     """
-    tables = _Tables(rows)
-    parts = [part for one in _architectures(rows, tables, own) if (part := tables.steps(one)) is not None]
-    return _join(parts[:MOST_ARCHITECTURES]) if parts else None
-
-
-def _join(parts: Sequence[Steps]) -> Steps:
-    """One architecture after the other."""
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
-    columns["arch"] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return Steps(tuple(item for part in parts for item in part.architectures), **columns)
-
-
-def _architectures(rows: Rows, tables: _Tables, own: str | None = None) -> list[Architecture]:
-    """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
-    found: dict[tuple, tuple[float, Architecture]] = {}
-    models = [load_model(own)] if own else []
-    named = {str(name) for name in rows["model"] if name} | {model.name for model in models}
-    for model in [*models, *map(load_model, list_models())]:
-        for tp in (1, 2, 4, 8):
-            if model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
-                continue
-            candidate = _architecture(model, tp, tables)
-            if candidate is None:
-                continue
-            distance, architecture = candidate
-            key = (tuple(architecture.gemms), architecture.heads, architecture.kv_heads)
-            if model.name in named:
-                distance = -1.0
-            if key not in found or distance < found[key][0]:
-                found[key] = (distance, architecture)
-    return [architecture for _, architecture in sorted(found.values(), key=lambda item: item[0])]
-
-
-def _architecture(model: ModelSpec, tp: int, tables: _Tables) -> tuple[float, Architecture] | None:
-    shapes = [(float(item.d_in), float(item.d_out)) for item in fused_linears(model, tp)]
-    nearest = [tables.nearest_gemm(shape) for shape in shapes]
-    heads, kv_heads = model.heads / tp, max(model.kv_heads / tp, 1.0)
-    if any(item is None for item in nearest) or (heads, kv_heads, float(model.head_dim)) not in tables.heads:
+    tables, found = _Tables(rows), []
+    for architecture in tables.architectures(own):
+        part = tables.steps(architecture)
+        if part.size and len(found) < MOST_ARCHITECTURES:
+            found.append((architecture, part))
+    if not found:
         return None
-    gemms = [Dense("gemm", model.layers, *item[1]) for item in nearest if item]
-    others = []
-    head = (float(model.hidden), float(math.ceil(model.vocab / tp)))
-    if head in tables.shapes:
-        others.append(Dense("lm_head", 1, *head))
-    for item in elementwise(model, tp):
-        op = tables.elementwise_op(item.name, model.hidden, tp)
-        if op:
-            others.append(Dense("elementwise", item.times, model.hidden, item.token_bytes, op))
-    split = f" tp{tp}" if tp > 1 else ""
-    distance = max(item[0] for item in nearest if item)
-    like = "-like" if distance > 0 else ""
-    return distance, Architecture(f"{model.name}{split}{like}", model.layers, heads, kv_heads, float(model.head_dim),
-                                  (*gemms, *others))
+    prefill, *columns = np.concatenate([part for _, part in found], axis=1)
+    arch = np.repeat(np.arange(len(found)), [part.shape[1] for _, part in found])
+    return Steps(tuple(architecture for architecture, _ in found), arch, prefill > 0, *columns)
 
 
 class _Tables:
@@ -161,57 +122,209 @@ class _Tables:
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._kind = rows, rows.kind()
-        gemm = rows.of_kind("gemm")
-        self.shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
-        attention = rows.select((self._kind == "attn_prefill") | (self._kind == "attn_decode"))
-        self.heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
+        gemm, attention = rows.of_kind("gemm"), rows.select(np.isin(self._kind, ("attn_prefill", "attn_decode")))
+        self._shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
+        self._heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
         self._curves: dict[tuple, dict[float, float]] = {}
 
-    def nearest_gemm(self, shape: tuple[float, float]) -> tuple[float, tuple[float, float]] | None:
-        """The measured GEMM nearest to a shape, and how far it is; None beyond `_NEAR`."""
-        if not self.shapes:
+    def architectures(self, own: str | None) -> list[Architecture]:
+        """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
+        found: dict[tuple, tuple[float, Architecture]] = {}
+        models = [load_model(own)] if own else []
+        named = {str(name) for name in self._rows["model"] if name} | {model.name for model in models}
+        for model in [*models, *map(load_model, list_models())]:
+            for tp in (1, 2, 4, 8):
+                whole = model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
+                candidate = self._architecture(model, tp) if whole else None
+                if candidate is None:
+                    continue
+                distance, architecture = candidate
+                distance = -1.0 if model.name in named else distance
+                key = (tuple(architecture.gemms), architecture.heads, architecture.kv_heads)
+                if key not in found or distance < found[key][0]:
+                    found[key] = (distance, architecture)
+        return [architecture for _, architecture in sorted(found.values(), key=lambda item: item[0])]
+
+    def _architecture(self, model: ModelSpec, tp: int) -> tuple[float, Architecture] | None:
+        heads = (model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim))
+        if not self._shapes or heads not in self._heads:
             return None
-        measured = np.array(self.shapes)
-        distance = np.abs(np.log(measured / np.array(shape))).max(axis=1)
-        best = int(distance.argmin())
-        return (float(distance[best]), self.shapes[best]) if distance[best] <= _NEAR else None
+        measured, dense, distance = np.log(np.array(self._shapes)), [], 0.0
+        for item in fused_linears(model, tp):
+            away = np.abs(measured - np.log((item.d_in, item.d_out))).max(axis=1)
+            distance = max(distance, float(away.min()))
+            dense.append(Dense("gemm", model.layers, *self._shapes[int(away.argmin())]))
+        if distance > _NEAR:
+            return None
+        head = (float(model.hidden), float(math.ceil(model.vocab / tp)))
+        if head in self._shapes:
+            dense.append(Dense("lm_head", 1, *head))
+        rows = self._rows
+        mine = (self._kind == "elementwise") & (rows["d_in"] == model.hidden) & (
+            np.isnan(rows["tp"]) | (rows["tp"] == tp))
+        ops = {canonical(op): op for op in sorted({str(op) for op in rows["op"][mine]}, reverse=True)}
+        for item in elementwise(model, tp):
+            op = ops.get("norm" if item.name == "norms" else item.name)
+            if op:
+                dense.append(Dense("elementwise", item.times, model.hidden, item.token_bytes, op))
+        name = model.name + (f" tp{tp}" if tp > 1 else "") + ("-like" if distance > 0 else "")
+        return distance, Architecture(name, model.layers, *heads, tuple(dense))
 
-    def elementwise_op(self, name: str, hidden: int, tp: int) -> str:
-        """Name of the rows of an element-wise operator of a model of this width; '' where there are none."""
-        wanted = {"norms": "norm"}.get(name, name)
-        which = (self._kind == "elementwise") & (self._rows["d_in"] == hidden) & (
-            np.isnan(self._rows["tp"]) | (self._rows["tp"] == tp))
-        return next((str(op) for op in sorted({str(op) for op in self._rows["op"][which]}) if canonical(op) == wanted),
-                    "")
-
-    def dense_s(self, item: Dense, tokens: float) -> float:
+    def _dense_s(self, item: Dense, tokens: float) -> float:
         """Measured seconds of one run for so many tokens; NaN where it was not measured."""
         key = item[:1] + item[2:]
         if key not in self._curves:
             rows = self._rows
-            if item.kind == "elementwise":
-                which = (rows["op"] == item.op) & (rows["d_in"] == item.d_in)
-            else:
-                which = (self._kind == "gemm") & (rows["d_in"] == item.d_in) & (rows["d_out"] == item.d_out)
+            named = rows["op"] == item.op if item.op else (self._kind == "gemm") & (rows["d_out"] == item.d_out)
+            which = named & (rows["d_in"] == item.d_in)
             self._curves[key] = dict(zip(rows["n_tokens"][which].tolist(), rows.seconds[which].tolist(), strict=True))
         return self._curves[key].get(tokens, math.nan)
 
-    def steps(self, architecture: Architecture) -> Steps | None:
-        """All iterations of an architecture whose operators were measured at the same number of tokens."""
+    def steps(self, one: Architecture) -> np.ndarray:
+        """Iterations of an architecture whose operators were measured at the same number of tokens, float64[5, n]:
+        whether it is a prefill, batch, new tokens, context, seconds."""
         rows, kept = self._rows, []
-        same = ((rows["h_q"] == architecture.heads) & (rows["h_kv"] == architecture.kv_heads)
-                & (rows["d_h"] == architecture.head_dim))
+        same = (rows["h_q"] == one.heads) & (rows["h_kv"] == one.kv_heads) & (rows["d_h"] == one.head_dim)
         for kind in ("attn_prefill", "attn_decode"):
             for index in np.flatnonzero(same & (self._kind == kind)):
-                batch, is_prefill = rows["batch"][index], kind == "attn_prefill"
-                q = rows["q_len"][index] if is_prefill else 1.0
-                sizes = [batch if item.kind == "lm_head" else batch * q for item in architecture.dense]
-                seconds = sum(item.times * self.dense_s(item, size)
-                              for item, size in zip(architecture.dense, sizes, strict=True))
-                seconds += architecture.layers * rows.seconds[index]
+                batch, prefill = rows["batch"][index], kind == "attn_prefill"
+                q = rows["q_len"][index] if prefill else 1.0
+                seconds = one.layers * rows.seconds[index] + sum(item.times * self._dense_s(
+                    item, batch if item.kind == "lm_head" else batch * q) for item in one.dense)
                 if np.isfinite(seconds):
-                    kept.append((is_prefill, batch, q, rows["context_len"][index], seconds))
-        if not kept:
-            return None
-        prefill, batch, q, context, seconds = np.array(kept, dtype=np.float64).T
-        return Steps((architecture,), np.zeros(len(kept), dtype=np.int64), prefill > 0, batch, q, context, seconds)
+                    kept.append((prefill, batch, q, rows["context_len"][index], seconds))
+        return np.array(kept, dtype=np.float64).T
+
+
+def roofline_s(found: Mapping[str, float], steps: Steps) -> np.ndarray:
+    """Seconds of iterations as `timing=ooco` has them: overheads stand for all but GEMMs and attention."""
+    memory, flat = found["attention_memory_bytes_per_s"], {"exponent": math.inf}
+    # A phase of which nothing was measured has no rate, and no iterations here.
+    prefill, decode = (found.get(f"{phase}_attention_flops_per_s", math.inf) for phase in ("prefill", "decode"))
+    roofs = {"gemm": kernels.GemmParameters(found["gemm_flops_per_s"], found["gemm_memory_bytes_per_s"], **flat),
+             "prefill_attention": kernels.PrefillAttentionParameters(prefill, memory, tile=1.0, causal=0.0, **flat),
+             "decode_attention": kernels.DecodeAttentionParameters(decode, memory, **flat)}
+    overheads = (found.get(f"{phase}_layer_overhead_s", 0.0) for phase in ("prefill", "decode"))
+    layers = np.array([one.layers for one in steps.architectures])[steps.arch]
+    return extended_s(roofs, steps) + layers * np.where(steps.prefill, *overheads)
+
+
+def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
+    """Seconds of iterations as `timing=extended` has them, from its parameters by kernel."""
+    seconds = np.zeros(len(steps))
+    for number, one in enumerate(steps.architectures):
+        which = steps.arch == number
+        part, shape = steps.select(which), (one.heads, one.kv_heads, one.head_dim)
+        for item in one.dense:
+            tokens = part.batch if item.kind == "lm_head" else part.tokens
+            if item.kind != "elementwise":
+                seconds[which] += item.times * kernels.gemm_s(found["gemm"], tokens, item.d_in, item.d_out)
+            elif "elementwise" in found:
+                seconds[which] += item.times * kernels.elementwise_s(
+                    found["elementwise"], item.d_out * tokens, canonical(item.op))
+        for phase, mask in (("prefill", which & steps.prefill), ("decode", which & ~steps.prefill)):
+            if mask.any():
+                part = steps.select(mask)
+                form = getattr(kernels, f"{phase}_attention")(found[f"{phase}_attention"], *shape)
+                total = part.batch * part.context
+                sums = ([part.batch * each for each in form.of_prompts(part.q, part.context)] if phase == "prefill"
+                        else [total, part.batch, total, part.batch])
+                seconds[mask] += one.layers * form.seconds(*sums)
+    return seconds
+
+
+def roofline_free(chip: ChipSpec) -> list[Free]:
+    """The roofline's parameters without links: rates (prefill attention counts the masked half too), overheads."""
+    flops, memory = chip.peak_flops_per_s, chip.peak_memory_bytes_per_s
+    return [
+        Free("gemm_flops_per_s", 0.75 * flops, 0.02 * flops, 1.1 * flops),
+        Free("gemm_memory_bytes_per_s", 0.85 * memory, 0.05 * memory, 1.1 * memory),
+        Free("prefill_attention_flops_per_s", 1.2 * flops, 0.02 * flops, 2.2 * flops),
+        Free("decode_attention_flops_per_s", 0.6 * flops, 0.02 * flops, 1.1 * flops),
+        Free("attention_memory_bytes_per_s", 0.75 * memory, 0.05 * memory, 1.1 * memory),
+        Free("prefill_layer_overhead_s", 5e-5, 1e-8, 1e-2, off=True),
+        Free("decode_layer_overhead_s", 5e-5, 1e-8, 1e-2, off=True),
+    ]
+
+
+def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str, float] | None = None) -> Fitted:
+    """Fits the roofline to iterations."""
+    phases = {"prefill": steps.prefill.any(), "decode": (~steps.prefill).any()}
+    free = [item for item in roofline_free(chip) if phases.get(item.name.partition("_")[0], True)]
+    free = started(free, start)
+    fixed = {item.name: item.start for item in roofline_free(chip)}
+    taken = steps.select(sample(len(steps), _FITTED_STEPS, seed))
+    pull = np.array([np.log(item.start) for item in free if item.name == "decode_attention_flops_per_s"])
+
+    def predict(found: dict[str, float]) -> np.ndarray:
+        # Decode attention is bound by memory at usual head ratios: what the data do not tell stays where it starts.
+        weak = np.exp(SPREAD * (np.log(found["decode_attention_flops_per_s"]) - pull)) if len(pull) else pull
+        return np.concatenate([roofline_s(fixed | found, taken), weak])
+
+    measured = np.concatenate([taken.seconds, np.ones(len(pull))])
+    found, cost = least_squares(free, predict, measured, starts=1 if start is not None else 4, seed=seed)
+    return Fitted({item.name: (fixed | found)[item.name] for item in free}, len(taken), cost)
+
+
+def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Seconds of iterations by fits that have not seen their architecture, or with one only, their size, by form.
+
+    `ooco` is fitted to the other iterations, `extended` to operators of other shapes or sizes.
+
+    Args:
+        steps: iterations.
+        rows: clean rows of all operators but all-reduces.
+        chip: whose peaks bound the rates.
+        seed: of folds and draws.
+        start: `{"ooco": parameters, "extended": {op: parameters}}`, where searches begin.
+
+    Returns:
+        float64[n] by form; without `extended` where the rows do not have all kernels.
+    """
+    if len(steps.architectures) > 1:
+        fold, known_to = steps.arch, _of_other_architectures
+    else:
+        sizes = np.unique(np.stack([steps.batch, steps.q, steps.context], axis=1), axis=0, return_inverse=True)[1]
+        fold, known_to = folds(sizes.reshape(-1), seed), _of_other_sizes
+    predicted = {form: np.full(len(steps), np.nan) for form in ("ooco", "extended")}
+    for number in range(int(fold.max()) + 1):
+        which = fold == number
+        hidden, seen = steps.select(which), steps.select(~which)
+        roofline = fit_roofline(seen, chip, seed, start["ooco"]).found
+        predicted["ooco"][which] = roofline_s(start["ooco"] | roofline, hidden)
+        found = parameters(fit_kernels(rows.select(known_to(rows, hidden, seen)), chip, seed, start["extended"]))
+        needed = {"gemm"} | {f"{'prefill' if one else 'decode'}_attention" for one in set(hidden.prefill.tolist())}
+        if any(item.kind == "elementwise" for one in steps.architectures for item in one.dense):
+            needed.add("elementwise")
+        if needed <= set(found):
+            predicted["extended"][which] = extended_s(found, hidden)
+    return {form: values for form, values in predicted.items() if np.isfinite(values).all()}
+
+
+def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
+    """Rows that do not have the shapes of the hidden iterations' one architecture."""
+    one, kind = hidden.architectures[hidden.arch[0]], rows.kind()
+    shapes = np.array([shape in set(one.gemms) for shape in zip(rows["d_in"], rows["d_out"], strict=True)])
+    heads = (rows["h_q"] == one.heads) & (rows["h_kv"] == one.kv_heads)
+    return ~(((kind == "gemm") & shapes) | (np.isin(kind, ("attn_prefill", "attn_decode")) & heads))
+
+
+def _of_other_sizes(rows: Rows, hidden: Steps, seen: Steps) -> np.ndarray:
+    """Rows that do not have the hidden iterations' contexts, or numbers of tokens that only these have."""
+    kind = rows.kind()
+    q = np.where(kind == "attn_decode", 1.0, rows["q_len"])
+    keys = set(zip(hidden.batch, hidden.q, hidden.context, strict=True))
+    shapes = [shape not in keys for shape in zip(rows["batch"], q, rows["context_len"], strict=True)]
+    tokens = list(set(hidden.tokens.tolist()) - set(seen.tokens.tolist()))
+    return np.where(np.isin(kind, ("attn_prefill", "attn_decode")), shapes, ~np.isin(rows["n_tokens"], tokens))
+
+
+def errors_by_part(predicted: np.ndarray, steps: Steps) -> dict[str, Any]:
+    """Errors on all iterations, by phase, and `by_architecture`."""
+    def of(which: np.ndarray) -> dict[str, Any]:
+        return errors(predicted[which], steps.seconds[which])
+
+    phases = {phase: of(which) for phase, which in (("prefill", steps.prefill), ("decode", ~steps.prefill))
+              if which.any()}
+    return {**errors(predicted, steps.seconds), **phases, "by_architecture": {
+        one.name: of(steps.arch == number) for number, one in enumerate(steps.architectures)}}
