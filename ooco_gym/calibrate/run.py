@@ -168,8 +168,8 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
     _fit_engine(result, model, tp, seed, tell)
     if not result.fits["ooco"].keys() & {"steps", "engine"}:
         result.not_fitted.append("ooco: no whole iteration was measured or can be composed of the operators (of "
-                                 f"another model: model=FILE.yaml), so the roofline stays that of chip '{chip.name}'; take "
-                                 "timing=extended")
+                                 f"another model: model=FILE.yaml), so the chip keeps the roofline of '{chip.name}'; "
+                                 "take timing=extended")
     if not any(result.fits.values()):
         reasons = [f"{item.rows} rows of {item.op}: {item.reason}" for item in result.excluded[:4]]
         few = ", ".join(f"{len(kept.of_kind(kind))} of {kind}" for kind in KINDS if len(kept.of_kind(kind)))
