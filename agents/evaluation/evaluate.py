@@ -30,7 +30,7 @@ from agents.evaluation.players import (
 )
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
-from agents.search.kept import searched_policy
+from agents.search.checkpoints import searched_policy
 from agents.settings import group, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.again import command_line

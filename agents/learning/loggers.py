@@ -21,8 +21,8 @@ from stable_baselines3.common.logger import (
 
 from agents.learning.dashboard import STEP, summaries
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, SCALE_FILE, read_config
-from agents.search.kept import FILES as SEARCHED_FILES
-from agents.search.kept import searched_policy
+from agents.search.checkpoints import FILES as SEARCHED_FILES
+from agents.search.checkpoints import searched_policy
 from agents.settings import plain, require
 from ooco_gym import report
 from ooco_gym.errors import UserError, unknown

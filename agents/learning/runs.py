@@ -21,7 +21,7 @@ import numpy as np
 from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
 from agents.learning.algorithms import algorithm_of, recipe_of
 from agents.learning.trust import check_archive, sign, verify
-from agents.search.kept import searched_policy
+from agents.search.checkpoints import searched_policy
 from agents.search.optimisers import is_search
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml

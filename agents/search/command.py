@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agents.search import kept
-from agents.search.episodes import Search, policy_name
+from agents.environments import make_env
+from agents.search import checkpoints
+from agents.search.episodes import Search
 from agents.search.judging import SCORES, said
-from agents.search.optimisers import check_method
 from agents.settings import LARGEST_SEED, number, plain, positive, positive_or_null, require, whole
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import get_policy, spelling_of
+from ooco_gym.resources import load_yaml
 
 CONFIG_FILE = "config.yaml"
-_KEYS = {  # of `agent`, with what they are where a configuration does not say
-    "policy": None, "params": None, "weights": None, "space": None, "spread": 3.0, "weight_scale": 1.0,
-    "standardise": False,
-    "population": None, "generations": 40, "restarts": 1, "windows": 24, "pool": None, "warmup_s": None,
-    "conditions": None, "reference": None, "score": SCORES[0], "price": None, "training_limit": 0.9,
-    "halving": {"first": 6, "keep": 0.5},
-    "validation": {"windows": 32, "every": 5, "patience": 4}, "threads": None}
 
 
 def run(config: dict[str, Any], resumed: bool) -> dict[str, Any]:
@@ -49,53 +44,52 @@ def search(config: dict[str, Any], resumed: bool = False) -> dict[str, Any]:
     require("search")
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    memory = None
-    if resumed:
-        names = Search.names_of(agent)
-        memory = kept.read(out, names)
-    found = Search(config, agent, out, memory)
+    found = Search({**config, "agent": agent}, out, resumed)
     if not resumed:
         if config.get("overwrite"):
             clear(out)
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    log = logger(config, out, resumed, found)
+    logger = _logger(config, out, found.memory.candidates if resumed else None)
     try:
-        found.run(log)
+        found.run(None if logger is None else partial(_log, logger))
     except UserError:
         if not resumed and not found.memory.generation:
             clear(out)  # refused before it began: this is no run that another would have to spare
         raise
     finally:
-        if log is not None:
-            log.close()
-    return summary(found, resumed, started)
+        if logger is not None:
+            logger.close()
+    return _summary(found, resumed, started)
 
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the agent, what was left out filled in, after checking what a user may have got wrong."""
-    agent = {**_KEYS, **plain(config["agent"])}
+    """The settings of the agent, with those of conf/agent/cma.yaml where it does not say, after checking what a user
+    may have got wrong."""
+    usual, given = load_yaml("agent", "cma"), plain(config["agent"])
+    agent = {**usual, **given}
     for key in ("halving", "validation"):
         if not isinstance(agent[key], Mapping):
-            raise UserError(f"agent.{key}={agent[key]!r} must be a mapping of {', '.join(_KEYS[key])}")
-        agent[key] = {**_KEYS[key], **agent[key]}
-    check_method(agent)
+            raise UserError(f"agent.{key}={agent[key]!r} must be a mapping of {', '.join(usual[key])}")
+        agent[key] = {**usual[key], **agent[key]}
     whole(config, "seed", 0, most=LARGEST_SEED)
     positive_or_null(config, "max_wall_s", "no limit")
     positive_or_null(config, "window_s", "the environment's own")
     for key, least in (("restarts", 0), ("windows", 2)):
         whole(agent, key, least, name=f"agent.{key}")
-    for key, least in (("generations", 1), ("threads", 1)):
+    for key, least in (("generations", 1), ("threads", 1), ("population", 4), ("pool", agent["windows"])):
         if agent[key] is not None:
             whole(agent, key, least, name=f"agent.{key}")
     if agent["generations"] is None and config.get("max_wall_s") is None:
         raise UserError("agent.generations=null has no end; give max_wall_s")
-    if agent["pool"] is not None:
-        whole(agent, "pool", agent["windows"], name="agent.pool")
     number(agent, "spread", 1.0, name="agent.spread")
-    positive(agent, "weight_scale", name="agent.weight_scale")
-    if not isinstance(agent["standardise"], bool):
-        raise UserError(f"agent.standardise={agent['standardise']!r} must be true or false")
+    for key in ("sigma", "weight_scale"):
+        positive(agent, key, name=f"agent.{key}")
+    for key in ("separable", "lr_adapt", "standardise"):
+        if not isinstance(agent[key], bool):
+            raise UserError(f"agent.{key}={agent[key]!r} must be true or false")
+    if agent["separable"] and agent["lr_adapt"]:
+        raise UserError("agent.lr_adapt=true is for a full covariance; leave it out with agent.separable=true")
     if agent["warmup_s"] is not None:
         number(agent, "warmup_s", name="agent.warmup_s")
     if not positive(agent, "training_limit", name="agent.training_limit") <= 1.0:
@@ -112,30 +106,29 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
         whole(agent["validation"], key, least, name=f"agent.validation.{key}")
     validation = config["validation"] = plain(config.get("validation") or {})
     number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
-    _check_conditions(agent)
-    config["env"] = plain(config["env"]) if not isinstance(config["env"], str) else config["env"]
+    listed = agent["conditions"]
+    if listed is not None and (not isinstance(listed, (list, tuple)) or not listed
+                               or not all(isinstance(one, Mapping) for one in listed)):
+        raise UserError(f"agent.conditions={listed!r} must be a list of changes of the scenario, such as "
+                        "[{workload: ooc, load: 0.9}], or null for the environment's own")
+    if listed and agent["windows"] % len(listed):
+        raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, which "
+                        "play as many windows each")
     if isinstance(config["env"], str):
         raise UserError(f"env={config['env']} is no configuration; expected a name from conf/env/ or a YAML file")
-    agent["policy"] = policy_name(config, agent)
+    config["env"] = plain(config["env"])
+    if agent["policy"] is None:
+        env: Any = make_env(config["env"])
+        partner = env.unwrapped.config.partner
+        env.close()
+        agent["policy"] = partner if isinstance(partner, str) else spelling_of(partner)
     for key in ("policy", "reference"):
         if agent[key] is not None:
             get_policy(str(agent[key]))
     return agent
 
 
-def _check_conditions(agent: dict[str, Any]) -> None:
-    listed = agent["conditions"]
-    if listed is None:
-        return
-    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
-        raise UserError(f"agent.conditions={listed!r} must be a list of changes of the scenario, such as "
-                        "[{workload: ooc, load: 0.9}], or null for the environment's own")
-    if agent["windows"] % len(listed):
-        raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, which "
-                        "play as many windows each")
-
-
-def logger(config: Mapping[str, Any], out: Path, resumed: bool, search: Search) -> Any:
+def _logger(config: Mapping[str, Any], out: Path, resumed_at: int | None) -> Any:
     """What tracks the search besides its own table; None where no logger is asked for."""
     settings = config.get("logger")
     name = settings if isinstance(settings, str) else plain(settings or {}).get("name", "none")
@@ -144,51 +137,48 @@ def logger(config: Mapping[str, Any], out: Path, resumed: bool, search: Search) 
     require("train")
     from agents.learning.loggers import build_logger
 
-    return Log(build_logger(out, settings, config, search.memory.candidates if resumed else None, table=False))
+    return build_logger(out, settings, config, resumed_at, table=False)
 
 
-class Log:
-    """Sends each generation to a logger of training, against the number of candidates so far."""
-
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def __call__(self, search: Search) -> None:
-        """Sends the last row of the table."""
-        row = search.memory.rows[-1]
-        for key, value in row.items():
-            self._logger.record(f"search/{key}", float(value))
-        judged = search.memory.judged
-        if "validation_best_score" in row and judged is not None:
-            self._logger.record("validation/offline_reference_gpu_s_per_s", judged.service)
-            self._logger.record("validation/violation_rate", judged.violation_rate)
-        self._logger.record("search/windows_per_s", search.speed())
-        self._logger.dump(search.memory.candidates)
-
-    def close(self) -> None:
-        """Ends the logger."""
-        self._logger.close()
+def _log(logger: Any, search: Search) -> None:
+    """Sends the last row of the table to a logger of training, against the number of candidates so far."""
+    memory = search.memory
+    for key, value in memory.rows[-1].items():
+        logger.record(f"search/{key}", float(value))
+    if "validation_best_score" in memory.rows[-1] and memory.judged is not None:
+        logger.record("validation/offline_reference_gpu_s_per_s", memory.judged.service)
+        logger.record("validation/violation_rate", memory.judged.violation_rate)
+    logger.record("search/windows_per_s", search.speed())
+    logger.dump(memory.candidates)
 
 
-def summary(search: Search, resumed: bool, started: float) -> dict[str, Any]:
+def _summary(search: Search, resumed: bool, started: float) -> dict[str, Any]:
     """The machine-readable account of the run; seconds and windows per second are those of this call."""
     memory, config, agent = search.memory, search.config, search.agent
-    best = search.space.candidate(memory.best)
-    rows = {name: {"training": judged[0].figures(), "validation": judged[1].figures()}
-            for name, judged in (("as_it_ships", search.own), ("kept", search.of_best()))}
+    played = {"as_it_ships": search.own_outcomes,
+              "kept": search.play_whole(memory.best) if memory.best.any() else search.own_outcomes}
+    rows: dict[str, Any] = {name: {} for name in played}
+    for name, outcomes in played.items():
+        for split, judge, outcome in zip(("training", "validation"), search.judges, outcomes, strict=True):
+            found = judge.judged(outcome)
+            rows[name][split] = {**vars(found), "feasible": found.excess <= 0.0}
+    values = search.space.candidate(memory.best).policy.values
+    simulated_s = search.training.population.simulated_s + search.validation.population.simulated_s
     return {
         "command": "train", "agent": agent["name"], "env": config["env"]["id"], "seed": search.seed,
-        "policy": kept.POLICY_FILE, "searched": agent["policy"], "reference": agent["reference"] or agent["policy"],
-        "changed": bool(memory.best.any()), "numbers": len(search.space.names),
-        "parameters": {one.name: best.policy.values[one.name] for one in search.space.ranges},
+        "policy": checkpoints.POLICY_FILE, "searched": agent["policy"],
+        "reference": agent["reference"] or agent["policy"],
+        "changed": bool(memory.best.any()), "numbers": search.numbers,
+        "parameters": {one.name: values[one.name] for one in search.space.ranges},
         "not_searched": dict(search.space.left), "conditions": search.names,
         "generations": memory.generation, "restarts": memory.restarts, "candidates": memory.candidates,
         "windows_played": memory.played, "resumed": resumed, "stopped_by": search.stopped_by,
         **search.signal, "score": agent["score"],
         "violation_limit": float(config["validation"]["violation_limit"]), **rows,
-        "by_condition": {"as_it_ships": search.conditions_of(kept=False), "kept": search.conditions_of(kept=True)},
-        "wall_s": time.monotonic() - started, "playing_wall_s": search.playing_s,
-        "windows_per_s": search.speed(), "simulated_s_per_s": search.simulated_per_s(), "threads": search.threads,
+        "by_condition": {name: search.judges[1].by_condition(search.names, outcomes[1])
+                         for name, outcomes in played.items()},
+        "wall_s": time.monotonic() - started, "playing_wall_s": search.playing_s, "windows_per_s": search.speed(),
+        "simulated_s_per_s": simulated_s / max(search.playing_s, 1e-9), "threads": search.training.population.threads,
         "versions": {name: metadata.version(name) for name in ("ooco-gym", "cmaes", "numpy", "numba")},
         "files": sorted(path.name for path in search.out.iterdir() if not path.name.startswith(".")),
     }
@@ -211,4 +201,4 @@ def show(report: Mapping[str, Any], out: Path) -> None:
         print("nothing better was found: kept as it ships")
     if report["stopped_by"] in ("interrupt", "max_wall_s"):
         print(f"resume={out} goes on where the search stands")
-    print(f"policy: {out / kept.POLICY_FILE}")
+    print(f"policy: {out / checkpoints.POLICY_FILE}")

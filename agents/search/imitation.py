@@ -1,11 +1,8 @@
 """Before learning: random play to scale observations, or the imitation of a heuristic.
 
-A gate is asked many times a second, and what a start is worth shows a minute later. From random play a policy drifts
-into always or never before it has seen why either is bad; from a heuristic it starts where the field stands.
-
-`learn_best` imitates the heuristic that does best on training windows. Where constants are strong, as each parameter at
-another level is in Control, an agent that starts from the partner spends its training on finding what a few dozen
-windows show at once. Each training seed draws windows of its own.
+A gate is asked many times a second, and what a start is worth shows a minute later: from random play a policy drifts
+into always or never before it has seen why either is bad. `learn_best` imitates the heuristic that does best on a few
+dozen training windows, where an agent that starts from the partner would spend its training on finding it.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from agents.environments import (
 )
 from agents.evaluation.heuristics import by_name, heuristics_of, play_heuristic, seated
 from agents.evaluation.scoring import HEADLINE, best_heuristic, values
-from agents.learning.networks import Actor, ObservationEncoder
+from agents.learning.networks import Actor
 from agents.settings import plain
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.vector import WINDOWS
@@ -42,27 +39,15 @@ EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that 
 
 
 def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
-    """Plays about `decisions` decisions at random and updates the scaling of `model` on them.
-
-    Args:
-        model: whose policy's `ObservationEncoder` is updated.
-        env: vectorised training environments; reset first.
-        decisions: how many, over all environments.
-    """
+    """Plays about `decisions` decisions (over all of the vectorised `env`) at random, and updates the scaling of the
+    model's observations on them."""
     random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
     observation = env.reset()
     for _ in range(max(1, decisions // env.num_envs)):
         legal = random_legal(observation["action_mask"], random)
-        encoder_of(model).update(observation)
+        model.policy.features_extractor.update(observation)
         observation, _, _, _ = env.step(legal if levels is None else
                                         random.integers(levels, size=(env.num_envs, len(levels))))
-
-
-def encoder_of(model: Any) -> ObservationEncoder:
-    """The scaling of a model's observations."""
-    encoder = model.policy.features_extractor
-    assert isinstance(encoder, ObservationEncoder)
-    return encoder
 
 
 def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
@@ -152,7 +137,11 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
     levels = actor.levels or (seen["action_mask"].shape[1],)
     answers = torch.as_tensor(seen["answer"]).reshape(-1, len(levels))
     parts = [torch.as_tensor(seen[key]) for key in OBSERVATION_KEYS]
-    targets = _targets(answers, torch.as_tensor(seen["action_mask"]) > 0, levels, smoothing)
+    targets = []  # by part of an action: (n, levels of the part)
+    for part, mask in enumerate((torch.as_tensor(seen["action_mask"]) > 0).float().split(levels, dim=1)):
+        target = smoothing * mask / mask.sum(1, keepdim=True)
+        target[torch.arange(len(answers)), answers[:, part]] += 1.0 - smoothing
+        targets.append(target)
     optimiser = torch.optim.Adam(actor.actor_parameters(), lr=learning_rate)
     for _ in range(epochs):
         for chunk in torch.randperm(len(answers)).split(batch_size):
@@ -168,17 +157,6 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
     return float(torch.cat(agreeing).all(1).float().mean())
 
 
-def _targets(answers: torch.Tensor, legal: torch.Tensor, levels: tuple[int, ...], smoothing: float
-             ) -> list[torch.Tensor]:
-    """The distribution that each part of an action is fitted to: (n, levels of the part)."""
-    found = []
-    for part, mask in enumerate(legal.float().split(levels, dim=1)):
-        target = smoothing * mask / mask.sum(1, keepdim=True)
-        target[torch.arange(len(answers)), answers[:, part]] += 1.0 - smoothing
-        found.append(target)
-    return found
-
-
 def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Scales observations by what a heuristic is seen to do, and fits the actor to its answers.
 
@@ -188,7 +166,7 @@ def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
     seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]),
                  history_of(trainer.agent))
-    encoder_of(trainer.model).update(seen)
+    trainer.model.policy.features_extractor.update(seen)
     agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),
                         float(settings["learning_rate"]), float(settings.get("smoothing") or 0.0))
     return {"rule": rule, "decisions": len(seen["answer"]), "agreement": agreement}
@@ -222,6 +200,6 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
 
 
 def learn_best(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies the best heuristic, and returns what the summary of a run says about it."""
+    """Copies the best heuristic; returns what the summary of a run says about it."""
     found = best_on_training(training_config(trainer), int(settings["windows"]), int(trainer.config["seed"]))
     return {**learn_rule(trainer, {**settings, "rule": found["rule"]}), **found}

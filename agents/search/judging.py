@@ -3,8 +3,8 @@
 Windows of several conditions count alike because each is held against the reference's service in that very window. A
 candidate is feasible where the upper 95 % limit of its violation rate keeps the limit, as in `ooco-gym tune`, and where
 the rate in each condition keeps it too, or that of the reference where it is higher. Where fewer violations are what is
-looked for (`violations`, such as of a router at a load that breaks promises anyway), no limit counts, and lost service
-has a price.
+looked for (`violations`, such as of a router at a load that breaks SLOs anyway), no limit counts, and lost service has
+a price.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from agents.evaluation.scoring import feasible_first, mean_interval, upper_violation_limit
-from ooco_gym.errors import unknown
 
 SCORES = ("log_ratio", "ratio", "service", "violations")
 FLOOR = 0.05  # share of a condition's mean reference service that is added to both sides: a window may have none
@@ -39,13 +38,10 @@ def said(kind: str, score: float, reference: str = "") -> str:
 class Judged:
     """What a candidate came to on some windows.
 
-    Attributes:
-        score: beside the reference; 0 is as good as it (of `service`: reference GPU-s/s).
-        low, high: of the score's 95 % interval over windows; None of a single window.
-        service: reference GPU-s/s, the mean of the windows.
-        violation_rate: the mean of the windows.
-        violation_upper_limit: its upper 95 % limit; 0 where no online request arrived.
-        excess: by how much the limit is exceeded; at most 0 where the candidate is feasible.
+    `score` is beside the reference's (0: as good; of `service`: reference GPU-s/s), `low` and `high` its 95 % interval
+    over windows (None of a single one), `service` in reference GPU-s/s and `violation_rate` means of windows,
+    `violation_upper_limit` the rate's upper 95 % limit, `excess` by how much the limit is exceeded: at most 0 where the
+    candidate is feasible.
     """
 
     score: float
@@ -60,10 +56,6 @@ class Judged:
     def order(self) -> tuple[bool, float]:
         """Feasible first, then by score, or by fewest violations beyond the limit."""
         return feasible_first(self.excess, self.score, 0.0)
-
-    def figures(self) -> dict[str, Any]:
-        """All of it, and whether it is feasible."""
-        return {**vars(self), "feasible": self.excess <= 0.0}
 
 
 class Judge:
@@ -80,15 +72,12 @@ class Judge:
 
     def __init__(self, reference: np.ndarray, conditions: np.ndarray, limit: float, kind: str = SCORES[0],
                  price: float | None = None) -> None:
-        if kind not in SCORES:
-            raise unknown("agent.score", kind, SCORES)
         self.conditions, self.limit, self.kind, self.price = conditions, limit, kind, price
-        means = np.array([reference["service"][conditions == one].mean() for one in range(conditions.max() + 1)])
-        self._added = np.maximum(FLOOR * means, LEAST)[conditions]
+        mine = [reference[conditions == one] for one in range(conditions.max() + 1)]
+        self._added = np.maximum(FLOOR * np.array([one["service"].mean() for one in mine]), LEAST)[conditions]
         self._reference = reference["service"] + self._added
-        self._rates = _rates(reference)
-        self._limits = np.maximum(limit, [_rate(reference[conditions == one])
-                                          for one in range(conditions.max() + 1)])
+        self._rates = rates_of(reference)
+        self._limits = np.maximum(limit, [_rate(one) for one in mine])
 
     def scores(self, outcome: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
         """The score of each window played, float64[…, windows]; `places`: which windows they are, None: all."""
@@ -98,37 +87,41 @@ class Judge:
         ratio = (outcome["service"] + self._added[places]) / self._reference[places]
         if self.kind == "violations":
             price = LOST_PRICE if self.price is None else self.price
-            fewer = np.log((self._rates[places] + FEW) / (_rates(outcome) + FEW))
+            fewer = np.log((self._rates[places] + FEW) / (rates_of(outcome) + FEW))
             return fewer - price * np.maximum(0.0, -np.log(ratio) - LOST)
         return np.log(ratio) if self.kind == "log_ratio" else ratio - 1.0
 
     def quick(self, outcome: np.ndarray, places: np.ndarray, windows: int) -> np.ndarray:
-        """What candidates are worth, from few windows: OUTCOME[candidates, few] → float64[candidates].
+        """The worth of candidates that have played few of `windows`: OUTCOME[candidates, few] → float64[candidates].
 
-        What is held against the limit is the upper limit that is to be expected after all `windows`: that of so few
-        would say more of their number than of the candidate, and the rate itself would let those through that the
-        upper limit refuses in the end.
+        What is held against the limit is the upper limit to be expected after all `windows`: that of so few would say
+        more of their number than of the candidate.
         """
         return np.array([self._worth(float(score), self._excess(one, places, foreseen_limit(one, windows)))
                          for one, score in zip(outcome, self.scores(outcome, places).mean(axis=1), strict=True)])
 
     def worth(self, found: Judged) -> float:
-        """The same of a candidate that was judged on all windows: more is better."""
+        """The worth of a candidate that was judged on all windows: more is better."""
         return self._worth(found.score, found.excess)
 
     def judged(self, outcome: np.ndarray, places: np.ndarray | None = None) -> Judged:
         """What one candidate, OUTCOME[windows], came to."""
         places = np.arange(len(self.conditions)) if places is None else places
         score, low, high = mean_interval(self.scores(outcome, places)[None])
-        rates = _rates(outcome)
-        limit = upper_violation_limit([
-            {"seed": int(place), "window": 0, "summary": {"violation_rate": rate, "online_violated": violated,
-                                                          "online_arrived": arrived}}
-            for place, rate, violated, arrived in zip(places.tolist(), rates.tolist(), outcome["violated"].tolist(),
-                                                      outcome["arrived"].tolist(), strict=True)])
-        upper = 0.0 if limit is None else float(limit)
+        rates = rates_of(outcome)
+        upper = upper_violation_limit([
+            {"seed": int(place), "window": 0, "summary": {
+                "violation_rate": rate, "online_violated": int(one["violated"]), "online_arrived": int(one["arrived"])}}
+            for place, rate, one in zip(places, rates, outcome, strict=True)])
+        upper = 0.0 if upper is None else float(upper)
         return Judged(float(score), low, high, float(outcome["service"].mean()), float(rates.mean()), upper,
                       self._excess(outcome, places, upper))
+
+    def by_condition(self, names: Sequence[str], outcome: np.ndarray) -> dict[str, Any]:
+        """Mean score and violation rate of one candidate, OUTCOME[windows], in each condition."""
+        scores, mine = self.scores(outcome), [self.conditions == one for one in range(len(names))]
+        return {name: {"score": float(scores[here].mean()), "violation_rate": _rate(outcome[here])}
+                for name, here in zip(names, mine, strict=True)}
 
     def _worth(self, score: float, excess: float) -> float:
         if self.price is not None:
@@ -145,46 +138,20 @@ class Judge:
 
 
 def foreseen_limit(outcome: np.ndarray, windows: int) -> float:
-    """The upper 95 % limit of a violation rate that is to be expected after `windows`, from OUTCOME[few].
-
-    The rate, and 1.96 standard errors of so many windows, by how much the few differ or by the binomial distribution of
-    their requests, whichever is more.
-    """
-    rates, arrived = _rates(outcome), float(outcome["arrived"].mean())
+    """The upper 95 % limit of a violation rate that is to be expected after `windows`, from OUTCOME[few]: the rate and
+    1.96 standard errors, by how much the few differ or by the binomial distribution, whichever is more."""
+    rates, arrived = rates_of(outcome), float(outcome["arrived"].mean())
     rate = float(rates.mean())
     spread = float(rates.std(ddof=1)) if len(rates) > 1 else 0.0
     binomial = np.sqrt(rate * (1.0 - rate) / max(arrived, 1.0))
     return rate + 1.96 * max(spread, float(binomial)) / float(np.sqrt(windows))
 
 
-def _rates(outcome: np.ndarray) -> np.ndarray:
+def rates_of(outcome: np.ndarray) -> np.ndarray:
     """The violation rate of each window; 0 where no online request arrived."""
     return outcome["violated"] / np.maximum(outcome["arrived"], 1)
 
 
 def _rate(outcome: np.ndarray) -> float:
     """The mean violation rate of some windows."""
-    return float(_rates(outcome).mean()) if outcome.size else 0.0
-
-
-def rungs(windows: int, first: int, keep: float, step: int) -> list[int]:
-    """How many windows candidates have played before each selection, all of them at last: successive halving.
-
-    Args:
-        windows: all of them.
-        first: before the first selection, at least.
-        keep: share of the candidates that go on at each; 1: there is none.
-        step: conditions: all numbers are multiples of it.
-    """
-    listed, count = [], float(first)
-    while keep < 1.0 and count < windows:
-        listed.append(min(windows, -(-round(count) // step) * step))
-        count /= keep
-    return [*dict.fromkeys(one for one in listed if one < windows), windows]
-
-
-def by_condition(conditions: Sequence[str], outcome: np.ndarray, places: np.ndarray, judge: Judge) -> dict[str, Any]:
-    """Mean score and violation rate of one candidate, OUTCOME[windows], in each condition."""
-    scores, mine = judge.scores(outcome), places
-    return {name: {"score": float(scores[mine == one].mean()), "violation_rate": _rate(outcome[mine == one])}
-            for one, name in enumerate(conditions)}
+    return float(rates_of(outcome).mean()) if outcome.size else 0.0

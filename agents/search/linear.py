@@ -29,14 +29,9 @@ DECLINE, PARTNER = "decline", "partner"  # constants: of the decision's own no, 
 
 @dataclass(frozen=True)
 class LinearRule:
-    """The action of the highest score: weights times features, as the environment gives them.
-
-    The decision's own no is scored by a constant and the features of the cluster, the partner's action by a constant,
-    each candidate by its features.
-
-    Attributes:
-        cluster, candidates: places of the features that are looked at.
-        weights: of declining, of the partner's action, of cluster and candidate features.
+    """The action of the highest score. Declining is scored by a constant and the features of the cluster at places
+    `cluster`, the partner's action by a constant, each candidate by its features at places `candidates`; `weights` are
+    of declining, of the partner's action, of cluster and candidate features.
     """
 
     cluster: tuple[int, ...]
@@ -88,19 +83,6 @@ _TOKENS = [feature.name for feature in CANDIDATES].index("tokens")
 # What decisions that are not searched may be answered by.
 PLAIN = {"decline": _plain(99.0, 98.0, 0.0), "shortest": _plain(-9.0, -99.0, -1.0),
          "longest": _plain(-9.0, -99.0, 1.0)}
-
-
-def highest(score: Callable[[np.ndarray], float], start: np.ndarray, generations: int, population: int, seed: int
-            ) -> tuple[np.ndarray, float]:
-    """The best weights that CMA-ES meets from `start` on, which is scored first, and their score."""
-    method, best, value = Cma(start, 2.0, None, population, seed), start, score(start)
-    for _ in range(generations):
-        drawn = method.ask()
-        values = np.array([score(one) for one in drawn])
-        method.tell(drawn, values)
-        if values.max() > value:
-            best, value = drawn[values.argmax()], float(values.max())
-    return best, value
 
 
 class Windows:
@@ -183,7 +165,13 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
     shift = start / deviation * mean
     start[0] += shift[of_cluster].sum() - shift[~of_cluster].sum()
     start[1] -= shift[~of_cluster].sum()
-    best, value = highest(score, start, int(settings["generations"]), int(settings["population"]), seed)
+    method, best, value = Cma(start, 2.0, None, int(settings["population"]), seed), start, score(start)
+    for _ in range(int(settings["generations"])):
+        drawn = method.ask()
+        found = np.array([score(one) for one in drawn])
+        method.tell(drawn, found)
+        if found.max() > value:
+            best, value = drawn[found.argmax()], float(found.max())
     windows.env.close()
     return rule(best), {"score": value, "start_service": scores[0][0], "start_violation_rate": scores[0][1],
                         "weights": dict(zip(names, plain(best).tolist(), strict=True))}

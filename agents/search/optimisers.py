@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from agents.settings import positive, whole
-from ooco_gym.errors import UserError
 
 CMA = "cma"  # `agent.name`
 
@@ -42,12 +38,12 @@ class Cma:
 
     @property
     def mean(self) -> np.ndarray:
-        """The middle of the distribution, within the bounds: float64[n]."""
+        """The mean of the distribution, within the bounds: float64[n]."""
         return self._cma._repair_infeasible_params(np.array(self._cma._mean))
 
     @property
     def sigma(self) -> float:
-        """The step size; of the covariance's own scale apart."""
+        """The step size, beside the covariance's own scale."""
         return float(self._cma._sigma)
 
     @property
@@ -73,26 +69,3 @@ class Cma:
 def is_search(agent: Mapping[str, Any]) -> bool:
     """Whether an agent's configuration asks for a search over whole episodes."""
     return agent.get("name") == CMA
-
-
-def check_method(agent: Mapping[str, Any]) -> None:
-    """Checks the settings of CMA-ES.
-
-    Raises:
-        UserError: a value out of range.
-    """
-    positive(agent, "sigma", name="agent.sigma")
-    if agent.get("population") is not None:
-        whole(agent, "population", 4, name="agent.population")
-    for key in ("separable", "lr_adapt"):
-        if agent.get(key) not in (True, False):
-            raise UserError(f"agent.{key}={agent.get(key)!r} must be true or false")
-    if agent["separable"] and agent["lr_adapt"]:
-        raise UserError("agent.lr_adapt=true is for a full covariance; leave it out with agent.separable=true")
-
-
-def population_of(agent: Mapping[str, Any], numbers: int) -> int:
-    """How many candidates a generation has before any restart: as asked for, or 4 + 3 ln n (Hansen 2016), even."""
-    given = agent.get("population")
-    count = 4 + math.floor(3 * math.log(numbers)) if given is None else int(given)
-    return max(4, count + count % 2)

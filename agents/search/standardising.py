@@ -1,8 +1,8 @@
-"""The figures of an engine while a policy plays, and numbers of a search in units of how much these figures vary.
+"""How much the figures of engines vary while a policy plays, for a search in units of that.
 
 A weight on a figure that hardly moves must be large to matter, and one on a figure that is always large moves its
-parameter by a constant. So a search may turn standardised weights: with a figure's mean m and deviation d over samples,
-a number n adds n / d to the weight and takes n m / d off the constant of its row.
+parameter by a constant. With a figure's mean m and deviation d, a number n adds n / d to the weight and takes n m / d
+off the constant of its row (`Space.standardised`).
 """
 
 from __future__ import annotations
@@ -31,23 +31,19 @@ def _row_of(handle, instance, budget, notes, row):
     engine_row(state_at(handle), instance, (budget, 0.0, 0.0), notes, row)
 
 
-def sample(scenarios: Sequence[Scenario | ResolvedScenario], policy: str | Policy, weights: np.ndarray | None = None
-           ) -> tuple[np.ndarray, np.ndarray]:
-    """The figures of all engines every `EVERY_S`, while a policy plays.
+def standards(scenarios: Sequence[Scenario | ResolvedScenario], policy: Policy) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each column of a policy's weights over all engines, every `EVERY_S` while it plays windows;
+    0 and 1 of the constant and of figures that stand still: float64[columns] each.
 
-    Args:
-        scenarios: windows.
-        policy: of mixed instances.
-        weights: in place of its own.
-
-    Returns:
-        (float64[samples, figures of `ENGINE`], the scenario of each: int64[samples]).
+    Raises:
+        UserError: its columns are no figures of an engine.
     """
-    rows, places = [], []
-    for place, scenario in enumerate(scenarios):
+    if not isinstance(policy.linear, SetsParameters) or policy.linear.features != ENGINE:
+        raise UserError(f"agent.standardise=true: the weights of '{policy.name}' are on no figures of an engine; leave "
+                        "it out, or choose a policy whose are, such as adaptive_deadline")
+    rows = []
+    for scenario in scenarios:
         simulation = Simulation(scenario, policy)
-        if weights is not None:
-            simulation.state.weights[:] = weights
         until_s, notes = EVERY_S, np.zeros((len(simulation.state.instances), NOTES))
         budget = float(simulation.scenario.protocol.violation_budget)
         while until_s < simulation.window_s[1]:
@@ -56,22 +52,8 @@ def sample(scenarios: Sequence[Scenario | ResolvedScenario], policy: str | Polic
                 row = np.zeros(ROW)
                 _row_of(simulation.handle.address, instance, budget, notes[instance], row)
                 rows.append(row[: len(ENGINE)])
-                places.append(place)
             until_s += EVERY_S
-    return np.array(rows), np.array(places)
-
-
-def standards(scenarios: Sequence[Scenario | ResolvedScenario], policy: Policy) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each column of a policy's weights while it plays; 0 and 1 of the constant and of figures
-    that stand still: float64[columns] each.
-
-    Raises:
-        UserError: its columns are no figures of an engine.
-    """
-    if not isinstance(policy.linear, SetsParameters) or policy.linear.features != ENGINE:
-        raise UserError(f"agent.standardise=true: the weights of '{policy.name}' are on no figures of an engine; leave "
-                        "it out, or choose a policy whose are, such as adaptive_deadline")
-    sampled, _ = sample(scenarios, policy)
+    sampled = np.array(rows)
     deviation = sampled.std(0)
     moves = deviation >= STILL
-    return (np.append(np.where(moves, sampled.mean(0), 0.0), 0.0), np.append(np.where(moves, deviation, 1.0), 1.0))
+    return np.append(np.where(moves, sampled.mean(0), 0.0), 0.0), np.append(np.where(moves, deviation, 1.0), 1.0)

@@ -1,7 +1,7 @@
 """`ooco-gym tune`: searches a policy's parameters on training windows, so that a learned policy has a fair opponent.
 
 A tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011; with the constraint as in Optuna) proposes
-parameters, each from its range (`agents.search.ranges`); each trial plays the same training windows. Feasible first:
+parameters, each from its range (`agents.search.space`); each trial plays the same training windows. Feasible first:
 the constraint is that the upper 95 % limit of the violation rate keeps the limit, the objective is offline service. The
 best trials and the policy as it ships are then played on validation windows, and the best of them there is kept
 (docs/tuning.md).
@@ -23,7 +23,7 @@ import yaml
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
 from agents.evaluation.heuristics import by_name, seated
 from agents.evaluation.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
-from agents.search.ranges import ranges_of
+from agents.search.space import ranges_of
 from agents.settings import LARGEST_SEED, group, number, plain, require, whole
 from ooco_gym.documents import SEAL, read_yaml, seal_of
 from ooco_gym.envs.decision import are_settings
@@ -34,7 +34,6 @@ from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
 
 POLICY_FILE = "policy.yaml"
-_VERSIONS = ("ooco-gym", "optuna", "numpy", "numba")
 _SEARCH_KEYS = ("policy", "seed", "windows", "window_s", "warmup_s", "violation_limit", "params", "space", "spread",
                 "fixed")  # what a study is about, beside the environment: with another value it is another study
 
@@ -58,7 +57,12 @@ def main(cfg: Any) -> dict[str, Any]:
         report = search.report(interrupted)
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    _write_trials(out / "trials.csv", search)
+    keys, names = (*FIGURES, "policy", "refused"), [one.name for one in search.ranges]
+    with atomic_write(out / "trials.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["trial", *keys, *names])
+        writer.writerows([place, *(trial.user_attrs.get(key) for key in keys),
+                          *(trial.params.get(name) for name in names)] for place, trial in enumerate(search.done()))
     with atomic_write(out / POLICY_FILE) as temporary:
         kept = json.loads(json.dumps({key: report[key] for key in ("policy", "provenance")}))  # no anchors in the YAML
         temporary.write_text(yaml.safe_dump(kept, sort_keys=False, width=120), encoding="utf-8")
@@ -112,34 +116,21 @@ def _check(config: dict[str, Any]) -> None:
         number(config, key, least)
     name = str(config.get("policy"))
     if not is_policy(name):
-        if is_plain(config["env"], name):
-            raise UserError(f"'{name}' has no parameters, so there is nothing to tune; it is played as it is")
-        raise unknown("policy", name, list_policies())
-
-
-def is_plain(env_config: Mapping[str, Any], name: str) -> bool:
-    """Whether a name is one of the environment's heuristics without parameters."""
-    with closing(make_env(env_config)) as env:
-        try:
-            by_name(env.unwrapped, name)
-        except UserError:
-            return False
-    return True
+        with closing(make_env(config["env"])) as env:
+            try:
+                by_name(env.unwrapped, name)
+            except UserError:
+                raise unknown("policy", name, list_policies()) from None
+        raise UserError(f"'{name}' has no parameters, so there is nothing to tune; it is played as it is")
 
 
 class Windows:
-    """Windows to be played by one policy after the other, kept as they stand after the warm-up where they can be.
-    """
+    """Windows to be played by one policy after the other, kept as they stand after the warm-up where they can be."""
 
     def __init__(self, config: Mapping[str, Any], games: Sequence[Window]) -> None:
         self.config, self.games = plain(config), list(games)
         self.env: Any = make_env(self.config).unwrapped
         self.env.episodes.bank = len(self.games)
-
-    @property
-    def by_the_clock(self) -> bool:
-        """Whether only the clock asks here: then a policy takes the partner's seat, rather than answer decisions."""
-        return are_settings(self.env.decisions)
 
     def play(self, policy: str) -> list[dict[str, Any]]:
         """Plays all windows with a policy: records as `players.play` gives them, without the reward's parts.
@@ -148,21 +139,20 @@ class Windows:
             UserError: the policy cannot play here.
         """
         config, name = seated(self.config, policy, self.env)
-        if config == self.config:
-            return [_play(self.env, name, window) for window in self.games]
-        with closing(make_env(config)) as env:
-            return [_play(env.unwrapped, name, window) for window in self.games]
-
-
-def _play(env: Any, name: str, window: Window) -> dict[str, Any]:
-    """One window by one heuristic, past Gymnasium: the observations are not looked at."""
-    env.reset(seed=window.seed, options={"window": window.number})
-    act, episodes = by_name(env, name).begin(env), env.episodes
-    while episodes.open(0):
-        episodes.buffers.actions[0] = act()
-        episodes.step(0, 1)
-    summary = env.summary()
-    return {"seed": window.seed, "window": window.number, "reward": summary["reward_total"], "summary": summary}
+        env: Any = self.env if config == self.config else make_env(config).unwrapped
+        records, episodes = [], env.episodes
+        for window in self.games:  # past Gymnasium: the observations are not looked at
+            env.reset(seed=window.seed, options={"window": window.number})
+            act = by_name(env, name).begin(env)
+            while episodes.open(0):
+                episodes.buffers.actions[0] = act()
+                episodes.step(0, 1)
+            summary = env.summary()
+            records.append({"seed": window.seed, "window": window.number, "reward": summary["reward_total"],
+                            "summary": summary})
+        if env is not self.env:
+            env.close()
+        return records
 
 
 FIGURES = ("service", "violation_rate", "violation_upper_limit")
@@ -185,7 +175,7 @@ class _Search:
         self.policy = get_policy(str(config["policy"]))
         shorter = {**config["env"], "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
         self.windows = Windows(shorter, windows(split_seeds(config["env"], "train"), int(config["windows"])))
-        self.seat = self.windows.by_the_clock
+        self.seat = are_settings(self.windows.env.decisions)  # it plays as the partner, rather than answer decisions
         self.given = {part.partition("=")[0].strip() for part in given.split(",") if part}
         self.ranges, self.left = ranges_of(
             self.policy, float(config["spread"]), config["params"], [*(config["fixed"] or ()), *self.given],
@@ -196,7 +186,10 @@ class _Search:
         steps = [{**self.default, one.name: value} for one in self.ranges for value in one.steps()]
         self.starts = [self.default, *steps] if all(one.holds(one.default) for one in self.ranges) else []
         self.study = self._study()
-        self._check_trials()
+        for trial in self.done():  # those of earlier versions have no digest
+            if trial.user_attrs.get(SEAL, _seal_of(trial)) != _seal_of(trial):
+                raise UserError(f"trial {trial.number} in storage '{config['storage'] or 'study.db'}' was changed "
+                                "after it was played (its SHA-256 differs); move the storage away and search anew")
         # By policy, what it came to on the training windows: also before a search that goes on.
         self.played = {trial.user_attrs["policy"]: {key: trial.user_attrs[key] for key in FIGURES}
                        for trial in self.done() if "service" in trial.user_attrs}
@@ -223,13 +216,6 @@ class _Search:
             why = " ".join(str(error).split())[:200]
             raise UserError(f"storage={storage} cannot be opened: {why}; expected one of Optuna's, such as "
                             "sqlite:///tune.db") from error
-
-    def _check_trials(self) -> None:
-        """Refuses trials that were changed after they had been played; those of earlier versions have no digest."""
-        for trial in self.done():
-            if trial.user_attrs.get(SEAL, _seal_of(trial)) != _seal_of(trial):
-                raise UserError(f"trial {trial.number} in storage '{self.config['storage'] or 'study.db'}' was changed "
-                                "after it was played (its SHA-256 differs); move the storage away and search anew")
 
     def done(self) -> list[Any]:
         """Trials that were played to their end, in order."""
@@ -335,33 +321,36 @@ class _Search:
         if shorter != kept and held.play(shorter) == records[kept]:  # alike on validation windows, too
             records = {shorter if name == kept else name: one for name, one in records.items()}
             found[shorter], kept = found[kept], shorter
-        rows = [{"policy": name, "as_it_ships": name == default, "kept": name == kept, **found[name],
-                 **_intervals(records[name], records[default])} for name in records]
+        rows = []
+        for name, mine in records.items():
+            _, *service = mean_interval(grid(mine, HEADLINE))
+            _, *violations = mean_interval(grid(mine, "violation_rate"))
+            difference, *ends = mean_interval(grid(mine, HEADLINE) - grid(records[default], HEADLINE))
+            rows.append({"policy": name, "as_it_ships": name == default, "kept": name == kept, **found[name],
+                         "service_interval": service, "violation_interval": violations, "difference": difference,
+                         "difference_interval": ends})
         searched = {name: self._figures(name) for name in dict.fromkeys((default, kept))}
-        return {"command": "tune", "env": self.config["env"]["id"], "policy": kept, "default": default,
-                "trials": len(self.done()), "stopped_by": "interrupt" if interrupted else "trials",
-                "validation": rows, "provenance": self._provenance(kept, default, rows, searched)}
-
-    def _provenance(self, kept: str, default: str, rows: list[dict[str, Any]], searched: Mapping[str, Any]
-                    ) -> dict[str, Any]:
-        """How the policy came about, without a date or a path: the same search gives the same."""
         by = {row["policy"]: {key: value for key, value in row.items() if key not in ("policy", "kept", "as_it_ships")}
               for row in rows}
-        seeds = sorted({window.seed for window in self.windows.games})
-        return {
-            "command": "tune", "environment": self.config["env"]["id"],
+        config, trials = self.config, self.done()
+        provenance = {  # without a date or a path: the same search gives the same
+            "command": "tune", "environment": config["env"]["id"],
             "plays": "as the partner" if self.seat else "the environment's decisions, beside the partner",
-            "config": {key: self.config[key] for key in (*_SEARCH_KEYS, "env", "validation")},
-            "trials": len(self.done()),
+            "config": {key: config[key] for key in (*_SEARCH_KEYS, "env", "validation")},
+            "trials": len(trials),
             "feasible_trials": sum(trial.user_attrs.get("violation_upper_limit", 1.0) <= self.limit
-                                   for trial in self.done()),
+                                   for trial in trials),
             "searched": {one.name: str(one) for one in self.ranges}, "not_searched": dict(self.left),
-            "training": {"seeds": seeds, "windows": len(self.windows.games), "window_s": self.config["window_s"],
+            "training": {"seeds": sorted({window.seed for window in self.windows.games}),
+                         "windows": len(self.windows.games), "window_s": config["window_s"],
                          "default": searched[default], "tuned": searched[kept]},
-            "validation": {"seeds": sorted({int(seed) for seed in split_seeds(self.config["env"], "validation")}),
+            "validation": {"seeds": sorted({int(seed) for seed in split_seeds(config["env"], "validation")}),
                            "default": by[default], "tuned": by[kept]},
-            "versions": {name: metadata.version(name) for name in _VERSIONS},
+            "versions": {name: metadata.version(name) for name in ("ooco-gym", "optuna", "numpy", "numba")},
         }
+        return {"command": "tune", "env": config["env"]["id"], "policy": kept, "default": default,
+                "trials": len(trials), "stopped_by": "interrupt" if interrupted else "trials",
+                "validation": rows, "provenance": provenance}
 
 
 def _seal_of(trial: Any) -> str:
@@ -370,28 +359,16 @@ def _seal_of(trial: Any) -> str:
     return seal_of({"params": trial.params, **attributes})
 
 
-def _intervals(records: Sequence[Mapping[str, Any]], default: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Service and violation rate with their 95 % intervals, and the difference in service, window by window."""
-    service, violations = (mean_interval(grid(records, metric)) for metric in (HEADLINE, "violation_rate"))
-    difference = mean_interval(grid(records, HEADLINE) - grid(default, HEADLINE))
-    return {"service_interval": list(service[1:]), "violation_interval": list(violations[1:]),
-            "difference": difference[0], "difference_interval": list(difference[1:])}
-
-
-def _write_trials(path: Path, search: _Search) -> None:
-    keys = (*FIGURES, "policy", "refused")
-    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["trial", *keys, *(one.name for one in search.ranges)])
-        for place, trial in enumerate(search.done()):
-            writer.writerow([place, *(trial.user_attrs.get(key) for key in keys),
-                             *(trial.params.get(one.name) for one in search.ranges)])
-
-
 def markdown(report: Mapping[str, Any]) -> str:
     """What was searched, on what, and how the policy that is kept compares with the one that ships."""
     origin = report["provenance"]
     config, training = origin["config"], origin["training"]
+    ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
+    rows = [["as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}",
+             with_interval(row["service"], *row["service_interval"]),
+             with_interval(row["difference"], *row["difference_interval"]),
+             with_interval(row["violation_rate"], *row["violation_interval"], form=".2%"),
+             f"{row['violation_upper_limit']:.2%}", "kept" if row["kept"] else ""] for place, row in enumerate(ordered)]
     lines = [
         f"# {config['policy'].partition(':')[0]} tuned for {report['env']}", "",
         f"It plays {origin['plays']}. {report['trials']} trials of Optuna's TPE (seed {config['seed']}), of which "
@@ -402,7 +379,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "```", report["policy"], "```", "",
         f"The best trials on {config['validation']['windows']} validation windows. Intervals: 95 %, over seeds and "
         "their windows; the difference to the policy as it ships is taken window by window.", "",
-        Table("", ["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""], _rows(report),
+        Table("", ["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""], rows,
               align="l").markdown(), "",
         Table("", ["searched", "from"], [[f"`{name}`", text] for name, text in origin["searched"].items()],
               align="l").markdown()]
@@ -410,15 +387,6 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += ["", "Not searched: " + "; ".join(f"`{name}` ({why})" for name, why in origin["not_searched"].items())
                   + "."]
     return "\n".join(lines) + "\n"
-
-
-def _rows(report: Mapping[str, Any]) -> list[list[str]]:
-    ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
-    return [["as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}",
-             with_interval(row["service"], *row["service_interval"]),
-             with_interval(row["difference"], *row["difference_interval"]),
-             with_interval(row["violation_rate"], *row["violation_interval"], form=".2%"),
-             f"{row['violation_upper_limit']:.2%}", "kept" if row["kept"] else ""] for place, row in enumerate(ordered)]
 
 
 def show(report: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from gating_double import composed
 from agents.environments import make_env
 from agents.evaluation.heuristics import by_name
 from agents.search.imitation import teacher_of
-from agents.search.linear import PLAIN, LinearRule, RuleBook, Windows, highest
+from agents.search.linear import PLAIN, LinearRule, RuleBook, Windows
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.errors import UserError
 
@@ -51,15 +51,6 @@ def test_the_decisions_no_depends_on_the_cluster_and_illegal_actions_are_never_t
     candidate_table(observations["candidates"])[:, :, TOKENS] = [0.6, 0.5, 0.1]
     assert rule(1, -9, -10, -1).actions(observations).tolist() == [0, 3]
     assert rule(-99, 0, 0, 99).actions(observations).tolist() == [2, 2]
-
-
-def test_the_search_finds_the_top_of_a_hill_and_never_loses_its_start():
-    top = np.array([1.5, -0.5, 0.5])
-    best, value = highest(lambda x: -float(np.sum((x - top) ** 2)), np.zeros(3), 12, 30, seed=1)
-    np.testing.assert_allclose(best, top, atol=0.2)
-    assert value > -0.1
-    best, value = highest(lambda x: -float(np.abs(x).max()), np.zeros(3), 2, 6, seed=1)
-    assert value == 0.0 and not best.any()
 
 
 def test_windows_are_the_same_for_every_rule_and_as_single_episodes():

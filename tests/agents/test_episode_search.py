@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 pytest.importorskip("cmaes")
 from agents.environments import windows
 from agents.learning import train
-from agents.search import kept
-from agents.search.episodes import Search
-from agents.search.judging import Judge, foreseen_limit, rungs
+from agents.search import checkpoints as kept
+from agents.search.command import checked
+from agents.search.episodes import Search, rungs
+from agents.search.judging import Judge, foreseen_limit
 from agents.search.optimisers import Cma
-from agents.search.space import space_of, value_at
+from agents.search.space import space_of
 from agents.search.standardising import STILL, standards
 from agents.search.tune import Windows
 from ooco_gym.errors import UserError
@@ -101,7 +102,7 @@ def test_a_parameter_rises_with_its_number(first, second):
     space = space_of(get_policy("deadline"), agent(weights=None, params=["tpot_share", "offline_chunk"]))
     for one in space.ranges:
         low, high = sorted([first, second])
-        assert value_at(one, low) <= value_at(one, high)
+        assert one.at(low) <= one.at(high)
 
 
 def test_patterns_choose_weights_by_row_and_column():
@@ -188,8 +189,8 @@ def test_windows_are_those_that_tune_and_evaluate_play():
     env = {**load_yaml("env", "batching"), "window_s": 30.0, "warmup_s": 10.0}
     games = windows([1000, 1001], 4)
     expected = Windows(env, games).play("deadline:tpot_share=0.8")
-    search = Search({"env": env, "seed": 1, "window_s": 30.0, "validation": {"violation_limit": 0.03}},
-                    checked(config("unused")), None, None)
+    settings_ = config("unused")
+    search = Search({**settings_, "env": env, "agent": checked(settings_)}, None, resumed=False)
     field = search.training
     assert field.games[:4] == [(1000 + i, 0) for i in range(4)]
     by_game = {(one["seed"], one["window"]): one["summary"] for one in expected}
@@ -198,12 +199,6 @@ def test_windows_are_those_that_tune_and_evaluate_play():
         if game in by_game:
             assert mine["service"] == pytest.approx(by_game[game]["offline_reference_gpu_s_per_s"], rel=1e-12)
             assert mine["violated"] == by_game[game]["online_violated"]
-
-
-def checked(made):
-    from agents.search.command import checked
-
-    return checked(made)
 
 
 def test_a_window_whose_requests_change_under_way_is_refused(monkeypatch):

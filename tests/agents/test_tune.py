@@ -15,7 +15,7 @@ pytest.importorskip("optuna")
 from agents.environments import Window
 from agents.evaluation.heuristics import play_heuristic
 from agents.search import tune
-from agents.search.ranges import ranges_of
+from agents.search.space import ranges_of
 from ooco_gym.errors import Terminated, UserError
 from ooco_gym.policy import get_policy, list_policies, spelled
 from ooco_gym.resources import load_yaml

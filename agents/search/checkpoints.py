@@ -1,9 +1,9 @@
-"""What a search over whole episodes leaves in its folder, and how it is resumed.
+"""What a search over whole episodes leaves in its folder after every generation, and how it is resumed.
 
-After every generation: `policy.yaml` and, of a policy with weights, `weights.npz` (what is kept so far; the YAML is
-played wherever a policy's name is accepted), `generations.csv`, and `checkpoints/latest.state`, from which a search
-goes on to the bit. None of them holds a time, so that the same search leaves the same bytes. The state is a pickle,
-which can carry code: what this user has not written is not resumed (`agents.learning.trust`).
+`policy.yaml` and, of a policy with weights, `weights.npz` are what is kept so far (the YAML is played wherever a
+policy's name is accepted); `generations.csv` is its table; from `checkpoints/latest.state` a search goes on to the bit.
+None of them holds a time, so that the same search leaves the same bytes. The state is a pickle, which can carry code:
+what this user has not written is not resumed (`agents.learning.trust`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +20,35 @@ import yaml
 from agents.learning.trust import sign, verify
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
-from ooco_gym.policy import Policy, get_policy
+from ooco_gym.policy import get_policy
 from ooco_gym.population import Candidate
 
 POLICY_FILE, WEIGHTS_FILE, TABLE_FILE = "policy.yaml", "weights.npz", "generations.csv"
 FILES = (POLICY_FILE, WEIGHTS_FILE, TABLE_FILE)
 STATE_FILE = Path("checkpoints") / "latest.state"
 _SCHEMA = "ooco-gym/search/1"
-_VALIDATED = [f"validation_{name}_{figure}" for name in ("best", "mean")
-              for figure in ("score", "violation_rate", "violation_upper_limit")]
 COLUMNS = ("generation", "restart", "candidates", "windows", "best_score", "best_service", "best_violation_rate",
            "best_violation_upper_limit", "best_feasible", "median_score", "feasible_share", "sigma", "moved",
-           "training_best_score", "training_mean_score", *_VALIDATED, "kept_score", "kept_feasible")
+           "training_best_score", "training_mean_score",
+           *(f"validation_{name}_{figure}" for name in ("best", "mean")
+             for figure in ("score", "violation_rate", "violation_upper_limit")), "kept_score", "kept_feasible")
 
 
 def searched_policy(folder: str | Path) -> str | None:
-    """The policy that a search over whole episodes left in a folder, by the name that commands take; None of another
-    folder, or no folder."""
+    """The policy that a search left in a folder, by the name that commands take; None where none did."""
     path = Path(folder)
     there = all((path / name).is_file() for name in (POLICY_FILE, TABLE_FILE))
     return str(path / POLICY_FILE) if there else None
 
 
 def write(search: Any) -> bytes:
-    """Writes all that a search has come to; returns its memory, pickled."""
+    """Writes where a search stands; returns its memory, pickled."""
     memory, out = pickle.dumps(search.memory), search.out
     write_policy(out, search.space.candidate(search.memory.best))
-    write_table(out / TABLE_FILE, search.memory.rows)
+    with atomic_write(out / TABLE_FILE) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(search.memory.rows)
     state = {"schema": _SCHEMA, "names": search.space.names, "memory": memory}
     with atomic_write(out / STATE_FILE) as temporary:  # last: what is resumed finds all else as it was
         temporary.write_bytes(sign(pickle.dumps(state)))
@@ -79,8 +81,11 @@ def read(folder: Path, names: Sequence[str]) -> Any:
 def write_policy(folder: Path, candidate: Candidate) -> None:
     """Writes a candidate as a policy's YAML, with its weights beside it."""
     policy = candidate.policy
-    lines: dict[str, Any] = {"name": policy.name, **_source(policy, folder)}
-    known = _shipped(policy)
+    lines: dict[str, Any] = {"name": policy.name}
+    if policy.file:  # of a registered policy its name says where the rules are
+        path, colon, wanted = policy.file.partition(":")
+        lines["file"] = os.path.relpath(path, folder) + colon + wanted
+    known = get_policy(policy.file or policy.name).values
     lines |= {key: value for key, value in policy.values.items() if known.get(key) != value and key != "weights"}
     if candidate.weights is not None:
         from ooco_gym.policy.weights import write_weights
@@ -91,25 +96,3 @@ def write_policy(folder: Path, candidate: Candidate) -> None:
     with atomic_write(folder / POLICY_FILE) as temporary:
         temporary.write_text("# Found by a search over whole episodes (ooco-gym train); its summary.json says how.\n"
                              + yaml.safe_dump(lines, sort_keys=False, width=120), encoding="utf-8")
-
-
-def _source(policy: Policy, folder: Path) -> dict[str, str]:
-    """Where the rules are, relative to the folder; nothing of a registered policy, whose name says it."""
-    if not policy.file:
-        return {}
-    path, colon, wanted = policy.file.partition(":")
-    return {"file": os.path.relpath(path, folder) + colon + wanted}
-
-
-def _shipped(policy: Policy) -> Mapping[str, Any]:
-    """The values that the policy has where nothing is said."""
-    return get_policy(policy.file or policy.name).values
-
-
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the table of generations: the first row is the policy as it ships."""
-    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for row in rows:
-            writer.writerow([row.get(column, "") for column in COLUMNS])
