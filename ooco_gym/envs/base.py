@@ -226,7 +226,7 @@ class DecisionEnv(gym.Env):
         self._watch.close()
 
     def export_trace(self, path: str | PathLike[str]) -> None:
-        """Writes the episode so far as a Chrome trace, for ui.perfetto.dev (`perfetto.write_trace`).
+        """Writes the episode so far as a Chrome trace, for ui.perfetto.dev (`trace_export.write_trace`).
 
         Args:
             path: of the JSON file; gzipped where it ends in `.gz`.

@@ -60,9 +60,9 @@ class StepBuffers(NamedTuple):
     params: np.ndarray  # int64[P], their indices in State.params
     settings: np.ndarray  # float64[SETTINGS]
     weights: np.ndarray  # float64[terms of the reward, then the environment's own]
-    own_terms: np.ndarray  # int64[own terms], addresses of their readings (`own.reading`)
+    own_terms: np.ndarray  # int64[own terms], addresses of their readings (`custom.reading`)
     own_figures: np.ndarray  # int64[own figures], the same; they are the last columns of `cluster`
-    own_scales: np.ndarray  # float64[own figures, 4] (`own.scales_of`)
+    own_scales: np.ndarray  # float64[own figures, 4] (`custom.scales_of`)
     account: np.ndarray  # float64[N, ACCOUNT + 3 own terms]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
     tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window

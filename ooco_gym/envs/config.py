@@ -332,7 +332,7 @@ def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
         own: terms that the environment has of its own.
 
     Raises:
-        UserError: an unknown term, a missing one, or a negative weight.
+        UserError: an unknown term, or a negative weight.
     """
     raw = dict(value) if isinstance(value, Mapping) else load_yaml("reward", value)
     raw.pop("name", None)

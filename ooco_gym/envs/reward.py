@@ -9,7 +9,7 @@
 | burst | online requests beyond the violation budget within a block of time | when they miss |
 | waste | instance time to be spent again | when it is lost |
 
-Terms that an environment has of its own (`own.Term`) come after these: the columns from ACCOUNT on have, for each of
+Terms that an environment has of its own (`custom.Term`) come after these: the columns from ACCOUNT on have, for each of
 them, the reading at the last decision, the step's term, and the episode's total.
 """
 

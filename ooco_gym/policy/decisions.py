@@ -33,7 +33,8 @@ class Point:
     answer: str
 
 
-ROUTE = Point("route", s.ROUTE, "a request arrives, or has been prefilled and needs a place to decode",
+ROUTE = Point("route", s.ROUTE, "a request arrives, or has been prefilled and needs a place to decode; not asked where "
+              "there is one instance to go to",
               "none: view.request is the request",
               "the index of an instance; after a prefill also WAIT (queue for memory) or STAY (decode where it is)")
 INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request meets an instance that runs offline work",
@@ -41,7 +42,8 @@ INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request meets an instance
 GATE = Point("gate", s.GATE, "a relaxed instance without online work could start an offline prefill",
              "waiting offline requests that fit the memory, in queue order",
              "the position of the one to start, HOLD (ask again at the next step) or HOLD_UNTIL_CHANGE")
-COMPOSE = Point("compose", s.COMPOSE, "an instance is free to start its next decode step",
+COMPOSE = Point("compose", s.COMPOSE, "an instance is free to start its next decode step; a mixed one its next "
+                "iteration, whose rule acts by verbs (policy/mixed.py) and whose answer does not count",
                 "none: the members of view.instance",
                 "ALL, or how many slots were written to state.picks; sets instances[i].bound_ps, the believed latency "
                 "up to which the same answer would come out again (0: ask at every step)")

@@ -73,7 +73,7 @@ def _fade(rate, elapsed, horizon_s):
 
 @inlined
 def _arrive(state, slot, route):
-    """A request arrives: it is routed to a relaxed instance and queues there for prefill."""
+    """A request arrives: it is routed to a relaxed (or mixed) instance and queues there for prefill."""
     request, clock = state.requests[slot], state.clock
     instance = 0
     if state.config.relaxed_count > 1:

