@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +48,19 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     values: Any = OmegaConf.to_container(cfg, resolve=True)
     shared = {key: values[key] for key in _DEPLOYMENT if key in values}
     deployment = Deployment.from_config(shared)
-    other, refusal = _other(shared, values.get("compare_chip"))
+    other, refusal, compared = None, "", values.get("compare_chip")
+    if compared and load_chip(compared) != deployment.chip:
+        try:
+            other = Deployment.from_config(shared | {"chip": compared})
+            other = other if other.bs_sat else None  # asked for, since a timing may lack the chip's figures
+        except UserError as error:
+            other, refusal = None, f"no comparison: {error}"
     figures = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
                     throughput=values["throughput"], other=other)
     screen = console()
-    _decode_table(figures).show(screen, unbroken=99)
-    _prefill_table(figures).show(screen)
+    decode, prefill = _tables(figures)
+    decode.show(screen, unbroken=99)
+    prefill.show(screen)
     for line in [*summary_lines(figures), *([refusal] if refusal else [])]:
         screen.print(line, highlight=False)
     for warning in figures["warnings"]:
@@ -62,17 +68,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if values.get("out"):
         write_figure(Path(values["out"]) / "perf.html", build_figure(figures), _title(figures))
     return figures
-
-
-def _other(shared: dict[str, Any], chip: Any) -> tuple[Deployment | None, str]:
-    """The same instance on another chip; where it does not fit there, why not."""
-    if not chip or load_chip(chip) == load_chip(shared.get("chip", chip)):
-        return None, ""
-    try:
-        other = Deployment.from_config(shared | {"chip": chip})
-        return (other, "") if other.bs_sat else (None, "")  # asked for, since a timing may lack the chip's figures
-    except UserError as error:
-        return None, f"no comparison: {error}"
 
 
 def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int],
@@ -91,11 +86,32 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         A JSON-able mapping: `capacity`, `saturation`, `decode` and `prefill` (one row a cell), `throughput`,
         `comparison` (None without `other`), `warnings` (where the sizes leave what the chip's figures were fitted on).
     """
-    estimate = colocated_throughput(deployment, **_throughput_arguments(throughput))
+    check_keys("throughput", throughput, _THROUGHPUT_KEYS)
+    for name, value in throughput.items():
+        whole = name in ("batch", "prompts_per_prefill")
+        if not (is_whole(value) if whole else is_number(value)):
+            raise UserError(f"throughput.{name} must be a {'whole ' if whole else ''}number, got '{value}'")
+    arguments: dict[str, Any] = dict(throughput)
+    estimate = colocated_throughput(deployment, **arguments)
+    for name, values in (("contexts", contexts), ("batches", batches), ("prompts", prompts)):
+        if isinstance(values, (str, int)) or not values:
+            raise UserError(f"{name} must be a list of whole numbers, got '{values}'")
+        for value in values:
+            if not is_whole(value) or value < 1:
+                raise UserError(f"{name} must hold whole numbers of at least 1, got '{value}'")
     decode = [{"batch": batch, "context_tokens": context, **_row(deployment, decode=[context] * batch)}
-              for context in _sizes("contexts", contexts) for batch in _sizes("batches", batches)]
-    prefill = [{"prompt_tokens": tokens, **_row(deployment, prefill=[(tokens, tokens)])}
-               for tokens in _sizes("prompts", prompts)]
+              for context in contexts for batch in batches]
+    prefill = [{"prompt_tokens": tokens, **_row(deployment, prefill=[(tokens, tokens)])} for tokens in prompts]
+    steps = [row for row in decode if row["fits"]]
+    tokens = [row["prompt_tokens"] for row in prefill if row["fits"]]
+    comparison = None
+    if other:
+        there = colocated_throughput(other, **arguments)
+        measured, chips = TABLE_6_TOKENS_PER_S, (deployment.chip.name, other.chip.name)
+        known = deployment.model.name == "qwen2_5_7b" and deployment.chips == 1 and set(chips) <= set(measured)
+        comparison = {"chip": chips[1], "tokens_per_s": there.tokens_per_s, "over": chips[0],
+                      "ratio": there.tokens_per_s / estimate.tokens_per_s,
+                      "table_6_ratio": measured[chips[1]] / measured[chips[0]] if known else None}
     return {
         "schema": SCHEMA,
         "chip": deployment.chip.name, "model": deployment.model.name, "timing": deployment.timing,
@@ -110,32 +126,13 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         },
         "decode": decode,
         "prefill": prefill,
-        "throughput": asdict(estimate),
-        "comparison": compare(deployment, other, throughput) if other else None,
-        "warnings": _warnings(deployment, decode, prefill),
+        "throughput": estimate._asdict(),
+        "comparison": comparison,
+        "warnings": validity_warnings(
+            deployment, max_batch=max((row["batch"] for row in steps), default=None),
+            max_tokens=max(tokens, default=None),
+            max_context=max([*tokens, *(row["context_tokens"] for row in steps)], default=None)),
     }
-
-
-def compare(deployment: Deployment, other: Deployment, throughput: Mapping[str, float]) -> dict[str, Any]:
-    """Throughput of `other` over that of `deployment`, with the measured ratio of Table 6 where it has both chips."""
-    ours, theirs = (colocated_throughput(one, **throughput).tokens_per_s  # type: ignore[arg-type]
-                    for one in (deployment, other))
-    measured = TABLE_6_TOKENS_PER_S
-    known = (deployment.model.name == "qwen2_5_7b" and deployment.chips == 1
-             and {deployment.chip.name, other.chip.name} <= set(measured))
-    return {
-        "chip": other.chip.name, "tokens_per_s": theirs, "over": deployment.chip.name, "ratio": theirs / ours,
-        "table_6_ratio": measured[other.chip.name] / measured[deployment.chip.name] if known else None,
-    }
-
-
-def _warnings(deployment: Deployment, decode: list[dict[str, Any]], prefill: list[dict[str, Any]]) -> list[str]:
-    """Where the cells that fit leave what the chip's figures were fitted on."""
-    tokens = [row["prompt_tokens"] for row in prefill if row["fits"]]
-    steps = [row for row in decode if row["fits"]]
-    contexts = [*tokens, *(row["context_tokens"] for row in steps)]
-    return validity_warnings(deployment, max_batch=max((row["batch"] for row in steps), default=None),
-                             max_tokens=max(tokens, default=None), max_context=max(contexts, default=None))
 
 
 def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
@@ -145,28 +142,10 @@ def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
             "kind_shares": report.kind_shares, "resource_shares": report.resource_shares}
 
 
-def _sizes(name: str, values: Sequence[int]) -> list[int]:
-    if isinstance(values, (str, int)) or not values:
-        raise UserError(f"{name} must be a list of whole numbers, got '{values}'")
-    for value in values:
-        if not is_whole(value) or value < 1:
-            raise UserError(f"{name} must hold whole numbers of at least 1, got '{value}'")
-    return list(values)
-
-
-def _throughput_arguments(values: Mapping[str, float]) -> dict[str, Any]:
-    check_keys("throughput", values, _THROUGHPUT_KEYS)
-    for name, value in values.items():
-        whole = name in ("batch", "prompts_per_prefill")
-        if not (is_whole(value) if whole else is_number(value)):
-            raise UserError(f"throughput.{name} must be a {'whole ' if whole else ''}number, got '{value}'")
-    return dict(values)
-
-
 def summary_lines(figures: dict[str, Any]) -> list[str]:
     """The figures that are one number each, as sentences."""
     capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
-    prefill = saturation["prefill_tokens"]
+    prefill, other = saturation["prefill_tokens"], figures["comparison"]
     prefill_from = (f"Prefill saturates at {prefill} tokens: from there on" if prefill
                     else "Prefill never saturates: nowhere do")
     lines = [
@@ -180,7 +159,6 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
          f"and output tokens/s, {rate['output_tokens_per_s']:,.0f} of them output; {rate['prefill_share']:.0%} of "
          "the time goes to prefill"),
     ]
-    other = figures["comparison"]
     if other:
         measured = other["table_6_ratio"]
         beside = f" (measured, OOCO Table 6: {measured:.2f})" if measured else ""
@@ -198,8 +176,9 @@ def _bound(row: dict[str, Any]) -> str:
     return str(_SHORT.get(row["bottleneck"], row["bottleneck"])) if row["fits"] else "does not fit"
 
 
-def _decode_table(figures: dict[str, Any]) -> Table:
-    rows = figures["decode"]
+def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
+    """Decode steps by batch size and context, and prefills of one prompt with shares of their time."""
+    rows, prefill = figures["decode"], figures["prefill"]
     contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
     body = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
@@ -208,19 +187,16 @@ def _decode_table(figures: dict[str, Any]) -> Table:
                                      for row in cells),
                      f"{cells[0]['tokens_per_s']:,.0f}" if cells[0]["fits"] else ""])
     head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]
-    return Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", head, body,
-                 align="r")
-
-
-def _prefill_table(figures: dict[str, Any]) -> Table:
     # The roofline knows no element-wise operators.
-    rows = [*figures["prefill"], *figures["decode"]]
-    shown = [kind for kind in KINDS if kind != "elementwise" or any(row["kind_shares"][kind] for row in rows)]
+    shown = [kind for kind in KINDS if kind != "elementwise" or any(row["kind_shares"][kind]
+                                                                    for row in [*prefill, *rows])]
     columns = [
         Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
         Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound, align="l"),
         *(Column(_COLUMNS[kind], lambda row, kind=kind: row["kind_shares"][kind], ".0%") for kind in shown)]
-    return Table.of(columns, figures["prefill"], f"Prefill of one prompt, with shares of its time\n{_title(figures)}")
+    return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", head, body,
+                  align="r"),
+            Table.of(columns, prefill, f"Prefill of one prompt, with shares of its time\n{_title(figures)}"))
 
 
 def build_figure(figures: dict[str, Any]) -> Any:

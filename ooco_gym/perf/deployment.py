@@ -65,7 +65,10 @@ class Deployment:
         if self.lines_to is not None and (not isinstance(self.lines_to, int) or self.lines_to < SHORTEST_LINES):
             raise UserError(f"lines_to must be a whole number of at least {SHORTEST_LINES}, got '{self.lines_to}'")
         timing_form(self.timing)
-        self._check_split()
+        reason = split_error(self.model, self.tp, self.pp)
+        if reason:
+            valid = ", ".join(str(tp) for tp in valid_tps(self.model))
+            raise UserError(f"model '{self.model.name}': {reason}; tp may be {valid}")
         if self.kv_blocks < 1:
             raise UserError(self._does_not_fit())
         for sentence in self.remarks:
@@ -151,12 +154,6 @@ class Deployment:
     def bs_sat(self) -> int:
         """Compute-saturated decode batch size: from here on every linear layer is bound by compute (OOCO 3.4.2)."""
         return self.form.saturation_batch(self.shard)
-
-    def _check_split(self) -> None:
-        reason = split_error(self.model, self.tp, self.pp)
-        if reason:
-            valid = ", ".join(str(tp) for tp in valid_tps(self.model))
-            raise UserError(f"model '{self.model.name}': {reason}; tp may be {valid}")
 
     def _does_not_fit(self) -> str:
         needed = self.weight_bytes + self.kv_bytes_per_token * self.block_tokens

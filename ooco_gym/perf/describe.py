@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -125,15 +126,11 @@ def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[O
         batch, context = np.array([float(len(kv))]), np.array([kv.mean()])
         attention = attention._replace(seconds=measured.decode_s(batch, context)[0])
     work = [*form.dense(shard, q.sum()), attention, *form.head(shard, np.array(float(len(requests))))]
-    overhead = [_overhead("overhead", form.overhead_s(shard, phase))]
-    floor = form.floor_s(shard, phase)
+    added, floor = {"overhead": form.overhead_s(shard, phase)}, form.floor_s(shard, phase)
     if floor:  # the chip waits for its host
-        overhead.append(_overhead("host", max(0.0, floor - sum(float(cost.seconds) for cost in work))))
-    return [*work, *overhead]
-
-
-def _overhead(name: str, seconds: float) -> OperatorCost:
-    return OperatorCost(name, "overhead", np.array(seconds), np.array(False))
+        added["host"] = max(0.0, floor - sum(float(cost.seconds) for cost in work))
+    return [*work, *(OperatorCost(name, "overhead", np.array(seconds), np.array(False))
+                     for name, seconds in added.items())]
 
 
 def _attention(attention: Attention, *features: np.ndarray) -> OperatorCost:
@@ -142,8 +139,7 @@ def _attention(attention: Attention, *features: np.ndarray) -> OperatorCost:
                         roofs[..., 0] >= roofs[..., 1:].max(axis=-1))
 
 
-@dataclass(frozen=True)
-class Throughput:
+class Throughput(NamedTuple):
     """Steady state of one instance under endless load.
 
     Attributes:
