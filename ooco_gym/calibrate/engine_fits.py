@@ -236,8 +236,9 @@ def with_found(form: str, chip: ChipSpec, found: Mapping[str, float]) -> ChipSpe
 
 
 def _free(form: str, chip: ChipSpec, overlap: bool, served: Sequence[Served]) -> list[Free]:
-    prompts, decodes, pure = (any(bool(which(one.rows).any()) for one in served) for which in (
-        lambda rows: rows.prompts > 0, lambda rows: rows.n_decode > 0, lambda rows: rows.prompts == 0))
+    prompts, decodes, pure = np.any([(
+        (one.rows.prompts > 0).any(), (one.rows.n_decode > 0).any(), (one.rows.prompts == 0).any())
+        for one in served], axis=0)
     if form == "ooco":
         free = [*(item for item in roofline_free(chip) if "overhead" not in item.name),
                 Free("prefill_overhead_s", 1e-3, 1e-7, 10.0, off=True),
@@ -248,11 +249,12 @@ def _free(form: str, chip: ChipSpec, overlap: bool, served: Sequence[Served]) ->
     free = [Free("overhead.sequence_s", 1e-5, 1e-9, 1.0, off=True)]
     free += [Free(f"overhead.prefill_{word}", 1e-3, 1e-7, 10.0, off=True)] if prompts else []
     free += [Free(f"overhead.decode_{word}", 1e-3, 1e-7, 10.0, off=True)] if pure else []
-    if chip.extended is None or chip.extended.gemm is None:
+    known = chip.extended or kernels.ExtendedParameters()
+    if known.gemm is None:
         free += _rates("gemm", chip, 1.1) + [Free("gemm.exponent", 1.0, 0.01, 20.0, above=1.0)]
-    if prompts and (chip.extended is None or chip.extended.prefill_attention is None):
+    if prompts and known.prefill_attention is None:
         free += _rates("prefill_attention", chip, 2.0)
-    if decodes and (chip.extended is None or chip.extended.decode_attention is None):
+    if decodes and known.decode_attention is None:
         free += _rates("decode_attention", chip, 2.0) + [
             Free("decode_attention.request_head_s", 3e-8, 1e-11, 1e-3, off=True)]
     return free

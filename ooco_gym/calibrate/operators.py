@@ -154,19 +154,11 @@ def _few_shapes(rows: Rows, columns: Sequence[str], seed: int, most: int = 12) -
     return inside[sample(len(inside), _MENU_ROWS, seed)]
 
 
-def _by_heads(rows: Rows, seconds: Callable[[np.ndarray, float, float, float], np.ndarray]) -> np.ndarray:
-    """Applies a function to the rows of each head configuration."""
-    found = np.empty(len(rows))
-    for index, *heads in rows.once(_heads):
-        found[index] = seconds(index, *heads)
-    return found
-
-
-def _heads(rows: Rows) -> list[tuple[np.ndarray, float, float, float]]:
+def _heads(rows: Rows) -> list[tuple[np.ndarray, tuple[float, float, float]]]:
     """The rows of each head configuration, and its query heads, key/value heads and their dimension."""
     shape = rows.distinct("h_q", "h_kv", "d_h")
     parts = [np.flatnonzero(shape == number) for number in np.unique(shape)]
-    return [(index, float(rows["h_q"][index[0]]), float(rows["h_kv"][index[0]]), float(rows["d_h"][index[0]]))
+    return [(index, (float(rows["h_q"][index[0]]), float(rows["h_kv"][index[0]]), float(rows["d_h"][index[0]])))
             for index in parts]
 
 
@@ -175,34 +167,28 @@ def _gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
 
 
 def _prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
-    batch, q, kv = rows["batch"], rows["q_len"], rows["context_len"]
-
-    def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
-        form = kernels.prefill_attention(p, heads, kv_heads, head_dim)
-        return form.seconds(*(batch[index] * each for each in form.of_prompts(q[index], kv[index])))
-
-    return _by_heads(rows, seconds)
+    batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], np.empty(len(rows))
+    for index, heads in rows.once(_heads):
+        form = kernels.prefill_attention(p, *heads)
+        found[index] = form.seconds(*(batch[index] * each for each in form.of_prompts(q[index], kv[index])))
+    return found
 
 
 def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
-    batch, total = rows["batch"], rows["batch"] * rows["context_len"]
-
-    def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
-        form = kernels.decode_attention(p, heads, kv_heads, head_dim)
-        return form.seconds(total[index], batch[index], total[index], batch[index])
-
-    return _by_heads(rows, seconds)
+    batch, total, found = rows["batch"], rows["batch"] * rows["context_len"], np.empty(len(rows))
+    for index, heads in rows.once(_heads):
+        found[index] = kernels.decode_attention(p, *heads).seconds(total[index], batch[index], total[index],
+                                                                   batch[index])
+    return found
 
 
 def _mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
-    batch, context = rows["batch"], rows["context_len"]
-
-    def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
-        work = kernels.mixed_work_s(p, heads, kv_heads, head_dim, batch[index], context[index])
-        empty = heads * p.head_s_per_chunk_token * batch[index] * rows["q_len"][index]
-        return kernels.mixed_attention_s(p, 1e-6 * rows["alone_us"][index], work, empty, context[index])
-
-    return _by_heads(rows, seconds)
+    batch, context, found = rows["batch"], rows["context_len"], np.empty(len(rows))
+    for index, heads in rows.once(_heads):
+        work = kernels.mixed_work_s(p, *heads, batch[index], context[index])
+        empty = heads[0] * p.head_s_per_chunk_token * batch[index] * rows["q_len"][index]
+        found[index] = kernels.mixed_attention_s(p, 1e-6 * rows["alone_us"][index], work, empty, context[index])
+    return found
 
 
 def _skew_s(p: kernels.SkewParameters, rows: Rows) -> np.ndarray:

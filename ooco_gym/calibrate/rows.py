@@ -157,17 +157,8 @@ class Excluded(NamedTuple):
     first: list[str]
 
 
-def _begins(column: str, start: str) -> Callable[[Rows], np.ndarray]:
-    return lambda rows: np.array([str(value).startswith(start) for value in rows[column]], dtype=bool)
-
-
-KNOWN_BAD: tuple[tuple[str, str, Callable[[Rows], np.ndarray]], ...] = (
-    ("attn_prefill", "known to be wrong: aiconfigurator's H200 prefill attention of vLLM 0.19 (faster than the chip)",
-     lambda rows: _begins("source", "aiconfigurator/vllm-0.19")(rows) & _begins("device", "h200")(rows)),
-    ("attn_prefill", "known to be wrong: aiconfigurator's prefill attention of 4 query and 4 key/value heads",
-     lambda rows: _begins("source", "aiconfigurator")(rows) & (rows["h_q"] == 4) & (rows["h_kv"] == 4)),
-)
-"""Rows of public tables that cannot be right, by operator; docs/calibration.md says why."""
+def _begins(rows: Rows, column: str, start: str) -> np.ndarray:
+    return np.array([str(value).startswith(start) for value in rows[column]], dtype=bool)
 
 
 def complete(rows: Rows) -> Rows:
@@ -218,8 +209,11 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
         leave_out(op, "time is not positive", ~(np.isfinite(rows["time_us"]) & (rows["time_us"] > 0)))
         missing = np.any([~(np.isfinite(rows[name]) & (rows[name] > 0)) for name in columns], axis=0)
         leave_out(op, f"a shape is missing or not positive ({', '.join(columns)})", missing)
-    for op, reason, known in KNOWN_BAD:
-        leave_out(op, reason, known(rows))
+    published = _begins(rows, "source", "aiconfigurator")  # docs/calibration.md says why
+    leave_out("attn_prefill", "known to be wrong: aiconfigurator's H200 prefill attention of vLLM 0.19 (faster than "
+              "the chip)", _begins(rows, "source", "aiconfigurator/vllm-0.19") & _begins(rows, "device", "h200"))
+    leave_out("attn_prefill", "known to be wrong: aiconfigurator's prefill attention of 4 query and 4 key/value heads",
+              published & (rows["h_q"] == 4) & (rows["h_kv"] == 4))
     for op, (flops, moved) in _work(rows).items():
         with np.errstate(invalid="ignore"):
             leave_out(op, f"faster than {PEAK_SLACK:g} times the chip's peak FLOP/s",

@@ -32,9 +32,12 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, engine: dict[str, Any]) -> Limits:
         """Reads them from `engine.json`'s content (one block is the engine's own)."""
-        kv_tokens = (engine["num_blocks"] - 1) * engine["block_tokens"]
-        return cls(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"], kv_tokens,
-                   engine["block_tokens"])
+        return cls(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"],
+                   (engine["num_blocks"] - 1) * engine["block_tokens"], engine["block_tokens"])
+
+    def in_blocks(self, tokens: int) -> int:
+        """Tokens of memory that so many take, in whole blocks."""
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 def sizes(first: int, last: int, factor: float) -> list[int]:
@@ -96,15 +99,11 @@ def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
         longest = limits.max_model_len - growth
         for context in sizes(plan["first_context"], longest, plan["context_factor"]):
             context = _varied(context, plan, draws, longest)
-            held = decodes * _in_blocks(context + growth, limits) + _in_blocks(space if prefills else 0, limits)
+            held = decodes * limits.in_blocks(context + growth) + limits.in_blocks(space if prefills else 0)
             if decodes * context <= plan["fill_tokens"] and held <= limits.kv_tokens:
                 cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
                               "steps": plan["decode_steps"], "prefills": prefills})
     return cases
-
-
-def _in_blocks(tokens: int, limits: Limits) -> int:
-    return -(-tokens // limits.block_tokens) * limits.block_tokens
 
 
 def _prefill_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
@@ -114,7 +113,7 @@ def _prefill_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Genera
     for length in sizes(plan["first_prefill"], longest, plan["prefill_factor"] ** 0.5):
         for count in sizes(1, min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // length)), 4.0):
             group = [_varied(length, plan, draws, longest) for _ in range(count)]
-            if sum(_in_blocks(one, limits) for one in group) <= limits.kv_tokens:
+            if sum(limits.in_blocks(one) for one in group) <= limits.kv_tokens:
                 groups.append(group)
     return [{"name": f"prefill {len(group)}x{group[0]}", "decodes": 0, "context": 0, "steps": 0, "prefills": [group]}
             for group in groups]
@@ -126,21 +125,19 @@ def _stream_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
     The same batch costs more there than where it decodes undisturbed (by 10 % on a CPU with 32 requests): memory is
     scattered, caches are cold, requests come and go.
     """
-    cases = []
     longest = max(1, limits.max_model_len // 4)
-    for concurrency in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
-        count = plan["stream_rounds"] * concurrency + 4
-        space = max(2, limits.kv_tokens // concurrency - limits.block_tokens)
-        lengths = [(min(_log_uniform(plan["first_prefill"], longest, draws), space // 2),
-                    min(_log_uniform(4, plan["stream_output"], draws), space // 2, longest)) for _ in range(count)]
-        if plan["stream_rounds"]:
-            cases.append({"name": f"stream {concurrency}", "concurrency": concurrency, "requests": lengths})
+
+    def drawn(first: int, last: int) -> int:
+        return int(np.exp(draws.uniform(np.log(min(first, last)), np.log(max(first, last) + 1))))
+
+    cases = []
+    for concurrency in sizes(1, limits.max_num_seqs, plan["decode_factor"]) if plan["stream_rounds"] else ():
+        space = max(2, limits.kv_tokens // concurrency - limits.block_tokens) // 2
+        requests = [(min(drawn(plan["first_prefill"], longest), space),
+                     min(drawn(4, plan["stream_output"]), space, longest))
+                    for _ in range(plan["stream_rounds"] * concurrency + 4)]
+        cases.append({"name": f"stream {concurrency}", "concurrency": concurrency, "requests": requests})
     return cases
-
-
-def _log_uniform(first: int, last: int, draws: np.random.Generator) -> int:
-    low, high = np.log(min(first, last)), np.log(max(first, last) + 1)
-    return int(np.exp(draws.uniform(low, high)))
 
 
 def _varied(size: int, plan: dict[str, Any], draws: np.random.Generator, most: int) -> int:
@@ -155,24 +152,23 @@ def check(plan: dict[str, Any]) -> None:
         UserError: a factor, a count, a share, a load or a length that is none.
     """
     states, serve = plan["design"], plan["serve"]
-    for key in ("decode_factor", "context_factor", "prefill_factor"):
-        _expect(f"engine.design.{key}", states[key], states[key] > 1, "greater than 1")
     for key in ("first_context", "first_prefill", "decode_steps", "fill_tokens", "stream_output", "passes",
                 "stream_rounds", "warmup_passes"):
         whole_number(f"engine.design.{key}", states[key], int(key not in ("stream_rounds", "warmup_passes")))
-    _expect("engine.design.spread", states["spread"], 0 <= states["spread"] < 1, "at least 0 and less than 1")
+    checks = [(f"design.{key}", states[key], states[key] > 1, "greater than 1")
+              for key in ("decode_factor", "context_factor", "prefill_factor")]
+    checks.append(("design.spread", states["spread"], 0 <= states["spread"] < 1, "at least 0 and less than 1"))
     for key in ("prompt_tokens", "output_tokens"):
-        _expect(f"engine.serve.{key}.median", serve[key]["median"], serve[key]["median"] >= 1, "at least 1")
-        _expect(f"engine.serve.{key}.sigma", serve[key]["sigma"], serve[key]["sigma"] >= 0, "at least 0")
-    for name, load in (serve["loads"] or {}).items():
-        _expect(f"engine.serve.loads.{name}", load, load > 0, "positive: a share of the measured capacity")
-    for key in ("duration_s", "max_requests", "burst"):
-        _expect(f"engine.serve.{key}", serve[key], serve[key] > 0, "positive")
-
-
-def _expect(key: str, value: Any, right: bool, expected: str) -> None:
-    if not right:
-        raise UserError(f"{key}={value} must be {expected}")
+        median, sigma = serve[key]["median"], serve[key]["sigma"]
+        checks += [(f"serve.{key}.median", median, median >= 1, "at least 1"),
+                   (f"serve.{key}.sigma", sigma, sigma >= 0, "at least 0")]
+    checks += [(f"serve.loads.{name}", load, load > 0, "positive: a share of the measured capacity")
+               for name, load in (serve["loads"] or {}).items()]
+    checks += [(f"serve.{key}", serve[key], serve[key] > 0, "positive")
+               for key in ("duration_s", "max_requests", "burst")]
+    for key, value, right, expected in checks:
+        if not right:
+            raise UserError(f"engine.{key}={value} must be {expected}")
 
 
 def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Generator) -> np.ndarray:
@@ -187,11 +183,10 @@ def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Gen
     Returns:
         int64[count, 2].
     """
-    columns = []
-    for key in ("prompt_tokens", "output_tokens"):
-        columns.append(np.rint(draws.lognormal(np.log(plan[key]["median"]), plan[key]["sigma"], count)))
-    prompt = np.clip(columns[0], 1, longest // 2)
-    output = np.clip(columns[1], 1, longest - prompt - 1)
+    prompt, output = (np.rint(draws.lognormal(np.log(plan[key]["median"]), plan[key]["sigma"], count))
+                      for key in ("prompt_tokens", "output_tokens"))
+    prompt = np.clip(prompt, 1, longest // 2)
+    output = np.clip(output, 1, longest - prompt - 1)
     return np.stack([prompt, output], axis=-1).astype(np.int64)
 
 

@@ -101,9 +101,12 @@ class Measurement:
         if self.plan["design"]["warm_every_size"]:
             self._ask("warm-up", {"do": "cases", "cases": [every_size(self.limits)]})
         for _ in range(self.plan["design"]["warmup_passes"]):
-            self._ask("warm-up", {"do": "cases", "cases": self._cases()})
+            self._ask("warm-up", {"do": "cases", "cases": design(self.limits, self.plan["design"], self.draws)})
         loads, passes = dict(self.plan["serve"]["loads"] or {}), self.plan["design"]["passes"]
-        capacity = self._capacity() if loads else None
+        capacity = None
+        if loads:
+            requests = burst(self.plan["serve"], self.limits.max_model_len, self.draws)
+            capacity = capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
         for number in range(passes):
             self._pass(number)
             if capacity is not None and (number < passes - 1 or passes == 1):
@@ -112,16 +115,10 @@ class Measurement:
         write_table(self.out / "iterations.parquet", self.rows, ITERATIONS)
         for name in loads:
             self._write_load(name)
-        facts = self._facts(capacity)
+        facts = {**self.engine, "settings": dict(self.plan["settings"]), "capacity_per_s": capacity,
+                 "serving": self.serving, "machine": self.machine}
         write_json(self.out / "engine.json", facts)
         return {"schema": SCHEMA, **facts, "iterations": len(self.rows)}
-
-    def _facts(self, capacity: float | None) -> dict[str, Any]:
-        return {**self.engine, "settings": dict(self.plan["settings"]), "capacity_per_s": capacity,
-                "serving": self.serving, "machine": self.machine}
-
-    def _cases(self) -> list[dict[str, Any]]:
-        return design(self.limits, self.plan["design"], self.draws)
 
     def _ask(self, part: str, order: dict[str, Any]) -> dict[str, Any]:
         answer = self.driver.ask(order)
@@ -132,13 +129,9 @@ class Measurement:
         return answer
 
     def _pass(self, number: int) -> None:
-        steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": self._cases()})["steps"]
-        measured = [step for step in steps if step["label"] != "drain"]
-        self.rows += iteration_rows(measured, self.engine, number)
-
-    def _capacity(self) -> float:
-        requests = burst(self.plan["serve"], self.limits.max_model_len, self.draws)
-        return capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
+        cases = design(self.limits, self.plan["design"], self.draws)
+        steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": cases})["steps"]
+        self.rows += iteration_rows([step for step in steps if step["label"] != "drain"], self.engine, number)
 
     def _serve(self, name: str, rate_per_s: float) -> None:
         """Serves a load for a while; in its files, that while begins a second after the one before has ended."""
@@ -184,8 +177,8 @@ def served(records: list[dict[str, Any]]) -> dict[str, float]:
     tpot = ((end - ttft) / np.maximum(tokens - 1, 1))[tokens > 1]
     figures = {"requests": float(len(records))}
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", end)):
-        figures[f"{name}_mean_ms"] = 1e3 * float(values.mean()) if values.size else float("nan")
-        figures[f"{name}_median_ms"] = 1e3 * float(np.median(values)) if values.size else float("nan")
+        for word, middle in (("mean", np.mean), ("median", np.median)):
+            figures[f"{name}_{word}_ms"] = 1e3 * float(middle(values)) if values.size else float("nan")
     return figures
 
 

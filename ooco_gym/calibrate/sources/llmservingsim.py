@@ -61,14 +61,13 @@ def _copied(frame: Frame, layer: str) -> bool:
 def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
     from ooco_gym.perf.timing.extended import fused_linears
 
-    linears = fused_linears(model, tp)
+    linears = [(float(one.d_in), float(one.d_out)) for one in fused_linears(model, tp)]
     heads = {"h_q": float(model.heads), "h_kv": float(model.kv_heads), "d_h": float(model.head_dim)}
-    if layer in LINEARS:
-        linear = linears[LINEARS[layer]]
-        return {"op": f"gemm:{layer}", "d_in": float(linear.d_in), "d_out": float(linear.d_out), **heads}
-    if layer == "lm_head":
-        return {"op": "gemm:lm_head", "d_in": float(model.hidden), "d_out": float(-(-model.vocab // tp)), **heads}
-    return {"op": f"elt:{layer}", "d_in": float(model.hidden), "d_out": float(linears[3].d_in), **heads}
+    op, (d_in, d_out) = f"elt:{layer}", (float(model.hidden), linears[3][0])
+    if layer in LINEARS or layer == "lm_head":
+        op = f"gemm:{layer}"
+        d_in, d_out = linears[LINEARS[layer]] if layer in LINEARS else (d_in, float(-(-model.vocab // tp)))
+    return {"op": op, "d_in": d_in, "d_out": d_out, **heads}
 
 
 def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
@@ -105,9 +104,9 @@ def _model(path: Path, context: Context) -> ModelSpec:
     if name:
         raise UserError(f"'{path.parent / 'engine.json'}' names the model '{name}', which is none of "
                         f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
-    for text in reversed(path.parts[:-1]):
-        if model_named(text):
-            return load_model(model_named(text))
+    named = [found for text in path.parts[:-1] if (found := model_named(text))]
+    if named:
+        return load_model(named[-1])
     raise UserError(f"'{path}' does not say which model was measured; give it as model=NAME, one of: "
                     f"{', '.join(list_models())}, or a YAML file")
 
