@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.calibrate import engine_fits, operators, sources, steps
-from ooco_gym.calibrate.engine_fits import EngineRows, join
-from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
+from ooco_gym.calibrate.engine_fits import EngineRows
+from ooco_gym.calibrate.fitting import errors, folds
 from ooco_gym.calibrate.operators import OPERATORS, SHAPES, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows, clean
 from ooco_gym.perf.chip import load_chip
@@ -40,25 +39,6 @@ def test_extended_predicts_unseen_shapes_of_its_own_form(rows: Rows, op: str, li
     assert errors(predicted, part.seconds)["mape"] < limit
 
 
-def test_an_outlier_does_not_move_a_fit(rows: Rows) -> None:
-    part = rows.of_kind("gemm")
-    times = part["time_us"].copy()
-    times[::40] *= 5
-    columns = {name: part[name] for name in ("device", "model", "op", "kernel", "source", "file", "row", "tp",
-                                             "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out",
-                                             "h_q", "h_kv", "d_h", "n_gpus", "bytes")}
-    found = fit(OPERATORS["gemm"], Rows(columns | {"time_us": times}), CHIP)
-    predicted = OPERATORS["gemm"].seconds(GemmParameters(**found.found), part)
-    assert errors(predicted, part.seconds)["mape"] < 3
-
-
-def test_one_shape_only_is_split_by_sizes(rows: Rows) -> None:
-    part = rows.of_kind("gemm")
-    part = part.select((part["d_in"] == 4096) & (part["d_out"] == 6144))
-    _, said = predict_unseen(OPERATORS["gemm"], part, CHIP)
-    assert "only one shape" in said
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=60), st.integers(0, 5))
 def test_folds_keep_groups_whole_and_use_all_folds(groups: list[int], seed: int) -> None:
@@ -66,14 +46,6 @@ def test_folds_keep_groups_whole_and_use_all_folds(groups: list[int], seed: int)
     for group in set(groups):
         assert len({int(value) for value, name in zip(fold, groups, strict=True) if name == group}) == 1
     assert set(fold.tolist()) == set(range(min(5, len(set(groups)))))
-
-
-def test_a_term_that_does_not_count_is_zero() -> None:
-    size = np.linspace(1, 100, 50)
-    free = [Free("slope", 1.0, 1e-3, 1e3), Free("start", 1.0, 1e-6, 1e3, off=True)]
-    found, _ = least_squares(free, lambda p: p["slope"] * size + p["start"], 3.0 * size)
-    assert found["slope"] == pytest.approx(3.0, rel=1e-3) and found["start"] == 0.0
-    assert sample(5, 10, 0).tolist() == [0, 1, 2, 3, 4] and len(sample(100, 10, 0)) == 10
 
 
 def test_iterations_are_composed_of_measured_operators(rows: Rows) -> None:
@@ -131,26 +103,3 @@ def test_an_engines_iterations_give_back_what_made_them(form: str) -> None:
     assert errors(predicted, rows.seconds)["mape"] < 1
     if form == "extended":
         assert found.found["overhead.sequence_s"] == pytest.approx(5e-5, rel=0.05)
-
-
-def test_noise_is_what_equal_batches_differ_by() -> None:
-    one = _iterations(1)
-    rows = join([one] * 400)
-    times = np.exp(0.1 * np.random.default_rng(0).standard_normal(400))
-    assert engine_fits.noise(replace(rows, seconds=times)) == pytest.approx(8.0, abs=1.0)
-    assert engine_fits.noise(_iterations(2)) is None
-
-
-def test_iterations_are_selected_and_joined_with_their_prompts() -> None:
-    rows = _iterations(20)
-    half = np.arange(20) % 2 == 0
-    even, odd = rows.select(half), rows.select(~half)
-    both = join([even, odd])
-    assert both.tokens.tolist() == [*rows.tokens[half], *rows.tokens[~half]]
-    kept, dropped = engine_fits.clean(replace(rows, seconds=np.where(half, -1.0, 1.0)))
-    assert len(kept) == 10 and dropped == {"time is not positive": 10}
-
-
-def test_shapes_name_columns_of_the_schema() -> None:
-    empty = Rows.of(Path("x"), 1, 0)
-    assert all(column in ("op",) or len(empty[column]) == 0 for columns in SHAPES.values() for column in columns)

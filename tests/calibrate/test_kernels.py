@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.errors import UserError
 from ooco_gym.perf import kernels
 
 GEMM = kernels.GemmParameters(200e12, 1.5e12, 5e-6, 2.5, 100.0, 0.3, 0.6, 8.0, 0.02, 108.0)
@@ -32,13 +31,6 @@ def test_a_gemm_takes_at_least_its_launch_and_its_roofs(m: int, k: int, n: int) 
     assert seconds <= GEMM.launch_s + compute + memory + 1e-15
 
 
-def test_quantisation_is_one_for_whole_tiles_and_waves_and_grows_with_padding() -> None:
-    plain = replace(GEMM, edge=0.0, padding=1.0, waste=1.0, units=1.0)
-    assert kernels.quantisation(plain, 256.0, 256.0) == pytest.approx(1.0)
-    assert kernels.quantisation(plain, 65.0, 64.0) == pytest.approx(128 / 65)
-    assert kernels.quantisation(replace(plain, units=100.0), 256.0, 256.0) > 1
-
-
 def test_prefill_attention_packs_heads_counts_the_triangle_and_stores_keys() -> None:
     p = kernels.PrefillAttentionParameters(1e14, 1e15, exponent=math.inf, tile=64.0)
     assert kernels.prefill_attention(p, 32, 8, 128).tile == 64
@@ -52,15 +44,6 @@ def test_prefill_attention_packs_heads_counts_the_triangle_and_stores_keys() -> 
     assert capped.linear_s[1] == pytest.approx(512e-12)
 
 
-def test_decode_attention_differs_where_heads_share_nothing() -> None:
-    p = kernels.DecodeAttentionParameters(1e14, 1e12, 10e-6, lone_launch_s=4e-6, lone_critical_s_per_token=1e-8)
-    assert kernels.decode_attention(p, 8, 8, 128).launch_s == 4e-6
-    assert kernels.decode_attention(p, 8, 8, 128).critical_s == 1e-8
-    assert kernels.decode_attention(p, 8, 2, 128).launch_s == 10e-6
-    per_request = kernels.decode_attention(replace(p, request_head_s=1e-7, exponent=math.inf), 8, 2, 128)
-    assert per_request.seconds(64, 64, 64, 64) == pytest.approx(10e-6 + 64 * 2e-7)
-
-
 def test_all_reduce_is_nothing_on_one_chip_and_switches_kernels() -> None:
     p = kernels.AllReduceParameters(100e9, 5e-6, 1e-6, direct_bytes_per_s=200e9, ring_latency_s=10e-6,
                                     switch_bytes=1e7, switched_bytes_per_s=150e9, switched_latency_s=4e-5)
@@ -68,22 +51,3 @@ def test_all_reduce_is_nothing_on_one_chip_and_switches_kernels() -> None:
     assert kernels.allreduce_s(p, 1e3, 4) == pytest.approx(8e-6 + 3e3 / 200e9)
     assert kernels.allreduce_s(p, 5e6, 8) == pytest.approx(22e-6 + 1.75 * 5e6 / 100e9)
     assert kernels.allreduce_s(p, 2e7, 2) == pytest.approx(4e-5 + 2e7 / 150e9)
-
-
-def test_parameters_are_read_and_written() -> None:
-    values = {"gemm": {"flops_per_s": "200e12", "memory_bytes_per_s": 1.5e12}, "overhead": {"decode_s": 1e-3}}
-    read = kernels.ExtendedParameters.from_mapping(values)
-    assert read.gemm is not None and read.gemm.flops_per_s == 200e12 and read.allreduce is None
-    assert kernels.ExtendedParameters.from_mapping(read.to_mapping()) == read
-
-
-@pytest.mark.parametrize("values, message", [
-    ({"gem": {}}, r"unknown field 'gem' \(did you mean 'gemm'\?\)"),
-    ({"gemm": {"flops_per_s": 1}}, r"extended.gemm: field 'memory_bytes_per_s' is missing"),
-    ({"gemm": {"flop_per_s": 1}}, r"unknown field 'flop_per_s' \(did you mean 'flops_per_s'\?\)"),
-    ({"gemm": {"flops_per_s": "fast", "memory_bytes_per_s": 1}}, r"must be a number of at least 0, got 'fast'"),
-    ({"gemm": 3}, r"must be a mapping"),
-])
-def test_wrong_parameters_are_named(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        kernels.ExtendedParameters.from_mapping(values)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ooco_gym.calibrate.measure import measure
-from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
-from ooco_gym.calibrate.measure.run import ITERATIONS, REQUESTS, iteration_rows, write_timeseries
+from ooco_gym.calibrate.measure.run import ITERATIONS, REQUESTS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -122,14 +118,6 @@ def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]])
     assert summary["serving"]["light"]["ttft_median_ms"] < 0.2 * summary["serving"]["saturated"]["ttft_median_ms"]
 
 
-def test_the_capacity_is_what_a_saturated_engine_completes(measured: tuple[Path, dict[str, Any]]) -> None:
-    out, summary = measured
-    ends = np.sort(pq.read_table(out / "serve" / "saturated" / "requests.parquet")["last_token_s"].to_numpy())
-    ends = ends[:np.argmax(np.diff(ends)) + 1]               # up to the pause between the first time and the second
-    first, last = len(ends) // 4, 3 * len(ends) // 4
-    assert (last - first) / (ends[last] - ends[first]) == pytest.approx(summary["capacity_per_s"], rel=0.25)
-
-
 def test_the_time_series_adds_up(measured: tuple[Path, dict[str, Any]]) -> None:
     folder = measured[0] / "serve" / "half"
     with (folder / "timeseries.csv").open(encoding="utf-8") as file:
@@ -142,64 +130,12 @@ def test_the_time_series_adds_up(measured: tuple[Path, dict[str, Any]]) -> None:
     assert all(0 <= float(row["kv_cache_pct"]) <= 100 for row in rows)
 
 
-def test_the_time_series_of_an_idle_second_is_empty(tmp_path: Path) -> None:
-    rows = [{"began_s": 2.2, "time_us": 100.0, "prefill_tokens": 5, "sequences_sampled": 1, "running": 1, "waiting": 0,
-             "free_blocks": 8}]
-    write_timeseries(tmp_path / "t.csv", rows, 11)
-    lines = (tmp_path / "t.csv").read_text().splitlines()
-    assert lines[1:] == ["1.0,0,0,0,0,0.0", "2.0,0,0,0,0,0.0", "3.0,5,1,1,0,20.0"]
-
-
-def test_engine_json_says_what_was_measured(measured: tuple[Path, dict[str, Any]]) -> None:
-    out, summary = measured
-    facts = json.loads((out / "engine.json").read_text())
-    assert facts["num_blocks"] == 400 and facts["settings"]["us"] == US
-    assert [part["part"] for part in facts["machine"]] == [
-        "capacity", "pass 1", "light", "half", "saturated", "pass 2", "light", "half", "saturated", "pass 3"]
-    assert all({"load_before", "load_after", "wall_s", "processor_s"} <= set(part) for part in facts["machine"])
-    assert summary["iterations"] == pq.read_table(out / "iterations.parquet").num_rows
-    light = json.loads((out / "serve" / "light" / "engine.json").read_text())
-    assert light["measured"]["ttft_mean_ms"] > 0 and light["max_num_seqs"] == 8
-
-
-def test_without_loads_only_batches_are_measured(tmp_path: Path) -> None:
-    summary = measure(plan(serve__loads=None, design__passes=1), tmp_path)
-    assert summary["capacity_per_s"] is None and not (tmp_path / "serve").exists()
-    assert summary["iterations"] > 50
-
-
 def test_the_same_seed_measures_the_same_batches(tmp_path: Path) -> None:
     tables = []
     for name in ("one", "two"):
         measure(plan(serve__loads=None, design__passes=1), tmp_path / name)
         tables.append(pq.read_table(tmp_path / name / "iterations.parquet"))
     assert tables[0].equals(tables[1])
-
-
-def test_iterations_without_prompts_have_empty_lists() -> None:
-    step = {"n_decode": 2, "decode_context_sum": 30, "chunks": [], "sequences_sampled": 2, "time_us": 5.0}
-    row = iteration_rows([step], {"engine": "e", "model": "m", "device": "d", "threads": 1})[0]
-    table = pa.Table.from_pylist([row], schema=ITERATIONS)
-    assert table["prefill_q"].to_pylist() == [[]] and table["tokens"].to_pylist() == [2]
-
-
-# --- Mistakes -------------------------------------------------------------------------------------------------------
-def test_a_missing_engine_says_how_to_set_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(UserError, match=r"engine\.python=.*nowhere is no Python interpreter.*`make engine`"):
-        find_python(str(tmp_path / "nowhere"))
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    with pytest.raises(UserError, match=rf"{VARIABLE}=.*is no Python interpreter"):
-        find_python(None)
-    monkeypatch.delenv(VARIABLE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ooco_gym.calibrate.measure.interpreter.__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
-    with pytest.raises(UserError, match=r"no Python interpreter with an engine was found .*`make engine`"):
-        find_python(None)
-    found = tmp_path / ".venv-engine" / "bin" / "python"
-    found.parent.mkdir(parents=True)
-    found.symlink_to(sys.executable)
-    assert find_python(None) == found
 
 
 def test_an_interpreter_without_the_engine_is_one_sentence(tmp_path: Path) -> None:
@@ -224,32 +160,8 @@ def test_an_engine_that_fails_is_one_sentence(tmp_path: Path, setting: dict[str,
 @pytest.mark.parametrize(("change", "message"), [
     ({"adapter": "nothing.py"}, r"engine\.adapter=nothing\.py: there is no such file"),
     ({"serve__loads": {"light": 0}}, r"engine\.serve\.loads\.light=0 must be positive"),
-    ({"serve__duration_s": -1}, r"engine\.serve\.duration_s=-1 must be positive"),
-    ({"serve__prompt_tokens": {"median": 0, "sigma": 1}}, r"engine\.serve\.prompt_tokens\.median=0"),
     ({"design__passes": 0}, r"engine\.design\.passes=0 must be a whole number"),
-    ({"cpus": 0}, r"engine\.cpus=0 must be a whole number"),
-    ({"model": None, "random_model": {"layers": 0}}, r"engine\.random_model\.layers=0"),
 ])
 def test_a_plan_that_is_none_is_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         measure(plan(**change), tmp_path)
-
-
-# --- The real engine ------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"needs vLLM: set {VARIABLE} to a Python that has it")
-def test_the_real_engine_is_measured(tmp_path: Path) -> None:
-    shipped: dict[str, Any] = dict(load_yaml("engine", "vllm"))
-    shipped["design"] = {**shipped["design"], "passes": 1, "warmup_passes": 0, "warm_every_size": False}
-    shipped["serve"] = {**shipped["serve"], "loads": {"half": 0.5}, "duration_s": 2.0, "burst": 60}
-    summary = measure(shipped, tmp_path)
-    assert summary["engine"].startswith("vLLM ") and summary["model_config"]["hidden_size"] == 128
-    rows = pq.read_table(tmp_path / "iterations.parquet").to_pylist()
-    assert {row["n_decode"] for row in rows if row["label"].endswith("/decode")} == {1, 2, 4, 8, 16, 32}
-    assert all(row["tokens"] <= 512 and row["time_us"] > row["forward_us"] > 0 for row in rows)
-    assert all(row["preempted"] == 0 for row in rows)
-    requests = pq.read_table(tmp_path / "serve" / "half" / "requests.parquet")
-    served = pq.read_table(tmp_path / "serve" / "half" / "iterations.parquet").to_pylist()
-    assert sum(row["prefill_tokens"] for row in served) == sum(requests["prompt_tokens"].to_pylist())
-    assert sum(row["sequences_sampled"] for row in served) == sum(requests["output_tokens"].to_pylist())
-    assert not np.isnan(requests["scheduled_s"].to_numpy()).any()

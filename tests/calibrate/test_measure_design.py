@@ -7,19 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.calibrate.measure.design import (
     Limits,
-    burst,
-    capacity_per_s,
     check,
     design,
-    every_size,
     lengths,
-    poisson,
     sizes,
 )
 from ooco_gym.errors import UserError
@@ -97,28 +92,11 @@ def test_a_pass_covers_all_sizes_and_all_kinds() -> None:
     assert {case["concurrency"] for case in cases if "requests" in case} == {1, 2, 4, 8, 16, 32}
 
 
-def test_passes_differ_and_are_reproducible() -> None:
-    one, same = (design(LIMITS, PLAN, draws(5)) for _ in range(2))
-    assert one == same
-    source = draws(5)
-    first, second = design(LIMITS, PLAN, source), design(LIMITS, PLAN, source)
-    assert [case["name"] for case in first] != [case["name"] for case in second]
-
-
-def test_every_number_of_tokens_is_run_once() -> None:
-    assert [group[0] for group in every_size(LIMITS)["prefills"]] == list(range(1, 513))
-
-
 @pytest.mark.parametrize(("key", "value"), [
     ("decode_factor", 1.0), ("decode_steps", 0), ("fill_tokens", 2.5), ("spread", 1.0), ("stream_rounds", -1)])
 def test_a_plan_that_is_none_is_named(key: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"engine\.design\.{key}={value}"):
         check({"design": {**PLAN, key: value}, "serve": SERVE})
-
-
-def test_an_engine_too_small_for_the_plan_is_named() -> None:
-    with pytest.raises(UserError, match="leaves nothing to measure on an engine with 4 KV tokens"):
-        design(Limits(4, 8, 8, 4, 4), {**PLAN, "first_context": 16, "first_prefill": 16, "stream_rounds": 0}, draws())
 
 
 @settings(deadline=None, max_examples=50)
@@ -127,22 +105,3 @@ def test_requests_fit_the_engine(longest: int, seed: int, median: float) -> None
     plan = {**SERVE, "prompt_tokens": {"median": median, "sigma": 1.5}}
     found = lengths(plan, 200, longest, draws(seed))
     assert found.min() >= 1 and found.sum(axis=1).max() < longest
-
-
-def test_arrivals_come_at_the_rate_for_the_time_that_is_asked() -> None:
-    requests = poisson({**SERVE, "duration_s": 100.0, "max_requests": 5000}, 20.0, 2048, draws())
-    arrivals = [arrival for arrival, _, _ in requests]
-    assert arrivals == sorted(arrivals) and abs(len(arrivals) - 2000) < 200 and abs(arrivals[-1] - 100.0) < 10.0
-    assert len(poisson({**SERVE, "max_requests": 50}, 20.0, 2048, draws())) == 50
-    assert {arrival for arrival, _, _ in burst(SERVE, 2048, draws())} == {0.0}
-
-
-def test_capacity_is_the_rate_of_the_middle_half() -> None:
-    records = [{"last_token_s": 5.0 + 0.1 * i} for i in range(100)] + [{"last_token_s": 90.0}]
-    assert capacity_per_s(records) == pytest.approx(10.0)
-    with pytest.raises(UserError, match=r"engine\.serve\.burst=2 requests are too few"):
-        capacity_per_s(records[:2][:1] * 2)
-
-
-def test_the_configuration_is_plain_yaml() -> None:
-    assert yaml.safe_load(yaml.safe_dump(PLAN)) == PLAN

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import with_bytes
 from ooco_gym.calibrate.rows import Rows, complete
-from ooco_gym.calibrate.run import device_rows
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
 from ooco_gym.perf.model import load_model
@@ -66,14 +65,6 @@ def test_aiconfigurator_s_system_is_found_by_the_layout(tmp_path: Path, folder: 
     text = AICONFIGURATOR + "nccl_dtype,num_gpus,message_size,latency\nT,2,NVIDIA X,all_reduce,NCCL,half,4,512,0.02\n"
     rows = Rows.join(_read(tmp_path / folder / "nccl_perf.csv", text).rows)
     assert list(rows["device"]) == ["h200_sxm"]
-
-
-def test_what_other_devices_measured_is_noted(tmp_path: Path) -> None:
-    text = "op,device,n_gpus,bytes,time_us\ngemm,a,,,3\ngemm,a,,,3\nall_reduce,b,2,512,3\n"
-    found = _read(tmp_path / "rows.csv", text)
-    assert device_rows(found, "a", [], None)[2] == [
-        "left out, of other devices (also=[NAME] takes what 'a' lacks): b (all_reduce 1)"]
-    assert device_rows(found, "a", ["b"], None)[2] == ["all_reduce: measured on 'b', since 'a' has none"]
 
 
 def test_vidur_layers_become_shapes_of_one_chip(tmp_path: Path) -> None:
@@ -134,21 +125,6 @@ def test_llmservingsim_reads_model_and_degree_beside_its_tables(tmp_path: Path) 
             read(tmp_path / "dense.csv", Context())
 
 
-def test_norms_that_were_copied_from_one_chip_are_of_one_chip(tmp_path: Path) -> None:
-    text = "layer,tokens,time_us\nqk_norm,8,4\nqk_norm,16,5\nlayernorm,8,3\n"
-    _read(tmp_path / "Qwen3-32B" / "tp1" / "dense.csv", text)
-    copied = Rows.join(_read(tmp_path / "Qwen3-32B" / "tp2" / "dense.csv", text).rows)
-    assert list(zip(copied["op"], copied["tp"], strict=True)) == [
-        ("elt:layernorm", 2), ("elt:qk_norm", 1), ("elt:qk_norm", 1)]
-    own = Rows.join(_read(tmp_path / "Qwen3-32B" / "tp2" / "dense.csv", text.replace("8,4", "8,3")).rows)
-    assert list(own["tp"]) == [2, 2, 2]
-
-
-def test_llmservingsim_asks_for_the_model(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"which model was measured; give it as model=NAME"):
-        _read(tmp_path / "dense.csv", "layer,tokens,time_us\no_proj,8,100\n")
-
-
 def test_iterations_with_and_without_lists_of_prompts(tmp_path: Path) -> None:
     table = {"n_decode": [2, 0], "decode_context_sum": [100, 0], "n_prefill": [0, 2], "prefill_tokens": [0, 48],
              "prefill_context_sum": [0, 60], "tokens": [2, 48], "sequences_sampled": [2, 2], "time_us": [900.0, 2000.0],
@@ -178,21 +154,11 @@ def test_the_engine_s_file_says_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text, message", [
     ("op,n_tokens,time_us\ngemm,x,3\n", r"row 2: column 'n_tokens' must be a number, got 'x'"),
-    ("op,op,time_us\ngemm,1,3\n", r"column 'op' stands in it twice"),
     ("a,b\n1,2\n", r"in no known layout"),
-    ("op,time_us\ngemm,3,4\n", r"cannot be read as CSV"),
 ])
 def test_a_bad_csv_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         _read(tmp_path / "bad.csv", text)
-
-
-def test_a_cut_off_parquet_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "cut.parquet"
-    pq.write_table(pa.table({"op": ["gemm"] * 100, "time_us": np.arange(100.0)}), path)
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(UserError, match=r"cannot be read as Parquet, it may be cut off"):
-        read(path, Context())
 
 
 def test_gzip_and_folders(tmp_path: Path) -> None:

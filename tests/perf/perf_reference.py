@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf.deployment import Deployment
 
 
@@ -21,14 +20,7 @@ def iteration_latency(deployment: Deployment, *, prefill: Sequence[tuple[int, in
         prefill: `(q, kv)` of each prompt: new tokens, and context with the new tokens.
         decode: context length of each decoding request, the token being computed among it.
         completed: how many prompts end their prefill in this iteration and need the LM head (all, unless told).
-
-    Raises:
-        UserError: both kinds at once, or a timing form that is not covered.
     """
-    if prefill and decode:
-        raise UserError("an iteration is either prefill or decode: give 'prefill' or 'decode', not both")
-    if deployment.timing not in ("ooco", "ooco_xllm"):
-        raise unknown("timing of the reference", deployment.timing, ["ooco", "ooco_xllm"])
     requests = list(prefill) if prefill else [(1, context) for context in decode]
     if not requests:
         return 0.0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.perf import Deployment
 
 
 def deploy(chip: str, model: str, **values) -> Deployment:
@@ -27,17 +26,6 @@ def test_kv_capacity_of_the_presets(chip, model, tp, tokens):
 @pytest.mark.parametrize("timing", ["ooco", "ooco_xllm"])
 def test_bs_sat_on_910c(model, tp, expected, timing):
     assert deploy("ascend_910c", model, tp=tp, timing=timing).bs_sat == expected
-
-
-def test_bs_sat_is_the_smallest_batch_at_which_every_linear_layer_is_compute_bound():
-    deployment = deploy("h100", "yi_34b", tp=2)
-
-    def all_compute_bound(batch: float) -> bool:
-        costs = deployment.form.dense(deployment.shard, np.array(batch))
-        return all(bool(cost.compute_bound) for cost in costs if cost.kind == "gemm")
-
-    assert all_compute_bound(deployment.bs_sat)
-    assert not all_compute_bound(deployment.bs_sat - 1)
 
 
 def test_kv_heads_are_replicated_beyond_their_number():
@@ -63,24 +51,12 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_and_what_would_do():
     assert deploy("ascend_910c", "qwen2_5_72b", tp=4).kv_blocks > 0
 
 
-def test_advice_where_no_tensor_parallel_degree_is_enough():
-    tiny = load_chip("h100").__class__(**{**vars(load_chip("h100")), "memory_bytes": 1e9})
-    with pytest.raises(UserError, match="no tensor-parallel degree of this model is enough"):
-        Deployment(tiny, load_model("llama_3_70b"))
-
-
 @pytest.mark.parametrize(("values", "message"), [
     ({"tp": 3}, "tp=3 does not divide its 28 attention heads; tp may be 1, 2, 4, 28"),
-    ({"tp": 7}, "tp=7 neither divides its 4 key/value heads nor is a multiple of them"),
     ({"pp": 3}, "pp=3 does not divide its 28 layers"),
-    ({"tp": 0}, "tp must be a whole number of at least 1, got '0'"),
     ({"tp": "two"}, "tp must be a whole number of at least 1, got 'two'"),
     ({"kv_fraction": 1.5}, "kv_fraction must be above 0 and at most 1, got '1.5'"),
-    ({"kv_fraction": None}, "kv_fraction must be above 0 and at most 1"),
     ({"timing": "oco"}, "unknown timing 'oco' (did you mean 'ooco'?)"),
-    ({"timing": {"name": "ooco", "causal": 0.5}}, "timing: unknown key 'causal'"),
-    ({"timing": {"causal_factor": 0.5}}, "timing: key 'name' is missing"),
-    ({"timing": {"name": "ooco", "causal_factor": 0}}, "causal_factor must be above 0"),
     ({"kv_frac": 0.9}, "unknown key 'kv_frac' of a deployment (did you mean 'kv_fraction'?)"),
 ])
 def test_bad_values_are_named(values, message):
@@ -95,8 +71,3 @@ def test_timing_is_a_name_a_path_or_a_mapping(tmp_path):
     from_path = deploy("h100", "mistral_7b", timing=str(path))
     assert from_path == deploy("h100", "mistral_7b", timing={"name": "ooco", "causal_factor": 0.5})
     assert from_path != deploy("h100", "mistral_7b", timing="ooco")
-
-
-def test_a_deployment_needs_chip_and_model():
-    with pytest.raises(UserError, match="needs the key 'model'"):
-        Deployment.from_config({"chip": "h100"})

@@ -53,29 +53,11 @@ def test_capacity_binds_exactly_where_one_more_request_does_not_fit():
     assert describe_iteration(PAIR_7B, decode=[tokens / 4] * 4).kv_share == pytest.approx(1)
 
 
-def test_an_iteration_is_one_kind():
-    with pytest.raises(UserError, match="exactly one of"):
-        describe_iteration(PAIR_7B)
-    with pytest.raises(UserError, match="exactly one of"):
-        describe_iteration(PAIR_7B, prefill=[(1, 1)], decode=[1])
-
-
 def test_saturation_on_910c_agrees_with_the_paper():
     """The paper: decode GEMMs at about 250 to 300, prefill at about 250 to 300 tokens; the engine: 340."""
     assert 250 <= PAIR_7B.bs_sat <= 350
     assert 200 <= (prefill_saturation(PAIR_7B) or 0) <= 350
     assert 200 <= (prefill_saturation(LARGE) or 0) <= 350
-
-
-def test_prefill_saturation_is_where_compute_takes_over():
-    def compute_share(tokens: int) -> float:
-        shares = describe_iteration(PAIR_7B, prefill=[(tokens, tokens)]).resource_shares
-        return shares["compute"] / (shares["compute"] + shares["memory bandwidth"])
-
-    saturation = prefill_saturation(PAIR_7B)
-    assert saturation is not None
-    assert compute_share(saturation) > 0.5 >= compute_share(saturation - 1)
-    assert prefill_saturation(PAIR_7B, limit=100) is None
 
 
 @pytest.mark.parametrize("batch", [64, 128, 256, 340])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from ooco_gym.perf import (
     decode_latency_ps,
     list_chips,
     load_chip,
-    load_model,
     prefill_latency_ps,
 )
 from ooco_gym.perf.describe import describe_iteration
-from ooco_gym.perf.timing.extended import elementwise
 
 FORMS = [deploy("ooco"), deploy("ooco_xllm"), deploy("extended"), deploy("measured"),
          deploy("extended", model="qwen2_5_72b", tp=4), deploy("ooco", model="qwen2_5_72b", tp=4),
@@ -85,20 +82,6 @@ def test_nothing_is_faster_than_its_launches_and_roofs(tokens, tp):
         assert one[0] > model.layers * launch
 
 
-def test_partial_tiles_and_waves_cost_as_much_as_whole_ones():
-    deployment = deploy("extended")
-    narrow = deploy("extended", extended={**KERNELS, "gemm": {**KERNELS["gemm"], "waste": 0.0, "padding": 0.0}})
-    tokens = np.array([4096.0, 4097.0])
-    with_waste, without = (np.diff(one.form.dense(one.shard, tokens)[2].seconds)[0] for one in (deployment, narrow))
-    assert with_waste > 5 * without > 0
-
-
-def test_a_causal_prompt_costs_about_half_of_the_square():
-    attention = deploy("extended").form.attention(deploy("extended").shard, "prefill")
-    ratio = prefill_s(attention, 16_384, 32_768) / prefill_s(attention, 16_384, 16_384)
-    assert 2.5 < ratio < 3.1  # 3 of the units of which a prompt's own triangle is 1
-
-
 @pytest.mark.parametrize("tp", [1, 4])
 def test_missing_kernels_take_the_rooflines_time(tp):
     """An empty section leaves the paper's form, element-wise operators and one all-reduce more besides."""
@@ -118,21 +101,6 @@ def test_missing_kernels_take_the_rooflines_time(tp):
         assert bare.form.overhead_s(bare.shard, phase) == 0
 
 
-def test_gate_and_up_run_as_one_product():
-    """At a few tokens both are bound by memory; one launch, and the input read once, is what is saved."""
-    extended = deploy("extended", extended={**KERNELS, "gemm": {**KERNELS["gemm"], "exponent": 1e3}})
-    cost = {cost.name: cost for cost in extended.form.dense(extended.shard, np.array([1.0]))}["gate_up"]
-    weights = 2 * 4096 * 2 * 14336
-    assert cost.seconds[0] == pytest.approx(32 * (3.7e-6 + weights / 3.96e12), rel=1e-3)
-
-
-def test_norms_of_queries_and_keys_count_where_the_model_has_them():
-    with_norms, without = (replace(load_model("qwen3_32b"), qk_norm=norms) for norms in (True, False))
-    found = {item.name: item for item in elementwise(with_norms, 2)}
-    assert found["qk_norm"].times == 64 and found["qk_norm"].token_bytes == 2 * 2 * 128 * (32 + 4)
-    assert {item.name for item in elementwise(without, 2)} == set(found) - {"qk_norm"}
-
-
 def test_an_iteration_waits_for_its_host():
     host = {"decode_floor_s": 0.02, "prefill_layer_floor_s": 1e-3, "decode_s": 1e-3}
     waiting = deploy("extended", extended={**KERNELS, "overhead": host})
@@ -144,34 +112,6 @@ def test_an_iteration_waits_for_its_host():
     assert report.operator_shares["host"] > 0.5
     assert report.bottleneck == "overhead"
     assert describe_iteration(waiting, prefill=[(9000, 9000)]).operator_shares["host"] == 0
-
-
-@pytest.mark.parametrize(("model", "tp"), [("llama_3_1_8b", 1), ("qwen2_5_72b", 4), ("opt_13b", 1)])
-def test_bs_sat_is_where_compute_takes_over_for_good(model, tp):
-    """Rounding to tiles and waves aside: it makes 129 requests bound by compute, but not saturated."""
-    smooth = {**KERNELS, "gemm": {**KERNELS["gemm"], "waste": 0.0, "padding": 0.0}}
-    batch = np.arange(1.0, 2000.0)
-
-    def all_bound_by_compute(deployment: Deployment) -> np.ndarray:
-        costs = deployment.form.dense(deployment.shard, batch)
-        return np.all([cost.compute_bound for cost in costs if cost.kind == "gemm"], axis=0)
-
-    rounded, plain = deploy("extended", model, tp), deploy("extended", model, tp, extended=smooth)
-    saturation = rounded.bs_sat
-    assert saturation == plain.bs_sat
-    assert all_bound_by_compute(rounded)[saturation - 1:].all()
-    assert all_bound_by_compute(plain)[saturation - 1:].all()
-    assert not all_bound_by_compute(plain)[saturation - 2]
-
-
-@pytest.mark.parametrize(("model", "tp", "step_error"), [
-    ("qwen2_5_7b", 1, 0.025), ("qwen2_5_72b", 4, 0.025), ("llama_3_1_8b", 1, 0.035), ("llama_2_7b", 1, 0.08)])
-def test_lines_of_the_cost_table_stay_close_to_the_form(model, tp, step_error):
-    """Two lines a batch size stand for a p-norm: no step is off by more, the mean by a fraction of it."""
-    deployment = deploy("extended", model=model, tp=tp)
-    error = step_errors(deployment, cost_table(deployment, 256, 64), np.geomspace(16, 65_536, 40))
-    assert error.max() <= step_error
-    assert error.mean() <= step_error / 3
 
 
 def test_a_chip_without_kernels_is_named_with_what_to_do():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 
 import pytest
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf import ChipSpec, ModelSpec, list_chips, list_models, load_chip, load_model
+from ooco_gym.perf import ChipSpec, list_chips, list_models, load_chip, load_model
 from ooco_gym.perf.model import model_named
 from ooco_gym.resources import load_yaml
 
@@ -38,11 +37,6 @@ KERNELS = {"gemm": {"flops_per_s": 8e14, "memory_bytes_per_s": "4e12", "exponent
 @pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
 def test_parameters_equal_the_published_count(name):
     assert load_model(name).parameters == PUBLISHED_PARAMETERS[name]
-
-
-def test_every_wanted_chip_and_model_is_shipped():
-    assert set(PUBLISHED_PARAMETERS) <= set(list_models())
-    assert {"ascend_910c", "a100_80g", "b200", "h100", "h200", "h800", "l40s", "mi300x", "rtx4090"} <= set(list_chips())
 
 
 @pytest.mark.parametrize("name", list_chips())
@@ -84,16 +78,6 @@ def test_a_published_name_means_the_shipped_model(text, name):
     assert model_named(text) == name
 
 
-def test_scaled_chips_follow_their_datasheets():
-    reference, scaled, h100, h800 = (load_chip(name) for name in ("a100_80g", "a40", "h100", "h800"))
-    assert scaled.prefill_attention_flops_per_s / reference.prefill_attention_flops_per_s == pytest.approx(
-        scaled.peak_flops_per_s / reference.peak_flops_per_s, rel=2e-3)
-    assert scaled.attention_memory_bytes_per_s / reference.attention_memory_bytes_per_s == pytest.approx(
-        scaled.peak_memory_bytes_per_s / reference.peak_memory_bytes_per_s, rel=2e-3)
-    assert h800.gemm_flops_per_s == h100.gemm_flops_per_s
-    assert h800.extended is not None and h100.extended is not None and h800.extended.gemm == h100.extended.gemm
-
-
 def test_a_spec_loads_from_a_path_and_from_a_mapping(tmp_path):
     values = load_yaml("model", "llama_2_7b")
     path = tmp_path / "mine.yaml"
@@ -103,29 +87,13 @@ def test_a_spec_loads_from_a_path_and_from_a_mapping(tmp_path):
     assert load_model(load_model("llama_2_7b")) == load_model("llama_2_7b")
 
 
-def test_exponents_without_a_point_are_numbers():
-    assert load_chip(load_yaml("chip", "h100") | {"memory_bytes": "80e9"}).memory_bytes == 80e9
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"gem_flops_per_s": 1.0}, "unknown field 'gem_flops_per_s' (did you mean 'gemm_flops_per_s'?)"),
     ({"memory_bytes": "much"}, "field 'memory_bytes' must be a number, got 'much'"),
-    ({"memory_bytes": True}, "field 'memory_bytes' must be a number"),
-    ({"memory_bytes": float("nan")}, "field 'memory_bytes' must be a number"),
     ({"memory_bytes": -1.0}, "field 'memory_bytes' must be positive, got -1.0"),
-    ({"prefill_overhead_s": -1e-3}, "field 'prefill_overhead_s' must be 0 or more"),
-    ({"sources": "me"}, "field 'sources' must be a mapping"),
-    ({"extended": 1}, "extended must be a mapping, got '1'"),
     ({"extended": {"gem": {}}}, "extended: unknown field 'gem' (did you mean 'gemm'?)"),
     ({"extended": {"gemm": {"flops_per_s": 1e12}}}, "extended.gemm: field 'memory_bytes_per_s' is missing"),
-    ({"extended": {"gemm": {**KERNELS["gemm"], "flops_per_s": "fast"}}}, "field 'flops_per_s' must be a number"),
-    ({"extended": {"gemm": {**KERNELS["gemm"], "flops_per_s": 0}}}, "field 'flops_per_s' must be positive, got 0.0"),
-    ({"extended": {"gemm": {**KERNELS["gemm"], "exponent": 0.5}}}, "field 'exponent' must be at least 1, got 0.5"),
-    ({"validity": [1]}, "validity must be a mapping, got '[1]'"),
     ({"validity": {"max_batsh": 1}}, "validity: unknown field 'max_batsh' (did you mean 'max_batch'?)"),
-    ({"validity": {"max_batch": 0}}, "validity: field 'max_batch' must be a whole number of at least 1, got '0'"),
-    ({"validity": {"max_tokens": float("inf")}}, "field 'max_tokens' must be a whole number of at least 1"),
-    ({"validity": {"tp": 8}}, "field 'tp' must be a list of whole numbers, got '8'"),
     ({"validity": {"tp": [1, 2.5]}}, "field 'tp' must be a whole number of at least 1, got '2.5'"),
 ])
 def test_a_bad_chip_field_is_named(change, message):
@@ -137,9 +105,7 @@ def test_a_bad_chip_field_is_named(change, message):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"layers": 1.5}, "field 'layers' must be a whole number, got '1.5'"),
-    ({"gated_mlp": "maybe"}, "field 'gated_mlp' must be true or false"),
     ({"kv_heads": 3}, "kv_heads (3) must divide heads (32)"),
-    ({"layers": 0}, "field 'layers' must be positive"),
 ])
 def test_a_bad_model_field_is_named(change, message):
     with pytest.raises(UserError) as error:
@@ -158,13 +124,6 @@ def test_a_missing_field_and_an_unknown_name_are_named():
         load_chip("nowhere.yaml")
 
 
-def test_specs_are_hashable_and_frozen():
-    assert hash(load_chip("h100")) == hash(load_chip("h100"))
-    assert isinstance(load_model("opt_13b"), ModelSpec)
-    with pytest.raises(AttributeError):
-        load_chip("h100").memory_bytes = 1.0  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def test_kernels_and_validity_are_read_and_chips_with_them_hash():
     values = load_yaml("chip", "h100") | {"extended": KERNELS, "validity": {"max_batch": 256, "tp": [1, 2]}}
     chip = load_chip(values)
@@ -174,12 +133,3 @@ def test_kernels_and_validity_are_read_and_chips_with_them_hash():
     assert (chip.validity.max_batch, chip.validity.max_context, chip.validity.tp) == (256, None, (1, 2))
     assert hash(chip) == hash(load_chip(values))
     assert chip != load_chip(values | {"extended": {"overhead": {}}})
-
-
-def test_tables_are_relative_to_the_yaml_and_without_one_to_the_current_folder(tmp_path, monkeypatch):
-    values = load_yaml("chip", "h100") | {"tables": "tables.parquet"}
-    (tmp_path / "mine.yaml").write_text(json.dumps(values))
-    assert load_chip(tmp_path / "mine.yaml").tables == str(tmp_path / "tables.parquet")
-    monkeypatch.chdir(tmp_path)
-    assert load_chip("mine.yaml").tables == load_chip(values).tables == str(tmp_path / "tables.parquet")
-    assert load_chip("h100").tables == ""

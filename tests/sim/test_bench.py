@@ -10,7 +10,7 @@ import pytest
 from ooco_gym import envs, jobs
 from ooco_gym.cli import main
 from ooco_gym.commands import bench
-from ooco_gym.commands.bench import FIGURES, environments_table, measure_envs, measure_mixed
+from ooco_gym.commands.bench import FIGURES, environments_table, measure_envs
 
 INTERFACE = ("decode_iterations_per_s", "simulated_tokens_per_s", "day_wall_s", "fleet_wall_s", "fleet_peak_gb",
              "env_steps_per_s", "vector_decisions_per_s", "vector_ratio", "vector_all_cores_per_s",
@@ -28,21 +28,6 @@ def test_figures_are_written_beside_their_targets(tmp_path: Path, capsys: pytest
     assert set(summary["targets"]) <= {figure.name for figure in FIGURES}
     assert summary["machine"]["cores"] >= 1
     assert "decode_iterations_per_s" in capsys.readouterr().out
-
-
-def test_decisions_are_timed_at_three_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = ["bench", "only=[decisions]", "decisions=[base_pd,vllm_fcfs]", "repeats=1", f"out={tmp_path / 'b'}"]
-    assert main(chosen) == 0
-    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
-    means = [summary[f"decision_us/{policy}/1000/mean"] for policy in ("base_pd", "vllm_fcfs")]
-    assert summary["slowest_decision_mean_us"] == max(means) > 0
-    assert all(f"decision_us/base_pd/{waiting}/worst" in summary for waiting in (100, 1000, 10_000))
-    assert "microseconds a decision" in capsys.readouterr().out
-
-
-def test_mixed_iterations_keep_their_seats_full() -> None:
-    figures = measure_mixed({})
-    assert figures["mixed_iterations_per_s"] > 0 < figures["mixed_cached_iterations_per_s"]
 
 
 @pytest.mark.parametrize("cores", [1, 3])

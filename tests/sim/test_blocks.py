@@ -9,7 +9,7 @@ import pytest
 from harness import Episode, Setup, differences
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_checks import check_pool, free_queue, table_of
+from pool_checks import check_pool, free_queue
 
 from ooco_gym.policy import Param, Policy
 from ooco_gym.policy.decisions import COMPOSE, hook
@@ -119,29 +119,6 @@ def test_a_pool_that_does_not_add_up_is_found(field: str) -> None:
         check_pool(state, 0)
 
 
-def test_the_second_prompt_finds_the_first_ones_blocks() -> None:
-    """Two prompts of 1,500 tokens share 1,024; the same prompt again finds all but its last block."""
-    state = cached_episode([(0.0, 1500, 2, True, 0, 2), (5.0, 1500, 2, True, 0, 2)]).play().state
-    assert state.requests["cached_tokens"].tolist() == [0, 1024]
-    whole = cached_episode([(0.0, 1536, 2, True, 0, 3), (5.0, 1536, 2, True, 0, 3)]).play().state
-    assert whole.requests["cached_tokens"].tolist() == [0, 1520], "its last token is computed anew, with its block"
-
-
-def test_what_is_taken_first() -> None:
-    """Let go of: the partial block first of all, then never-used ones, then the tail of the prompt before its head."""
-    episode = cached_episode([(0.0, 100, 5, True, 0, 0)])
-    usable = int(episode.state.instances[0]["total_blocks"]) - 1
-    while episode.state.requests[0]["status"] != s.RESIDENT:
-        episode.advance(episode.next_event_ps())
-    table = table_of(episode.state, 0, 0)
-    assert len(table) == 7
-    episode.play()
-    queue = free_queue(episode.state, 0)
-    assert len(queue) == usable
-    assert queue[0] == table[6], "100 + 4 tokens: the seventh block is not full"
-    assert queue[-6:] == table[5::-1]
-
-
 @hook(COMPOSE)
 def fickle(view):
     """Starts a request and thinks better of it; looks what it would find; then serves first come, first served."""
@@ -163,12 +140,3 @@ def test_what_was_never_computed_is_not_found() -> None:
     assert state.memory[0, :2].tolist() == [1.0, 0.0]
     assert state.requests["status"].tolist() == [s.FINISHED]
     check_pool(state, 0)
-
-
-def test_reuse_keeps_blocks() -> None:
-    """Shared content survives pressure from unshared prompts for as long as it is asked for again and again."""
-    rows = [(0.4 * i, 600, 4, True, 0, 1) if i % 2 else (0.4 * i, 600, 4, True, 10 + i, 0) for i in range(30)]
-    state = cached_episode(rows, kv_tokens=4096).play().state
-    shared = state.requests["cached_tokens"][1::2]
-    assert shared[0] == 0
-    assert (shared[1:] == 512).all()

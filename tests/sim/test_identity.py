@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from episodes import VALUES, setups
@@ -11,9 +14,13 @@ from harness import BASELINES, POINT_NAMES, Episode, Setup, differences, play
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ooco_gym
+from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
+from ooco_gym.policy.decisions import GATE, hook
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import MOST_LANE_STEPS
+from ooco_gym.sim.loop import look
 from ooco_gym.sim.state import copy_state
 from ooco_gym.workload import merge
 
@@ -34,11 +41,6 @@ def test_records_written_late_equal_records_written_always(setup: Setup) -> None
     assert differences(late.play().state, always.play().state) == []
 
 
-def test_who_settles_is_known() -> None:
-    assert {"ooco", "base_pd", "slack", "online_priority"} <= set(FLUSH)
-    assert all(get_policy(name).flushes for name in ("always", "never", "random", "least_urgent"))
-
-
 def nearly_full(setup: Setup, left: int) -> Episode:
     """An episode whose lanes, still empty, are at the step at which only so many are left before they begin anew."""
     episode = Episode(setup)
@@ -52,14 +54,6 @@ def nearly_full(setup: Setup, left: int) -> Episode:
 @given(setups(FLUSH, random_rules=False), st.integers(0, 30))
 def test_lanes_that_begin_anew_change_nothing(setup: Setup, left: int) -> None:
     assert differences(nearly_full(setup, left).play().state, play(setup).state) == []
-
-
-def test_lanes_begin_anew_before_they_are_full() -> None:
-    setup = Setup(requests=tuple((0.1 * i, 200, 60 + i, True) for i in range(8)))
-    late = nearly_full(setup, 20).play().state
-    assert 0 < late.instances["lane_steps"][1] < 1000
-    assert late.instances["decode_steps"][1] > 20
-    assert differences(late, play(setup).state) == []
 
 
 @given(setups(), st.sampled_from((*((name,) for name in POINT_NAMES), POINT_NAMES)))
@@ -162,3 +156,39 @@ def test_each_baseline_and_each_point_from_python(policy: str, outside: tuple[st
     rarely = {"gate", "pull", "interrupt"} if policy in ("base_pd",) else {"interrupt", "pull"}
     if not set(outside) <= rarely:
         assert driven.answers > 0, f"{outside} never came up"
+
+
+# --- A state for reading while a decision is open, and rules that count on records being up to date ------------------
+def test_it_is_up_to_date_and_the_episode_is_left_alone() -> None:
+    env: Any = gym.make("ooco_gym/Gating-v0").unwrapped
+    env.reset(seed=1)
+    late = 0
+    for _ in range(60):
+        env.step(0)
+        state = env.simulation.state
+        before = [array.tobytes() for array in state]
+        seen = look(state)
+        assert np.array_equal(look(seen).instances, seen.instances)  # nothing is left to be counted
+        assert [array.tobytes() for array in state] == before
+        late += int((seen.requests["generated_tokens"] != state.requests["generated_tokens"]).any())
+        for place, instance in enumerate(seen.instances):
+            assert not instance["stale"]
+            slots = [slot for row, key in ((s.URGENT, "urgent_members"), (s.OFFLINE, "offline_members"))
+                     for slot in seen.members[row, place, : instance[key]]]
+            rows = seen.requests[slots][seen.requests["status"][slots] == s.RESIDENT]
+            assert (rows["prompt_tokens"] + rows["generated_tokens"]).sum() == (
+                instance["urgent_context"] + instance["offline_context"])
+    assert late
+
+
+@hook(GATE)
+def ask_somebody(view):
+    """Leaves the decision to whoever drives the simulator."""
+    return s.ASK
+
+
+def test_a_partner_whose_rule_asks_outside_is_refused_in_a_sentence() -> None:
+    asks = replace(ooco_gym.get_policy("ooco"), name="asks", gate=ask_somebody)
+    env = gym.make("ooco_gym/Preemption-v0", partner=asks)
+    with pytest.raises(UserError, match="answered ASK"):
+        env.reset(seed=1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from episodes import setups
 from harness import BASELINES, POINT_NAMES, Episode, Setup, play
 from hypothesis import given
 from hypothesis import strategies as st
 from invariants import check
 
+from ooco_gym import Scenario, simulate
 from ooco_gym.sim import state as s
 
 MANY_EVENTS = 6000
@@ -149,9 +151,23 @@ def test_episodes_are_rich_enough() -> None:
     assert all(found[policy].totals.wasted_tokens > 0 for policy in BASELINES[:2])
 
 
-def test_promises_without_end_are_never_missed() -> None:
-    rows = ((0.0, 100, 3000, True), (0.1, 2000, 1, True), (0.2, 50, 200, False))
-    for policy in BASELINES:
-        state = play(Setup(rows, policy=policy, rules={"ttft_s": 9e5, "tpot_s": 9e5})).state
-        assert (state.requests["violated"] == 0).all()
-        assert (state.requests["status"] == s.FINISHED).all()
+# --- The optional promise on the longest gap between two tokens, and the scheduler's own time ------------------------
+BASE = Scenario(rate_scale=0.04, duration_s=120.0, warmup_s=60.0, drain_s=60.0, offline={"mode": "rate", "rate": 2.0})
+GAP = {"ttft_s": 2.0, "tpot_s": 0.05, "gap_s": 0.06}
+
+
+def test_gaps_are_charged_at_once_as_step_by_step_and_as_recomputed():
+    scenario = BASE.with_(slo=GAP)
+    once, step = simulate(scenario, "ooco"), simulate(scenario, "ooco", bulk=False)
+    counted = (once.requests["counted"] == 1) & (once.requests["online"] == 1)
+    over = int(np.count_nonzero(once.requests["max_gap_ps"][counted] > 60e9))
+    assert 0 < over <= once.counters["violations"]
+    assert once.counters["violations"] == step.counters["violations"]
+    assert once.summary["online"]["violation_rate"] == pytest.approx(once.counters["violations"] / counted.sum())
+    assert simulate(BASE, "ooco").counters["violations"] < once.counters["violations"]
+
+
+def test_decision_time_slows_iterations_but_not_what_work_is_worth():
+    quick, slow = simulate(BASE, "base_pd"), simulate(BASE.with_(decision_s=0.005), "base_pd")
+    assert slow.summary["online"]["itl_mean_s"] > quick.summary["online"]["itl_mean_s"] + 0.004
+    assert np.array_equal(quick.requests["service_ps"], slow.requests["service_ps"])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import traces
-from harness import Episode, Setup, differences, play
+from harness import Episode, Setup, play
 from hypothesis import given
 from hypothesis import strategies as st
 from iterations import given_tokens, steps
@@ -79,14 +79,6 @@ def test_nothing_is_lost(setup: Setup) -> None:
     assert (state.instances["free_blocks"] >= 0).all()
 
 
-@given(mixed_setups(instances=2), st.lists(st.floats(0.0, 30.0), max_size=5))
-def test_horizons_change_nothing(setup: Setup, horizons: list[float]) -> None:
-    episode = Episode(setup)
-    for horizon in sorted(horizons):
-        episode.play(round(horizon * s.PS_PER_S))
-    assert differences(episode.play().state, play(setup).state) == []
-
-
 def test_latency_is_that_of_the_tables() -> None:
     """A chunk of 100 tokens beside three decodes: linear layers together, attentions one after the other."""
     rows = ((0.0, 50, 40, True), (0.0, 60, 40, True), (0.0, 70, 40, True), (0.3, 400, 5, True))
@@ -106,14 +98,6 @@ def test_latency_is_that_of_the_tables() -> None:
                 + round(float(attention_ps(table, *table.attention.features(np.array([200]), np.array([400]))))))
     spec = episode.state.instances[0]
     assert spec["end_ps"] - spec["start_ps"] == expected
-
-
-def test_who_preempts_himself_does_not_stop_the_others() -> None:
-    """Two requests need a block, none is free, the first is its own victim: the engine schedules again at once."""
-    state = play(Setup(((0.0, 1, 17, False),) * 2, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), kv_tokens=48,
-                       policy="vllm_priority", values=(("max_num_seqs", 2),))).state
-    assert (state.requests["status"] == s.FINISHED).all()
-    assert state.requests["evictions"].tolist() == [1, 0]
 
 
 def test_recomputed_tokens_are_waste() -> None:
@@ -144,8 +128,3 @@ def test_architectures_do_not_mix() -> None:
         assert str(refused.value).startswith(f"policy '{policy}' schedules ") and str(refused.value).endswith(said)
     with pytest.raises(UserError, match="not both"):
         Cluster.load({"model": "qwen2_5_7b", "mixed": pool, "relaxed": pool})
-
-
-def test_known_blocks_stand() -> None:
-    cluster = Cluster.load({"model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c", "kv_blocks": 2588}]})
-    assert [deployment.kv_blocks for _, deployment in cluster.deployments("ooco")] == [2588]

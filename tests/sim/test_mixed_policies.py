@@ -15,9 +15,7 @@ from pool_checks import check_pool
 from test_blocks import ROWS, shared_trace
 
 from ooco_gym.policy import get_policy, list_policies
-from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.simulation import Simulation
 from ooco_gym.workload import Trace
 
 MIXED = tuple(name for name in list_policies() if get_policy(name).mixed)
@@ -108,20 +106,3 @@ def test_composed_from_python_equals_inside(policy: str, data: st.DataObject) ->
     driven = Episode(setup, trace=trace, outside=("compose", "route")).play()
     assert driven.answers > 0
     assert differences(Episode(setup, trace=trace).play().state, driven.state) == []
-
-
-@EACH
-def test_each_policy_answered_from_outside(policy: str) -> None:
-    """A loaded pair of instances through `Simulation`, each iteration composed by the caller with the policy's rule."""
-    scenario = Scenario(cluster="mixed_7b", workload="ooc", duration_s=20.0, warmup_s=0.0, drain_s=0.0, rate_scale=0.5,
-                        offline={"mode": "rate", "rate": 4.0})
-    inside, outside = Simulation(scenario, policy), Simulation(scenario, policy, outside=("compose",))
-    answers = 0
-    inside.advance()
-    while outside.advance():
-        assert outside.pending == "compose"
-        outside.answer(outside.rule_answer())
-        answers += 1
-    assert answers > 100
-    assert differences(inside.state, outside.state) == []
-    assert (inside.state.requests["generated_tokens"] > 0).any()

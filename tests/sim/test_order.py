@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
 
 import numpy as np
 from harness import Episode, Setup
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from numba import types
 
 from ooco_gym.compile import jit
-from ooco_gym.policy import Param, Policy, get_policy
+from ooco_gym.policy import Param, Policy
 from ooco_gym.policy.mixed import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of, schedule_v1
 from ooco_gym.sim import state as s
 from ooco_gym.sim.waiting import set_waiting
@@ -82,29 +81,6 @@ def test_prompts_that_begin_alike_are_neighbours(rows) -> None:
         for beginning in {path[:depth] for path in paths if len(path) >= depth}:
             ranks = sorted(look(state, 2, 0, i) for i in range(n) if paths[i][:depth] == beginning)
             assert ranks == list(range(ranks[0], ranks[0] + len(ranks)))
-
-
-def test_a_gate_sees_who_waits_where_prompts_have_hashes() -> None:
-    """Pools whose policy orders the waiting: offline work of a trace with prefix hashes is done as without them."""
-    ooco = get_policy("ooco")
-    policy = replace(ooco, params=(*ooco.params, ORDERED.params[0]), values={**ooco.values, "waiting_order": "prefix"})
-    n = 6
-    hashes = hash_blocks(np.full(n, 900), np.ones(n, np.int64), np.zeros(n, np.int64), np.arange(n), "order")
-    for prefixes in (None, hashes):
-        trace = Trace(np.zeros(n), np.full(n, 900, np.int32), np.full(n, 4, np.int32), np.zeros(n, bool),
-                      prefix_hashes=prefixes)
-        state = Episode(Setup((), policy=policy), trace=trace).play().state
-        assert (state.requests["status"][:n] == s.FINISHED).all()
-
-
-def test_buckets_are_powers_of_two() -> None:
-    prompt = [1, 2, 3, 4, 700, 1000, 1024, 5000]
-    episode = ordered_episode(prompt, [0] * 8, [0] * 8, "bucket_prefix")
-    for slot, tokens in enumerate(prompt):
-        bucket = look(episode.state, 4, 0, tokens)
-        assert 2 ** (bucket - 1) <= tokens < 2**bucket
-        first, end = look(episode.state, 3, 0, bucket), look(episode.state, 3, 0, bucket + 1)
-        assert first <= look(episode.state, 2, 0, slot) < end
 
 
 def test_who_waits_is_kept() -> None:
