@@ -17,7 +17,6 @@ from iterations import steps
 
 from baselines import adaptive_deadline as ad
 from ooco_gym.policy.weights import write_weights
-from ooco_gym.runtime.features import ENGINE
 from ooco_gym.sim import state as s
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
@@ -98,7 +97,3 @@ def test_what_is_set_holds_for_the_interval(folder: Path) -> None:
             before = now
         assert all(gap >= interval_s - 0.2 for gap in changed[1:])
         assert (len(changed) > 1) == (interval_s < 100.0)
-
-
-def test_the_layout_is_the_contract() -> None:
-    assert (*(one.name for one in ENGINE), "constant") == COLUMNS and ad.NOTES + 7 <= s.MEMORY

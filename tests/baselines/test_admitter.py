@@ -137,38 +137,6 @@ def test_the_least_score_enters_first(rule: str) -> None:
     assert most > 0 and (rule == "arrival" or True in orders)
 
 
-def test_what_is_kept_is_of_the_last_look() -> None:
-    """A request that came after it waits until the next, however short it is."""
-    rows = (*((0.001 * i, 2000 + i, 20, False) for i in range(40)), (0.5, 16, 2, False))
-    for refresh_s, early in ((0.0, True), (1000.0, False)):
-        setup = setup_of(rows, rule="shortest", refresh_s=refresh_s, max_num_seqs=2)
-        started = play(setup).state.requests["first_token_ps"]
-        assert (np.sum(started[:-1] < started[-1]) < 12) == early
-
-
-def test_predicted_outputs_count_as_so_many_prompt_tokens() -> None:
-    """A token of output as five of a prompt: 300 + 5 x 10 tokens come before 100 + 5 x 60."""
-    outputs = np.random.default_rng(2).permutation(np.arange(5, 65))[:30]
-    prompts = np.where(np.arange(30) % 2, 100, 300)
-    rows = tuple((0.0, int(prompt), int(output), False) for prompt, output in zip(prompts, outputs, strict=True))
-    predicted = np.stack([outputs, np.zeros(30)], axis=1).astype(float)
-
-    def began(output_weight: float, said: np.ndarray | None) -> np.ndarray:
-        setup = setup_of(rows, rule="shortest", max_num_seqs=1, output_weight=output_weight)
-        return Episode(setup, predicted=said).play().state.requests["first_token_ps"]
-
-    assert np.argsort(began(5.0, predicted)).tolist() == np.argsort(prompts + 5 * outputs, kind="stable").tolist()
-    assert np.array_equal(began(5.0, None), began(0.0, None)), "a mean that is the same for all changes no order"
-
-
-def test_weights_that_come_to_nothing_leave_the_choice_exactly(folder: Path) -> None:
-    """The trace has no online requests: what is multiplied with their share is 0."""
-    plain = Episode(setup_of(refresh_s=0.0), trace=documents()).play()
-    zero = Episode(weighted(folder, {"online_work": 5.0}, refresh_s=0.0), trace=documents()).play()
-    assert zero.state.weights.any() and not plain.state.weights.any()
-    assert np.array_equal(plain.state.requests, zero.state.requests)
-
-
 def test_weights_turn_the_choice(folder: Path) -> None:
     setup = weighted(folder, {"context": -3.0}, rule="shortest", refresh_s=0.0)
     seen = 0
@@ -222,47 +190,6 @@ def test_affinity_keeps_documents_together_up_to_its_bound(instances: int) -> No
     assert any(len(one) > 1 for one in origins(0.0)[0])
     bounded = origins(0.05)
     assert any(len(one) > 1 for one in bounded[0]) and bounded[1].max() <= counts.max()
-
-
-def tree(count: int = 80) -> Trace:
-    """Offline prompts behind one system prompt: of two pieces, of a document of four more, or of that piece alone."""
-    random = np.random.default_rng(1)
-    depth = random.choice([1, 2, 6], size=count)
-    document = random.integers(3, size=count)
-    rows = [[1, 2, *(100 * (one + 1) + np.arange(4))][:pieces] for one, pieces in zip(document, depth, strict=True)]
-    offsets = np.concatenate([[0], np.cumsum(depth)]).astype(np.int64)
-    return Trace(arrival_s=0.02 * np.arange(count), prompt_tokens=(512 * depth + 9 + np.arange(count)).astype(np.int32),
-                 output_tokens=random.integers(2, 40, size=count).astype(np.int32), online=np.zeros(count, bool),
-                 prefix_hashes=(offsets, np.concatenate(rows).astype(np.int64)))
-
-
-def test_prefixes_of_unequal_depth_are_looked_up_as_deep_as_they_go() -> None:
-    """What counts as cached is what the cache has, of each; the system prompt is all that is divided."""
-    setup, trace, seen = setup_of(rule="least_work", refresh_s=0.0).with_(kv_tokens=20_000), tree(), 0
-    for _, expected, entered in iterations(setup, SCORES["least_work"], trace):
-        assert set(entered) == set(expected[: len(entered)])
-        seen += len(entered)
-    assert seen == len(trace)
-    shared = Episode(setup_of(rule="shared_work", refresh_s=0.0).with_(kv_tokens=20_000), outside=("compose",),
-                     trace=trace)
-    answer = s.ASK
-    while shared.advance(answer=answer) == s.ASKED:
-        answer = shared.rule_answer()
-        kept = shared.state.memory[0, admitter.SCORES :][: int(shared.state.memory[0, admitter.COUNT])]
-        assert np.isfinite(kept).all() and (np.diff(kept) >= 0).all()
-
-
-def test_an_idle_engine_takes_the_least_score_whatever_it_takes() -> None:
-    rows = ((0.0, 3000, 4, False), (0.0, 2000, 4, False), (0.0, 2500, 4, False))
-    first = play(setup_of(rows, rule="shortest", longest_iteration_s=0.001)).state.requests["first_token_ps"]
-    assert first[1] < first[2] <= first[0]
-
-
-@pytest.mark.parametrize(("rule", "same"), [("dfs_weight", "arrival"), ("shared_work", "least_work")])
-def test_without_the_order_by_prefix_each_request_is_one_of_its_own(rule: str, same: str) -> None:
-    one, other = (Episode(setup_of(rule=name, waiting_order="arrival"), trace=documents()).play().state.requests
-                  for name in (rule, same))
-    assert np.array_equal(one, other)
 
 
 def test_a_cluster_of_few_seats_is_refused() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from iterations import iterations
 from mixed_invariants import check_memory
 
-from baselines.bros_model import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
+from baselines.bros_model import NAMES, draw, fit, iteration_ps, mape
 from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
 from ooco_gym.sim import state as s
 
@@ -165,47 +165,10 @@ def test_who_cannot_wait_is_not_replaced(guard: int, second: dict[int, int]) -> 
     assert next(begun) == second
 
 
-def test_who_can_wait_is_replaced() -> None:
-    rows = [(0.0, 20, 5, True), (0.0, 20, 5, False)]
-    episode = episode_of(rows, ttft_s=2.0, batch_base=1, batch_cap=1)
-    assert next(iterations(episode)) == {1: 20}
-
-
-def test_best_effort_goes_by_what_it_has_to_swap_in() -> None:
-    """Line 17: after a real-time request took slots of one of two best-effort requests, the other goes first."""
-    rows = [(0.0, 100, 300, False), (0.0, 100, 300, False), (0.5, 1300, 60, True)]
-    episode = episode_of(rows, kv_tokens=1500, ttft_s=5.0, tpot_s=0.1)
-    state = episode.state
-    for found in iterations(episode):
-        away = state.requests["host_tokens"][:2]
-        if (away > 0).sum() == 1 and state.requests["generated_tokens"][2]:
-            assert sorted(found) == [int(np.argmin(away)), 2]
-            return
-    pytest.fail("no request lost a slot")
-
-
 # --- Cost model -----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def table() -> Any:
     return cost_table(Deployment(load_chip("a100_40g_sxm"), load_model("opt_13b"), 2), 1024, 16_384)
-
-
-def test_profiled_batches_are_powers_of_two_that_fit(table: Any) -> None:
-    profiled = batches(table, 2048, 1024)
-    assert (1, 1) in profiled and (1, 2048) in profiled and (16, 2048) in profiled
-    assert all(size * tokens <= table.kv_blocks * 16 for size, tokens in profiled)
-    assert all(number & (number - 1) == 0 for pair in profiled for number in pair)
-
-
-def test_what_is_linear_is_fitted_exactly(table: Any) -> None:
-    """A made-up table whose steps are a0 n + b alone gives these coefficients back."""
-    lines = np.zeros_like(table.decode_lines)
-    lines[1:, 0] = 2e7 * np.arange(1, len(lines)) + 5e9
-    lines[1:, 2] = lines[1:, 0]
-    found = fit(table._replace(decode_lines=lines), 2048, 256)
-    assert found["decode_linear"] == pytest.approx(2e7, rel=1e-4)
-    assert found["decode_base"] == pytest.approx(5e9, rel=1e-4)
-    assert found["decode_product"] == pytest.approx(0.0, abs=1.0)
 
 
 def test_product_by_request_is_the_better_model(table: Any) -> None:
@@ -228,7 +191,32 @@ def test_the_true_latency_is_the_simulators() -> None:
         assert spec["end_ps"] - spec["start_ps"] == iteration_ps(mine, prompts, contexts)
 
 
-def test_swapping_hides_behind_the_iteration() -> None:
-    model = {**LINEAR, "swap_linear": 1e7}
-    assert predict_ps(model, [], [100], 50) == 2e9
-    assert predict_ps(model, [], [100], 500) == 5e9
+# --- Round robin (2.2): classes take turns, each first come first served ---------------------------------------------
+def turns_of(rows: Any, kv_tokens: int | None = None, **values: Any) -> Episode:
+    """An episode on one 910C with Qwen2.5-7B, of requests (arrival_s, prompt, output, online)."""
+    return Episode(Setup(tuple(rows), relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="round_robin",
+                         kv_tokens=kv_tokens, values=tuple({"max_num_seqs": 63, **values}.items()),
+                         window_s=(0.0, 20.0)))
+
+
+def test_the_classes_take_turns() -> None:
+    """Figure 4, case (1): request A and two best-effort ones, an iteration each in turn, until A has all its tokens."""
+    rows = [(0.0, 100, 4, True), (0.0, 200, 6, False), (0.0, 200, 6, False)]
+    found = list(iterations(turns_of(rows)))
+    assert found[:4] == [{0: 100}, {1: 200, 2: 200}, {0: 1}, {1: 1, 2: 1}]
+    assert [set(one) for one in found[4:]] == [{0}, {1, 2}, {0}, {1, 2}, {1, 2}, {1, 2}]
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces(), st.sampled_from((None, 2800, 3600)), st.sampled_from((1, 4, 63)), st.sampled_from((1, 500, 2048)))
+def test_turns_batches_and_memory(rows: Any, kv_tokens: int | None, batch_size: int, tokens: int) -> None:
+    """An iteration has one class and at most its batch; all requests that were not rejected get done."""
+    episode = turns_of(rows, kv_tokens, batch_size=batch_size, max_num_batched_tokens=tokens)
+    state = episode.state
+    for found in iterations(episode):
+        assert len({int(state.requests[slot]["urgent"]) for slot in found}) == 1
+        assert len(found) <= batch_size
+        assert state.instances[0]["free_blocks"] >= 0
+    episode.play(10**15)
+    counted = (state.requests["online"] == 1) & (state.requests["counted"] == 1)
+    assert ((state.requests["status"] >= s.FINISHED) | (state.requests["violated"] > 0))[counted].all()

@@ -84,14 +84,6 @@ def test_only_a_request_that_would_miss_its_ttft_stops_anything(ttft_s: float, c
     assert stopped("slack", ttft_s)[1] == count
 
 
-def test_an_iteration_with_online_work_is_not_stopped() -> None:
-    rows = [(0.0, 500, 60, True), (0.0, 8000, 20, False), *((0.05 * i, 50, 5, True) for i in range(1, 20))]
-    episode = Episode(setup_of(rows, preemption="always"))
-    while (at_ps := episode.next_event_ps()) < s.NEVER and episode.state.requests["finish_ps"][0] == 0:
-        episode.advance(at_ps)
-    assert episode.state.totals.interruptions == 0
-
-
 # --- Incremental checkpoints ----------------------------------------------------------------------------------------
 def displaced(how: str, **values: Any) -> s.State:
     """Offline requests that fill the memory, until an online one needs it."""
@@ -111,16 +103,6 @@ def test_a_preempted_request_goes_on_from_its_copy() -> None:
     done = copied.requests[:2]
     total = int((done["prompt_tokens"] + done["output_tokens"]).sum())
     assert crossed[0] == 0 and crossed[1] >= 2 * 600 and abs(crossed[2] - total - crossed[1] // 2) <= 8
-
-
-def test_what_the_host_has_no_room_for_is_computed_again() -> None:
-    state = displaced("checkpoint", host_gib=0)
-    assert state.requests["wasted_tokens"].sum() >= 600 and state.instances["swapped_tokens"][0] == 0
-
-
-def test_copies_beside_the_computation_cost_no_time() -> None:
-    beside, before = (displaced("checkpoint", swap_overlap=how) for how in ("on", "off"))
-    assert beside.requests["finish_ps"].max() < before.requests["finish_ps"].max()
 
 
 @settings(max_examples=30, deadline=None)

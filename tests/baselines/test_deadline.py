@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from iterations import given_tokens, iterations, steps
 
 from baselines.deadline import GIVEN, MOST_GIVEN
-from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.simulation import simulate
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 TPOT_PS, SHARE = 0.05 * s.PS_PER_S, 0.9
@@ -72,14 +70,6 @@ def test_iterations_keep_to_what_online_requests_are_ahead(data: st.DataObject) 
             assert spec["end_ps"] - spec["start_ps"] <= max(0, min(ahead)) or state.instances["swapped_tokens"][0] > 0
 
 
-@pytest.mark.parametrize("longest_s", [0.05, 0.1, 0.2])
-def test_the_longest_chunk_that_fits(longest_s: float) -> None:
-    episode = Episode(at_once((4000, 5, False), longest_iteration_s=longest_s))
-    spec = next(steps(episode))
-    assert 2 < given_tokens(episode)[0] < 4000
-    assert 0.98 * longest_s < (spec["end_ps"] - spec["start_ps"]) / s.PS_PER_S <= longest_s
-
-
 def test_offline_decodes_that_do_not_fit_are_parked_with_their_memory() -> None:
     """A TPOT that a decode step all but takes leaves nothing: the online request decodes alone, then they go on."""
     setup = at_once((100, 40, True), (500, 9, False), (500, 9, False)).with_(rules={"tpot_s": 0.0155})
@@ -110,28 +100,6 @@ def test_online_prefill_that_is_due_is_not_bound(ttft_share: float, whole: bool)
     assert (chunks == [3000]) == whole
 
 
-def test_prefill_is_held_back_for_chunks_worth_their_overhead() -> None:
-    rows = ((200, 400, True), *((1500, 20, False) for _ in range(6)))
-    for least in (1, 1000):
-        state, sizes = None, []
-        episode = Episode(at_once(*rows, offline_chunk=least))
-        for _ in steps(episode):
-            state = episode.state
-            left = {slot: int(state.requests["prompt_tokens"][slot]) - int(state.requests["num_computed_tokens"][slot])
-                    for slot in range(1, 7)}
-            sizes += [(tokens, left[slot]) for slot, tokens in given_tokens(episode).items()
-                      if slot and state.requests["generated_tokens"][slot] == 0 and is_online_decode(state, 0)]
-        assert sizes and any(tokens < min(1000, left) for tokens, left in sizes) == (least == 1)
-
-
-def test_smaller_chunks_serve_more_where_a_chip_hides_them_behind_its_decodes() -> None:
-    scenario = Scenario(cluster="mixed_l40s_8b", workload="sharegpt", online_rate=1.57, duration_s=120.0, warmup_s=30.0,
-                        offline={"mode": "backlog"}, seed=3)
-    given, by_cost = (simulate(scenario, f"deadline:chunk_efficiency={one}").summary for one in (0.0, 1.0))
-    assert by_cost["offline"]["reference_gpu_s_per_s"] > 1.05 * given["offline"]["reference_gpu_s_per_s"]
-    assert by_cost["online"]["violation_rate"] <= given["online"]["violation_rate"]
-
-
 def test_headroom_stays_free_when_offline_requests_enter() -> None:
     rows = tuple((0.0, 900, 4, False) for _ in range(8))
     admitted = {}
@@ -150,23 +118,3 @@ def test_no_more_are_given_up_than_may_be() -> None:
         state = play(setup.with_(values=(*setup.values, ("give_up_share", share)))).state
         given_up = np.count_nonzero(state.memory[0, GIVEN : GIVEN + MOST_GIVEN])
         assert given_up == 0 if most == 0 else 0 < given_up <= most
-
-
-def test_a_late_first_token_bounds_no_iteration() -> None:
-    """Its promise is broken already: offline work goes on as if it was not there."""
-    rows = ((6000, 60, True), *((800, 200, False) for _ in range(30)))
-    late, timely = (play(at_once(*rows).with_(rules={"ttft_s": ttft_s})).state for ttft_s in (0.1, 2.0))
-    finish = [state.requests["finish_ps"][1:].mean() for state in (late, timely)]
-    assert late.requests["first_token_ps"][0] > 0.1 * s.PS_PER_S
-    assert finish[0] < finish[1]
-
-
-def test_requests_of_a_class_are_spread_over_instances() -> None:
-    """Five offline requests on one instance and none on the other do not send the online ones all to the other."""
-    rows = ((0.0, 2000, 400, False), (0.0, 2000, 400, False), (0.0, 2000, 2, True), (0.0, 2000, 2, True),
-            (0.0, 2000, 2, True), (0.0, 2000, 2, True))
-    two = {**MIXED, "mixed": (("ascend_910c", 1), ("ascend_910c", 1))}
-    state = play(Setup(rows, policy="deadline", values=(("route", "class"), ("max_num_seqs", 63)), **two)).state
-    assert sorted(state.requests["instance"][2:].tolist()) == [0, 0, 1, 1]
-    assert sorted(state.requests["instance"][:2].tolist()) == [0, 1]
-

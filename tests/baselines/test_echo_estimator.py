@@ -12,13 +12,8 @@ from baselines import echo_estimator as e
 from baselines.echo_estimator import (
     Batches,
     Estimate,
-    draw_batches,
     fit,
-    fit_decode,
-    fit_prefill,
-    latency_ps,
     predict,
-    prompt_lengths,
 )
 from ooco_gym.compile import jit
 from ooco_gym.perf import CostTable, Deployment, cost_table, load_chip, load_model
@@ -90,16 +85,6 @@ def test_a_batch_by_hand() -> None:
     assert time_of(state, contexts[:1] // 100, nothing) == 1000, "floored: decodes take c, too"
 
 
-def test_exact_is_the_simulators_table(table: CostTable) -> None:
-    one = Episode(Setup(((0.0, 100, 5, True),), relaxed=(), strict=(), mixed=(("a100_40g_pcie", 1),), policy="echo",
-                        values=(("estimator", "exact"), ("max_num_seqs", 32))))
-    own = cost_table(one.machines[0].deployment, 64, 16_384)
-    for done, new, contexts in ((0, 512, ()), (3000, 200, (100, 900)), (0, 0, (50, 700, 800))):
-        chunks = np.array([[done, new]] if new else np.zeros((0, 2)), np.int64).reshape(-1, 2)
-        expected = latency_ps(own, np.array([[done, new]]), [np.array(contexts, np.int64)])[0]
-        assert time_of(one.state, np.array(contexts, np.int64), chunks) == pytest.approx(expected, rel=1e-9)
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 20_000), max_size=12), st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 2048)),
                                                                max_size=1))
@@ -111,20 +96,6 @@ def test_the_compiled_formula_is_the_fitted_one(contexts: list[int], chunks: lis
     batch = Batches((np.array(contexts, np.int64),), chunk, np.ones(1))
     mine = time_of(one.state, np.array(contexts, np.int64), chunk[:len(chunks)])
     assert mine == pytest.approx(float(predict(found, batch, "max", "pooled")[0]), rel=1e-9)
-
-
-def test_fits_find_what_made_the_data(table: CostTable) -> None:
-    lengths = prompt_lengths(16 * table.kv_blocks)
-    made = np.maximum(2e3 * lengths.astype(float) ** 2 + 6e7 * lengths, 1.5e10)
-    found = fit_prefill(lengths, made, "max")
-    assert found == pytest.approx({"square_ps": 2e3, "token_ps": 6e7, "least_ps": 1.5e10}, rel=1e-6)
-    added = 2e3 * lengths.astype(float) ** 2 + 6e7 * lengths + 1.5e10
-    assert fit_prefill(lengths, added, "additive") == pytest.approx(found, rel=1e-6)
-    drawn = draw_batches(table, 64, 0, 16 * table.kv_blocks)["decode"]
-    pooled = Batches(drawn.contexts, drawn.chunks,
-                     np.array([5e5 * one.max() + 3e5 * one.mean() for one in drawn.contexts]))
-    assert fit_decode(pooled, "pooled")["longest_ps"] == pytest.approx(5e5, rel=1e-6)
-    assert fit_decode(pooled, "pooled")["mean_ps"] == pytest.approx(3e5, rel=1e-6)
 
 
 def test_what_the_form_cannot_price(table: CostTable) -> None:

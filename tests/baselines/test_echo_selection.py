@@ -44,13 +44,6 @@ def test_those_that_share_a_prefix_follow_each_other(policy: str, order: list[in
     assert sorted(found) == [0, 0, 1024, 1024, 1024]
 
 
-def test_counting_computed_tokens_alone_shuns_the_cache() -> None:
-    """Of two that lack the same time, the one that must compute more is worth more."""
-    rows: list[Row] = [(0.0, 600, 3, False, [1, 2]), (0.0, 600, 3, False, [3, 4]), (0.0, 600, 3, False, [1, 5])]
-    assert order_of(episode(rows, "echo", max_num_seqs=1)) == [0, 2, 1]
-    assert order_of(episode(rows, "echo", max_num_seqs=1, benefit_counts="computed")) == [0, 1, 2]
-
-
 def test_online_requests_take_memory_from_the_offline_ones() -> None:
     """A burst that finds the memory full preempts offline work; no offline request joins while an online one waits."""
     rows: list[Row] = [*[(0.0, 1000, 400, False, [i, 100 + i]) for i in range(4)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,10 @@ from harness import Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.hygen_predictor import Batches, latency_ps, sample_batches, trained
-from baselines.hygen_profile import Slo, excess, keeps, largest_that_holds, search, slos_of, trials_of
-from baselines.hygen_profile import test_run as profiled_run
-from ooco_gym.errors import UserError
+from baselines.hygen_predictor import Batches, latency_ps, trained
+from baselines.hygen_profile import excess, largest_that_holds, search, trials_of
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_chip, load_model, prefill_latency_ps
 from ooco_gym.policy import get_policy
-from ooco_gym.report.terminal import notes
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 
@@ -45,14 +41,6 @@ def test_batches_of_one_kind_cost_what_the_table_says(table) -> None:
     prompts = [(300, 300), (100, 900)]
     mixed = batch(chunks=(300, 100), before=(0, 800), completed=1)
     assert latency_ps(table, mixed)[0] == pytest.approx(prefill_latency_ps(table, prompts, 1), rel=1e-9)
-
-
-def test_training_batches_fit_memory_and_chunk(table) -> None:
-    batches = sample_batches(table, 512, 5000)
-    assert batches.decode_context.max() <= table.kv_blocks * 16 + 4096
-    assert batches.chunks.sum(axis=1).max() <= 512 + 8  # every prefill has at least two tokens
-    assert ((batches.decodes > 0) | (batches.chunks.sum(axis=1) > 0)).all()
-    assert (batches.completed <= (batches.chunks > 0).sum(axis=1)).all()
 
 
 def test_contexts_predict_better_than_new_tokens(table) -> None:
@@ -133,28 +121,6 @@ def test_a_trace_files_test_runs_are_on_other_windows(tmp_path: Path) -> None:
         (3500.0, 1009), (2500.0, 1010)]
 
 
-def test_a_trace_file_without_another_window_is_profiled_on_the_measured_one_and_noted_once(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = write_trace_file(tmp_path / "short.csv", np.arange(0.0, 700.0, 5.0)).with_(start_s=50.0)
-    with notes():
-        trials = [*trials_of(scenario, get_policy("hygen").values), *trials_of(scenario, get_policy("hygen").values)]
-    assert {one.start_s for one in trials} == {50.0}
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "profiler" in line]
-    assert said.startswith("note: HyGen's profiler test-runs the measured window") and "has no other of 600 s" in said
-
-
-def test_windows_of_a_trace_file_find_different_budgets(tmp_path: Path) -> None:
-    """Before the measured window requests come one at a time, in it twelve at once: the test runs see the former."""
-    quiet, busy = np.arange(0.0, 120.0, 4.0), np.repeat(np.arange(120.0, 240.0, 4.0), 12)
-    scenario = write_trace_file(tmp_path / "grows.csv", np.concatenate([quiet, busy])).with_(
-        start_s=120.0, duration_s=60.0, warmup_s=0.0, drain_s=60.0)
-    policy = get_policy("hygen", {"latency_budget_s": 0.02, "profile_windows": 1})
-    (trial,) = trials_of(scenario, policy.values)
-    assert profiled_run(trial, policy)["online"]["arrived"] == 15
-    (own,) = trials_of(scenario, {**policy.values, "profile_seed": -1})
-    assert profiled_run(own, policy)["online"]["arrived"] == 15 * 12
-
-
 def test_the_protocols_promise_is_kept_in_the_mean_of_the_test_runs() -> None:
     """Violations of 2 % and 4 % of the budget in the two test runs: 3 % in their mean at a budget of 1."""
     def run(trial: Scenario, value: float) -> dict:
@@ -165,32 +131,6 @@ def test_the_protocols_promise_is_kept_in_the_mean_of_the_test_runs() -> None:
     assert found["latency_budget_s"] == pytest.approx(1.0, abs=1e-4)
     stricter = search("latency_budget_s", {**values, "profile_violations": 0.015}, lambda _: 4.0, run, TRIALS)
     assert stricter["latency_budget_s"] == pytest.approx(0.5, abs=1e-4)
-
-
-def test_all_slos_hold_at_once() -> None:
-    values = {**SLOS, "tolerance": 0.5, "second_metric": "mean_ttft", "second_tolerance": 0.1}
-    assert slos_of(values) == (Slo("p99_tbt", 0.5), Slo("mean_ttft", 0.1))
-    found = search("latency_budget_s", values, lambda _: 4.0,
-                   lambda trial, value: summary(1.0 + 0.1 * load(trial, value), 1.0 + 0.2 * load(trial, value)), TRIALS)
-    assert found["latency_budget_s"] == pytest.approx(0.5, abs=1e-4)
-
-
-def test_an_slo_that_nothing_breaks_takes_the_whole_range() -> None:
-    found = search("offline_qps", SLOS, lambda free: 3.0 * free["online"]["finished"], lambda *_: summary(1.0), TRIALS)
-    assert found == {"offline_qps": 30.0}
-
-
-def test_requests_that_do_not_finish_keep_no_slo() -> None:
-    alone, starved = summary(1.0), summary(0.5, finished=9)
-    assert excess("p99_tbt", starved["online"], alone["online"]) == math.inf
-    assert not keeps(slos_of(SLOS), starved, alone) and keeps(slos_of(SLOS), alone, alone)
-
-
-def test_requests_that_miss_their_promise_anyway_may_be_left() -> None:
-    """A run ends when all others are done: whether those are finished by then says nothing of offline work."""
-    alone = summary(1.0, violation_rate=0.2)
-    assert keeps(slos_of(SLOS), summary(1.0, finished=8), alone)
-    assert not keeps(slos_of(SLOS), summary(1.0, finished=7), alone)
 
 
 def test_a_miss_that_is_certain_at_the_start_is_not_held_against_offline_work() -> None:
@@ -209,14 +149,3 @@ def test_a_miss_that_is_certain_at_the_start_is_not_held_against_offline_work() 
     quiet, shared = found
     assert (quiet["finished"], shared["finished"]) == (37, 36)
     assert excess("mean_ttft", shared, quiet) == 0.0
-
-
-def test_nothing_to_compare_with_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="rate_scale"):
-        excess("p99_tbt", summary(1.0)["online"], {"itl_p99_s": None, "finished": 0})
-
-
-def test_a_given_budget_is_not_searched() -> None:
-    for name, values in (("hygen", {"latency_budget_s": 0.03}), ("hygen_star", {"offline_qps": 0.4})):
-        policy = get_policy(name, values)
-        assert policy.profile is not None and policy.profile(policy, None) == {}

@@ -48,18 +48,6 @@ def test_the_chunk_grows_with_the_slack() -> None:
     assert min(offline_chunks(0.02)) == 127, "without slack the least chunk is in the batch"
 
 
-def test_an_early_first_token_is_slack_where_deadlines_run_from_arrival() -> None:
-    early, usual = offline_chunks(0.05, due_from="arrival"), offline_chunks(0.05)
-    assert early[0] == 2499 and usual[0] < 1000
-
-
-def test_slack_that_has_been_saved_is_spent() -> None:
-    """Alone for 20 tokens, the decode is 20 times what it gained ahead: the chunk beside it is larger than usual."""
-    rows = [(0.0, 200, 60, True), (0.5, 8000, 10, False)]
-    chunks = [batch[1] for batch in iterations(Episode(setup_of(rows))) if 1 in batch and batch.get(0) == 1]
-    assert chunks[0] > 2 * offline_chunks(0.05)[0]
-
-
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.sampled_from((1.0, 1.2, 2.0)), st.sampled_from((0, 128)))
 def test_a_prefill_ends_before_any_decodes_deadline(rows: list[Row], margin: float, least: int) -> None:
@@ -90,12 +78,6 @@ def test_alpha_goes_from_earliest_deadline_to_shortest_prefill(alpha: float, ord
     assert first_tokens(rows, {"ttft_s": 60.0}, alpha_ms=alpha, max_chunk=1000) == order
 
 
-def test_offline_requests_wait_as_long_as_their_deadline_is_later() -> None:
-    rows = [(0.0, 3000, 2, False), (0.01, 3000, 2, True)]
-    assert first_tokens(rows, alpha_ms=0.0, max_chunk=1000) == [1, 0]
-    assert first_tokens(rows, {"ttft_s": 3000.0}, alpha_ms=0.0, max_chunk=1000) == [0, 1]
-
-
 def test_of_waiting_offline_requests_the_short_ones_go_first() -> None:
     rows = [(0.0, tokens, 2, False) for tokens in (900, 300, 600, 100)]
     order = first_tokens(rows, max_chunk=100, least_chunk=0)
@@ -116,17 +98,3 @@ def test_offline_requests_are_relegated_first() -> None:
     late = {"ttft_s": 0.5}
     assert first_tokens(rows, late, ttlt_s=0.01, alpha_ms=0.0, hints="on") == [0, 1, 2]
     assert first_tokens(rows, {"ttft_s": 0.5}, ttlt_s=0.01, alpha_ms=0.0, hints="off") == [0, 2, 1]
-
-
-def test_a_prefill_under_way_waits_with_its_memory() -> None:
-    rows = [(0.0, 9000, 5, False), (0.01, 400, 5, True)]
-    requests = finished(setup_of(rows, max_chunk=2000))
-    assert requests["first_token_ps"][1] < requests["first_token_ps"][0]
-    assert requests["evictions"].sum() == 0 and requests["wasted_tokens"].sum() == 0
-
-
-@pytest.mark.parametrize("how,evicted", [("retain", 0), ("recompute", 1), ("swap", 1)])
-def test_decodes_keep_their_memory_unless_it_is_asked_otherwise(how: str, evicted: int) -> None:
-    rows = [(0.0, 700, 40, False), (0.0, 600, 40, False), (0.2, 800, 5, True)]
-    setup = setup_of(rows, preempted=how).with_(kv_tokens=1600)
-    assert finished(setup)["evictions"].sum() == evicted

@@ -25,12 +25,6 @@ def test_no_pull_once_the_step_is_within_the_margin_of_the_bound() -> None:
     assert Desk("ooco", lengths, tpot_s=0.999 * latency_s / 0.85).ask("pull") == s.FULL
 
 
-def test_one_pull_at_a_time() -> None:
-    desk = Desk("ooco", {"online": [500], "relaxed": [100, 200]})
-    desk.state.instances[STRICT]["arriving_pulls"] = 1
-    assert desk.ask("pull") == s.FULL
-
-
 def test_saturated_pulls_the_longest_that_fits() -> None:
     """Line 5: batch at saturation; memory and SLO leave room for the longest, or only for less."""
     lengths = {"online": [200] * 4, "relaxed": [100, 500, 900]}
@@ -70,10 +64,6 @@ def test_below_saturation_without_such_a_group_the_shortest_go_first(free_tokens
         assert desk.picked(count) == [desk.slots["relaxed"][1], desk.slots["relaxed"][2]]
     else:
         assert count == 1, "the next one does not fit the memory"
-
-
-def test_nobody_to_pull_is_not_the_same_as_no_room() -> None:
-    assert Desk("ooco", {"online": [500]}).ask("pull") == 0
 
 
 # --- Algorithm 2: mix decoding selection ----------------------------------------------------------------------------
@@ -185,12 +175,6 @@ def test_an_online_arrival_stops_offline_prefill_at_the_next_layer() -> None:
     assert int(state.requests["interruptions"][0]) == 1
     assert int(state.totals.interruptions) == 1
     assert state.requests["first_token_ps"][1] < state.requests["first_token_ps"][0]
-
-
-def test_never_interrupting_lets_offline_prefill_end() -> None:
-    state = play(Setup(ROWS, window_s=(0.0, 5.0), values=(("interrupt", "never"),))).state
-    assert state.totals.interruptions == 0
-    assert state.requests["first_token_ps"][0] < state.requests["first_token_ps"][1]
 
 
 def test_slack_interrupts_only_where_the_first_token_needs_it() -> None:

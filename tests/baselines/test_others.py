@@ -22,23 +22,11 @@ def test_engine_fills_in_queue_order_up_to_098_of_the_slo() -> None:
         assert one.picked(one.ask("compose")) == list(range(20 + taken))
 
 
-def test_engine_stops_at_the_slo_for_online_requests_too() -> None:
-    lengths = {"online": [1000] * 20, "offline": [10]}
-    desk = Desk("ooco_xllm", lengths)
-    one = Desk("ooco_xllm", lengths, estimate_every=1, tpot_s=desk.latency_s([1000] * 12) * 1.0001 / 0.98)
-    assert one.ask("compose") == 12
-
-
 @pytest.mark.parametrize("residents,waiting,starts", [(3, 4, True), (3, 5, False), (0, 50, True), (7, 1, False)])
 def test_engine_gate_opens_below_saturation(residents: int, waiting: int, starts: bool) -> None:
     desk = Desk("ooco_xllm", {"relaxed": [500] * residents, "waiting": [400] * waiting}, bs_sat=8)
     answer = desk.ask("gate", desk.slots["waiting"][:8], RELAXED)
     assert answer == (0 if starts else s.HOLD_UNTIL_CHANGE)
-
-
-def test_engine_evicts_the_back_of_the_queue() -> None:
-    desk = Desk("ooco_xllm", {"offline": [700, 300, 900]})
-    assert desk.ask("evict", desk.slots["offline"]) == 2
 
 
 def test_engine_preempts_prefill_but_not_decode() -> None:
@@ -62,17 +50,6 @@ def test_engine_pulls_one_at_a_time_and_no_faster_than_every_100_ms() -> None:
     assert np.diff(pulls).min() >= s.PS_PER_S // 10
 
 
-def test_engine_prefers_the_length_of_the_one_formula() -> None:
-    """g = bs_sat - bs requests of length l within the SLO and the free memory; the closest decoding one is sent."""
-    desk = Desk("ooco_xllm", {"online": [200] * 2, "relaxed": [100, 300, 700]}, bs_sat=4, free_tokens=640,
-                pull_memory_share=1.0)
-    assert desk.ask("pull") == 1
-    assert desk.picked(1) == [desk.slots["relaxed"][1]], "640 / 2 = 320 tokens each"
-    broken = Desk("ooco_xllm", {"online": [2000] * 60, "relaxed": [100, 40_000]}, bs_sat=61, slo_unit_bug=1)
-    assert broken.ask("pull") == 1
-    assert broken.picked(1) == [broken.slots["relaxed"][1]], "limited by memory alone"
-
-
 def test_engine_pulls_only_below_90_percent_of_memory_and_of_the_slo() -> None:
     lengths = {"online": [1000] * 30, "relaxed": [100]}
     latency_s = Desk("ooco_xllm", lengths).latency_s([1000] * 30)
@@ -94,13 +71,6 @@ def test_base_pd_serves_in_order_of_arrival_whatever_the_class() -> None:
     assert state.instances["decode_steps"][RELAXED] == 0, "roles are fixed"
 
 
-def test_everybody_decodes_in_base_pd_whatever_the_step_takes() -> None:
-    rows = tuple((0.0, 1000, 60, False) for _ in range(60))
-    state = play(Setup(rows, policy="base_pd", window_s=(0.0, 30.0), rules={"tpot_s": 0.016})).state
-    assert (state.requests["status"] == s.FINISHED).all()
-    assert state.totals.migrations == 0 or (state.requests["migrations"] <= 1).all()
-
-
 # --- Online priority ------------------------------------------------------------------------------------------------
 def test_online_priority_caps_the_batch_in_order_of_joining() -> None:
     lengths = {"online": [500] * 3, "offline": [400] * 4}
@@ -116,13 +86,6 @@ def test_online_priority_at_a_hard_cap_lets_whoever_decodes_go_on() -> None:
     desk = Desk("online_priority", lengths, batch_cap=4, at_cap="wait")
     desk.state.requests["generated_tokens"][:3] = [1, 1, 2]
     assert desk.picked(desk.ask("compose")) == [3, 4, 2, 0], "offline ones, the online one that decodes, the first new"
-
-
-def test_online_priority_sets_its_cap_from_the_slo() -> None:
-    desk = Desk("online_priority", {"online": [1000] * 2})
-    cap = int(desk.policy.values["batch_cap"])
-    context = 1050  # the prompt and half the output of 100
-    assert desk.latency_s([context] * cap) <= 0.9 * 0.05 < desk.latency_s([context] * (cap + 1))
 
 
 def test_online_priority_holds_offline_back_while_online_work_waits() -> None:

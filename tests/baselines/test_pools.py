@@ -56,13 +56,6 @@ def test_hygen_fills_the_step_up_to_its_budget_and_skips_what_does_not_fit(budge
     assert 0 < len(expected) < len(offline) or budget_of == 10
 
 
-def test_hygen_lets_no_offline_request_in_once_the_budget_is_spent() -> None:
-    """Online decodes enter whatever they take (line 8: PHASE == ONLINE); then t <= 0."""
-    desk = Desk("hygen_pd", {"online": [MEAN] * 60, "offline": [1, 2]}, tpot_s=0.02)
-    assert hygen_ps(desk, [MEAN] * 60) > 0.9 * 0.02 * s.PS_PER_S
-    assert desk.picked(desk.ask("compose")) == desk.slots["online"]
-
-
 def test_hygen_holds_prefill_back_where_the_request_could_not_go_on() -> None:
     lengths = {"online": [MEAN] * 30, "waiting": [800, 300]}
     step_ps = hygen_ps(Desk("hygen_pd", lengths), [MEAN] * 30 + [800])
@@ -82,18 +75,6 @@ def test_hygen_starts_no_prefill_beyond_its_budget_beside_online_work() -> None:
     assert alone.ask("gate", alone.slots["waiting"], RELAXED) == 0, "no online request: first come, first served"
     chunked = Desk("hygen_pd", lengths, long_prefill="chunks", prefill_share=0.1)
     assert chunked.ask("gate", chunked.slots["waiting"], RELAXED) == 0
-
-
-def test_hygen_asks_whether_the_prefill_that_it_would_start_can_go_on() -> None:
-    """The head is too long beside online work: its lack of room stops no other, the next one's does."""
-    lengths = {"online": [MEAN], "waiting": [12_000, 300]}
-    for free_tokens, answer in ((640, 1), (160, s.HOLD)):
-        desk = Desk("hygen_pd", lengths, long_prefill="idle", prefill_share=0.1, gate_window=8,
-                    free_tokens=free_tokens)
-        assert desk.ask("gate", desk.slots["waiting"], RELAXED) == answer
-    swapped = Desk("hygen_pd", {"online": [MEAN], "waiting": [12_000, 11_000, 300]}, long_prefill="idle",
-                   prefill_share=0.1, gate_window=8, free_tokens=13_000)
-    assert swapped.ask("gate", swapped.slots["waiting"], RELAXED) == 2
 
 
 @pytest.mark.parametrize("policy", ["hygen_pd", "echo_pd"])
@@ -151,7 +132,7 @@ def greedy(desk: Desk, online: list[int], last: list[int], others: list[int], li
     return sorted(inside)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_echo_plans_what_trying_all_of_them_would(seed: int) -> None:
     draws = np.random.default_rng(seed)
     online = draws.integers(100, 3000, draws.integers(0, 12)).tolist()
@@ -231,16 +212,6 @@ def test_echo_evicts_whom_the_rest_is_best_off_without(worth: float) -> None:
         rest = [one for j, one in enumerate(offline) if j != i]
         ratios.append((2.0 - worth * length) / echo_ps(desk, rest))
     assert desk.ask("evict", desk.slots["offline"]) == int(np.argmax(ratios)) == (1 if worth else 2)
-
-
-@pytest.mark.parametrize("offline,answer", [([700, 300, 900, 400], 2), ([900, 300, 900, 100], 3), ([500], 0)])
-def test_echo_counts_the_longest_context_that_is_left(offline: list[int], answer: int) -> None:
-    """T_d = g max(l): without the longest the rest is quicker, unless another is as long; then the shortest's loss
-    costs least."""
-    none = dict.fromkeys(("square_ps", "token_ps", "mean_ps", "base_ps", "request_ps", "context_ps"), 0.0)
-    desk = Desk("echo_pd", {"offline": offline}, fitted=1, least_ps=1.0, reserve_tokens=1.0, longest_ps=1e6,
-                prefill_benefit=1e-4, **none)
-    assert desk.ask("evict", desk.slots["offline"]) == answer
 
 
 # --- Both -----------------------------------------------------------------------------------------------------------

@@ -78,13 +78,6 @@ def test_the_shortest_is_admitted_first_and_online_ones_before_offline_ones() ->
     assert [lengths[slot] for slot in admissions(setup)] == sorted(lengths)
 
 
-def test_prompts_count_where_they_are_given_a_weight() -> None:
-    rows = [(0.0, 900, 10, False), (0.0, 50, 20, False)]
-    for weight, first in ((0.0, 900), (0.1, 50)):
-        setup = setup_of(rows, "sjf", None, sigma=0.0, max_num_seqs=1, prompt_weight=weight)
-        assert setup.requests[admissions(setup)[0]][1] == first
-
-
 @pytest.mark.parametrize("sigma", [0.0, 0.5, 1.5])
 def test_predictions_have_the_stated_error_and_belong_to_the_request(sigma: float) -> None:
     policy = get_policy(f"sjf:sigma={sigma}")
@@ -94,16 +87,6 @@ def test_predictions_have_the_stated_error_and_belong_to_the_request(sigma: floa
     fewer = setup_of([(0.0, 10, 90, False)] * 100, "sjf").trace()
     assert np.allclose(np.log(predicted_lengths(policy, fewer, 5, None) / 90), error[:100])
     assert sigma == 0.0 or not np.allclose(np.log(predicted_lengths(policy, fewer, 6, None) / 90), error[:100])
-
-
-def test_worse_predictions_make_short_requests_wait_longer() -> None:
-    draws = np.random.default_rng(4)
-    rows = [(0.0, 50, int(draws.integers(2, 300)), False) for _ in range(200)]
-    mean = {}
-    for sigma in (0.0, 5.0):
-        requests = to_the_end(setup_of(rows, "sjf", None, sigma=sigma, max_num_seqs=4)).requests
-        mean[sigma] = float((requests["finish_ps"] - requests["arrival_ps"]).mean())
-    assert mean[0.0] < 0.8 * mean[5.0]
 
 
 # --- Past-Future: the past ------------------------------------------------------------------------------------------
@@ -158,11 +141,6 @@ def test_a_waiting_request_is_drawn_from_the_whole_past_and_a_running_one_from_w
     assert drawn(state, 0, 0) == 2048, "none was as long: the longest that may be asked for"
     state.requests["generated_tokens"][0] = 3000
     assert drawn(state, 0, 0) == 3001
-
-
-def test_the_window_begins_with_the_longest_outputs_and_forgets_them() -> None:
-    draws = {known: [drawn(past_state([5] * known, initial=4), 0, draw) for draw in range(64)] for known in (0, 4, 8)}
-    assert set(draws[0]) == {2048} and set(draws[4]) == {5, 2048} and set(draws[8]) == {5}
 
 
 # --- Past-Future: the future ----------------------------------------------------------------------------------------

@@ -86,17 +86,6 @@ def test_requests_without_lag_is_deadline(data: st.DataObject) -> None:
     assert played.state.totals.as_dict() == routed.state.totals.as_dict()
 
 
-@pytest.mark.parametrize("rule", router.RULES)
-def test_weights_that_come_to_nothing_leave_the_rules_choice_exactly(rule: str, folder: Path) -> None:
-    """No offline work runs, so that the figure `offline` is 0 everywhere: the weights count, and z is 0."""
-    rows = tuple((at, prompt, output, True) for at, prompt, output, _ in BUSY)
-    plain = play(setup_of(rows, rule=rule, lag_s=0.5, prefix_caching="on"))
-    zero = play(weighted(folder, rows, {"offline": 3.0}, rule=rule, lag_s=0.5, prefix_caching="on"))
-    assert zero.state.weights.any() and not plain.state.weights.any()
-    assert np.array_equal(plain.state.requests, zero.state.requests)
-    assert len(set(plain.state.requests["origin"].tolist())) > 1
-
-
 def test_rules_score_by_hand() -> None:
     tables = [cost_table(machine.deployment) for machine in Episode(setup_of()).machines]
     pace = np.array([prefill_latency_ps(table, [(v.PACE_TOKENS, v.PACE_TOKENS)]) for table in tables])
@@ -146,25 +135,6 @@ def test_figures_are_as_old_as_the_lag_and_what_was_sent_is_not() -> None:
     assert len(looks) > 2 and min(np.diff(looks)) >= 0.5 * s.PS_PER_S
 
 
-def test_all_go_to_one_instance_while_figures_lag_and_nothing_sent_counts() -> None:
-    rows = tuple((0.01 * i, 200, 5, True) for i in range(30))
-    blind = [chosen for *_, chosen in decisions(setup_of(rows, **{**PLAIN, "lag_s": 10.0}))]
-    counted = [chosen for *_, chosen in decisions(setup_of(rows, **{**PLAIN, "lag_s": 10.0, "sent_weight": 1.0}))]
-    assert set(blind) == {0}
-    assert np.bincount(counted).tolist() == [10, 10, 10]
-
-
-def test_drawn_choices() -> None:
-    everywhere = [chosen for *_, chosen in decisions(setup_of(rule="power_of_two", choices=3))]
-    assert everywhere == [chosen for *_, chosen in decisions(setup_of(rule="requests"))]
-    for choices in (1, 2):
-        sizes = [np.isfinite(episode.state.memory[:, v.SCORE]).sum()
-                 for episode, *_ in decisions(setup_of(rule="power_of_two", choices=choices))]
-        assert set(sizes) == {choices}
-    at_random = np.bincount([chosen for *_, chosen in decisions(setup_of(rule="power_of_two", choices=1))], minlength=3)
-    assert at_random.min() > 10
-
-
 def shared(count: int = 60) -> Trace:
     """Requests of four documents of 2,048 tokens, in turn, with a question of 64 tokens each."""
     document = np.arange(count) % 4
@@ -185,12 +155,6 @@ def test_prefixes_stick_to_an_instance_while_loads_are_in_balance() -> None:
     assert [len(one) for one in chosen(cache_threshold=0.5)] == [1, 1, 1, 1]
     assert max(len(one) for one in chosen(cache_threshold=1.0)) > 1  # the question is never cached
     assert max(len(one) for one in chosen(cache_threshold=0.5, balance_abs=0.0, balance_rel=1.0)) > 1
-
-
-def test_what_is_cached_is_not_computed() -> None:
-    setup = setup_of(rule="latency", prefix_caching="on").with_(mixed=(("h100", 1),) * 3)
-    cached = np.array([episode.state.memory[:, v.CACHED] for episode, *_ in decisions(setup, shared())])
-    assert {0.0, 2048.0} <= set(cached.ravel().tolist()) and cached.max() == 2048.0
 
 
 @pytest.mark.parametrize(("weights", "instance"), [({"pace": 15.0}, 0), ({"pace": -15.0}, 2)])

@@ -1,11 +1,16 @@
-"""`slack` pulls only what fits when all have grown; `least_urgent` evicts the request that arrived last."""
+"""`slack` pulls what fits when all have grown, `least_urgent` evicts the last, `memory_gate` keeps a share free."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from episodes import setups
+from harness import play
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ooco_gym import Scenario, Simulation, get_policy, simulate
 from ooco_gym.sim import state as s
@@ -52,16 +57,6 @@ def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
             assert residents + grown <= int(instance["free_blocks"]) * block + block * (answer + 1)
         simulation.answer(answer)
     assert seen >= 30 and cut > 0
-
-
-def test_who_is_pulled_counts_with_all_that_it_has_generated() -> None:
-    late, always = Simulation(Scenario(**TIGHT), "slack"), Simulation(Scenario(**TIGHT), "slack")
-    assert late.state.config.rules_flush == 1
-    always.state.config.rules_flush = 0  # every record is written before each decision
-    for simulation in (late, always):
-        simulation.advance()
-    assert np.array_equal(late.state.requests["finish_ps"], always.state.requests["finish_ps"])
-    assert np.count_nonzero(late.state.requests["migrations"]) > 0
 
 
 def test_steps_beyond_the_bound_are_banked_and_nobody_joins_after_them() -> None:
@@ -111,11 +106,46 @@ def test_the_least_urgent_is_who_arrived_last() -> None:
     assert seen == 50
 
 
-@pytest.mark.parametrize("name", ["slack", "least_urgent"])
-def test_all_else_is_ooco(name: str) -> None:
-    changed = {"slack": {"interrupt", "compose", "pull"}, "least_urgent": {"evict"}}[name]
-    points = ("route", "interrupt", "gate", "compose", "evict", "pull")
-    pairs = zip(points, get_policy(name).hooks(), get_policy("ooco").hooks(), strict=True)
-    assert {point for point, one, other in pairs if one is not other} == changed
-    ours, theirs = get_policy(name).values, get_policy("ooco").values
-    assert {key for key in theirs if ours[key] != theirs[key]} <= {"interrupt"}
+def by_hand(simulation: Simulation, reserve: float, growth: float) -> bool:
+    """Whether the first of the candidates may be prefilled, from the records of all members."""
+    state, instance = simulation.state, int(simulation.state.pending.instance)
+    spec, block = state.instances[instance], int(state.config.block_tokens)
+    members = state.members[s.OFFLINE, instance, : spec["offline_members"]]
+    residents = int((state.requests["status"][members] == s.RESIDENT).sum())
+    if residents == 0:
+        return True
+    request = state.requests[state.picks[0]]
+    need = -(-(int(request["prompt_tokens"]) + int(request["generated_tokens"]) + 1) // block)
+    grown = growth * float(state.observed.offline_output_mean) * (residents + 1) / block
+    return (int(spec["free_blocks"]) - need - grown) / int(spec["total_blocks"]) >= reserve
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_without_reserve_and_weights_it_is_slack(data: st.DataObject) -> None:
+    theirs = data.draw(setups(policies=("slack",), random_rules=False))
+    ours = replace(theirs, policy="memory_gate", values=(*theirs.values, ("reserve", 0.0)))
+    expected, found = play(theirs), play(ours)
+    assert np.array_equal(expected.state.requests, found.state.requests)
+    assert expected.state.totals.as_dict() == found.state.totals.as_dict()
+
+
+@pytest.mark.parametrize(("reserve", "growth"), [(0.15, 0.0), (0.0, 0.6), (0.1, 0.3)])
+def test_a_prefill_starts_only_where_the_share_stays_free(reserve: float, growth: float) -> None:
+    simulation = Simulation(Scenario(**TIGHT), f"memory_gate:gate=always,reserve={reserve},gate_growth={growth}",
+                            outside=("gate",))
+    started, held = 0, 0
+    while simulation.advance() and (started < 60 or held < 60):
+        answer = simulation.rule_answer()
+        assert (answer == 0) == by_hand(simulation, reserve, growth)
+        assert answer in (0, s.HOLD_UNTIL_CHANGE)
+        started, held = started + (answer == 0), held + (answer != 0)
+        simulation.answer(answer)
+    assert started >= 60 and held >= 60
+
+
+def test_where_memory_binds_fewer_are_evicted_and_more_finish() -> None:
+    loose, tight = (simulate(Scenario(**TIGHT), name) for name in ("slack", "memory_gate"))
+    assert tight.counters["evictions"] < 0.5 * loose.counters["evictions"]
+    finished = [int(((one.requests["online"] == 0) & (one.requests["finish_ps"] > 0)).sum()) for one in (tight, loose)]
+    assert finished[0] > finished[1]

@@ -102,31 +102,6 @@ def test_prompts_go_first_and_whole_and_decodes_wait_for_them() -> None:
                                                        {0: 1, 1: 1, 2: 1, 3: 1}]
 
 
-def test_a_prompt_beyond_the_budget_goes_alone() -> None:
-    rows = ((0.0, 300, 5, True), (0.0, 60, 5, True))
-    assert run(rows, 3, max_num_batched_tokens=170) == [{0: 300}, {1: 60}, {0: 1, 1: 1}]
-
-
-def test_the_watermark_keeps_blocks_free_for_decodes() -> None:
-    """20 blocks: after 10, 8 more leave 2, fewer than 15 % of 20."""
-    rows = ((0.0, 160, 3, True), (0.0, 128, 3, True))
-    assert run(rows, 2, kv_tokens=320, watermark=0.1) == [{0: 160, 1: 128}, {0: 1, 1: 1}]
-    assert run(rows, 4, kv_tokens=320, watermark=0.15) == [{0: 160}, {0: 1}, {0: 1}, {1: 128}]
-
-
-def test_the_last_gives_way_and_returns_before_the_others_decode() -> None:
-    """4 blocks hold two prompts of 31. A decode wants a free block, so the second loses its memory; in the next pass it
-    fits again and goes first: prompts do. The third time the first one needs a third block, and it does not."""
-    rows = ((0.0, 31, 4, True), (0.0, 31, 4, True))
-    assert run(rows, 6, kv_tokens=64, watermark=0.0) == [{0: 31, 1: 31}, {0: 1}, {1: 32}, {0: 1}, {0: 1}, {1: 33}]
-
-
-def test_swapped_requests_return_with_a_decode_and_nobody_starts_before() -> None:
-    rows = ((0.0, 31, 4, True), (0.0, 31, 4, True), (0.0, 16, 2, True))
-    found = run(rows, 6, kv_tokens=64, watermark=0.0, preemption="swap", max_num_seqs=2)
-    assert found == [{0: 31, 1: 31}, {0: 1}, {0: 1}, {0: 1}, {1: 1}, {2: 16}]
-
-
 def test_a_waiting_online_request_takes_the_memory_of_running_offline_ones() -> None:
     """It is seen in the first pass that starts no prompt, and admitted in the next."""
     rows = ((0.0, 60, 50, False), (0.0, 60, 50, False), (0.001, 90, 3, True))
@@ -134,13 +109,6 @@ def test_a_waiting_online_request_takes_the_memory_of_running_offline_ones() -> 
     assert by_class == [{0: 60, 1: 60}, {0: 1}, {2: 90}, {0: 1, 2: 1}]
     blind = run(rows, 4, "vllm_v0", kv_tokens=176, watermark=0.0)
     assert blind == [{0: 60, 1: 60}] + [{0: 1, 1: 1}] * 3
-
-
-def test_what_arrives_between_two_sortings_stands_behind() -> None:
-    """A quirk of the engine's: the online request waits behind offline ones while prompts can start."""
-    rows = ((0.0, 100, 9, False), (0.0, 100, 9, False), (0.0, 100, 9, False), (0.001, 100, 9, True))
-    found = run(rows, 5, "vllm_v0_priority", max_num_batched_tokens=100)
-    assert found == [{0: 100}, {1: 100}, {2: 100}, {3: 100}, {0: 1, 1: 1, 2: 1, 3: 1}]
 
 
 def test_swapping_takes_time_on_the_link_to_the_host() -> None:
