@@ -129,16 +129,3 @@ def digest(steps: list[Step]) -> str:
         plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in step.info.items()}
         sums.update(json.dumps([step.reward, step.truncated, plain], sort_keys=True).encode())
     return sums.hexdigest()
-
-
-def goes_on_alike(env: Any, choose: Callable[[Any], Any], steps: int) -> bool:
-    """Whether, taken back to where it stands now, an environment comes to the same again by the same actions."""
-    snapshot, actions = env.snapshot(), []
-    for _ in range(steps):
-        actions.append(choose(env))
-        env.step(actions[-1])
-    wanted = env._observation()
-    env.restore(snapshot)
-    for action in actions:
-        env.step(action)
-    return alike(wanted, env._observation())

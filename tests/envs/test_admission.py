@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_description import compared, describe, describe_iteration
-from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
+from episodes_in_short import differences, make, play
 
 from ooco_gym import Simulation, UserError, candidate_table
 from ooco_gym.envs.admission import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
-from ooco_gym.runtime.features import ENTRY, OutputMean, observe_entries
+from ooco_gym.runtime.features import ENTRY, observe_entries
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Admission-v0"
@@ -48,13 +48,6 @@ def both(steps, case, seed=3):
 def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
     seen = both(200, case)
     assert (seen.std(axis=0) > 0).sum() > 8, "the features that are compared differ from state to state"
-
-
-@pytest.mark.slow
-def test_features_are_the_same_on_ten_thousand_states():
-    seen = np.concatenate([both(2_000, case, seed=11) for case in CASES])
-    moved = {name for name, spread in zip(NAMES, seen.std(axis=0), strict=True) if spread > 0}
-    assert moved == set(NAMES) - {"present"}
 
 
 def as_the_rule(env):
@@ -113,44 +106,6 @@ def test_to_admit_none_is_legal_where_the_iteration_has_other_work():
 
     play(env, watch)
     assert seen == {True, False}
-
-
-def test_what_enters_matters():
-    """Short requests first finish more of them; none at all serves less, and spares promises."""
-    scenario = {**MEMORY_BOUND, "rate_scale": 0.05}
-
-    def shortest(env):
-        mask, tokens = env.action_masks()[2:], figures(env)["tokens"]
-        return 2 + int(np.argmin(np.where(mask, tokens, 2.0)))
-
-    finished = {name: play(make(ID, window_s=120.0, scenario=scenario), choose)[-1].info["summary"]["offline_finished"]
-                for name, choose in (("partner", partner), ("shortest", shortest), (
-                    "none", lambda env: 0 if env.action_masks()[0] else 1))}
-    assert finished["none"] < finished["partner"] < finished["shortest"]
-
-
-def test_a_snapshot_in_the_midst_of_an_iteration_goes_on_alike():
-    env, choose = make(ID), at_random(3)
-    env.reset(seed=1, options={"window": 0})
-    while True:  # to a decision after a pick
-        steps = int(env.simulation.state.instances["steps_begun"][0])
-        env.step(int(np.flatnonzero(env.action_masks())[-1]))
-        if int(env.simulation.state.instances["steps_begun"][0]) == steps:
-            break
-    assert goes_on_alike(env, choose, 100)
-
-
-def test_the_mean_output_is_that_of_the_simulator():
-    env = make(ID)
-    play(env, partner)
-    before = Simulation(env.config.window(1, 0), policy_of(env.config.partner)).state.observed.offline_output_mean
-    requests, mean = env.simulation.state.requests, OutputMean(float(before))
-    done = np.flatnonzero((requests["status"] == s.FINISHED) & (requests["online"] == 0))
-    for slot in done[np.argsort(requests["finish_ps"][done], kind="stable")]:
-        mean.finished(int(requests["output_tokens"][slot]))
-    assert len(done) > 10
-    assert mean.describe()["offline_output_mean"] == pytest.approx(
-        float(env.simulation.state.observed.offline_output_mean), rel=0.02)  # of those at one time the order is open
 
 
 @pytest.mark.parametrize(("changes", "words"), [

@@ -15,7 +15,6 @@ import pytest
 from episodes_in_short import IDS, WINDOW, alike, arguments, at_random, make, partner, play, random_legal
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import FlattenObservation
 
 from ooco_gym import UserError, candidate_table
 from ooco_gym.cli.commands import read_choice
@@ -45,15 +44,6 @@ def warnings_as_errors():
 def test_gymnasiums_checker_passes(name):
     with warnings_as_errors():
         check_env(gym.make(name, render_mode="ansi", **arguments(name)).unwrapped)
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_gymnasiums_passive_checker_passes(name):
-    with warnings_as_errors():
-        env = gym.make(name, **arguments(name))
-        steps = play(env, at_random(1), most=50)
-        env.close()
-    assert len(steps) > 10
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -111,14 +101,6 @@ def test_specs_survive_json_and_pickling(name):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_observations_flatten(name):
-    env = FlattenObservation(gym.make(name, **arguments(name)))
-    assert isinstance(env.observation_space, (gym.spaces.Box, gym.spaces.MultiBinary))
-    for step in play(env, at_random(2), most=20):
-        assert env.observation_space.contains(step.observation)
-
-
-@pytest.mark.parametrize("name", IDS)
 def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(name):
     """Row by row, as the simulator has them, in one episode and in many."""
     env, envs = make(name), gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", **arguments(name))
@@ -129,17 +111,6 @@ def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(na
         assert np.shares_memory(shown, observed["candidates"]) and not np.shares_memory(shown, within)
         assert np.array_equal(shown, within if made is not env else within[0])
         assert observed["candidates"].shape == (*within.shape[:0 if made is env else 1], within[0].size)
-
-
-def test_candidate_table_refuses_a_whole_observation():
-    with pytest.raises(UserError, match="candidates is a dict: expected observation"):
-        candidate_table({"candidates": 1})
-
-
-def test_a_tensor_of_candidates_becomes_a_table_too():
-    torch = pytest.importorskip("torch")
-    given = torch.arange(2 * 3 * 17.0).reshape(2, 51)
-    assert torch.equal(candidate_table(given), given.reshape(2, 3, 17))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (16,), (3, 18)])
@@ -172,16 +143,6 @@ def test_at_least_two_answers_are_open_beside_the_partners(name):
         answers = np.delete(step.info["action_mask"], 1)
         first_pick = env.episodes.buffers.turns[0, 1] == 0
         assert answers.sum() >= 1 + first_pick
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_earlier_results_are_not_overwritten(name):
-    env = make(name)
-    observation, info = env.reset(seed=WINDOW[0], options={"window": WINDOW[1]})
-    kept = pickle.loads(pickle.dumps((observation, info)))
-    for _ in range(10):
-        env.step(env.partner_action())
-    assert alike(kept, (observation, info))
 
 
 def wrong_actions(env):
@@ -256,15 +217,6 @@ def test_a_window_without_a_decision_is_one_step():
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_time_adds_up_to_the_window(name):
-    env = make(name)
-    steps = play(env, at_random(6))
-    window_s = env.config.window_s
-    total = sum(step.info["elapsed_s"] for step in steps)
-    assert 0.5 * window_s < total <= window_s + 1e-9
-
-
-@pytest.mark.parametrize("name", IDS)
 def test_summaries_are_plain_figures(name):
     """Scripts write them as JSON and print them."""
     summary = play(make(name), partner)[-1].info["summary"]
@@ -279,19 +231,3 @@ def test_feature_tables_fit_the_spaces(name):
     assert len(tables["cluster"]) == env.observation_space["cluster"].shape[0]
     assert len(tables["candidates"]) == candidate_table(env.observation_space["candidates"].low).shape[1]
     assert json.loads(json.dumps(tables)) == tables
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_ansi_names_every_instance(name):
-    env = make(name, render_mode="ansi")
-    env.reset(seed=1)
-    line = env.render()
-    named = sum(line.count(f"{role}: ") for role in ("relaxed", "strict", "mixed"))
-    assert named == len(env.simulation.state.instances)
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_a_window_is_fixed_by_its_seed_and_number(name):
-    config = make(name).config
-    assert config.window(3, 4) == config.window(3, 4)
-    assert len({config.window(seed, number).seed for seed in range(5) for number in range(5)}) == 25

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +15,6 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 
 from ooco_gym import UserError
-from ooco_gym.cli import main
 from ooco_gym.envs import imported, is_ours
 from ooco_gym.envs.custom import Figure, Term, reading
 from ooco_gym.envs.features import Feature
@@ -154,47 +152,3 @@ def figure(**changes: Any) -> Figure:
 def test_what_cannot_be_told_apart_or_shown_is_refused(attributes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         of_class(**attributes)
-
-
-@pytest.mark.parametrize(("changes", "low", "high"), [
-    ({"scale": "as is", "high": 1e9}, 20.0, 80.0), ({"limit": 160.0}, 0.125, 0.5), ({"limit": 10.0}, 1.0, 1.0),
-    ({"scale": "log", "limit": 1e6}, 0.22, 0.32), ({"scale": "signed log", "limit": 1e6, "low": -1.0}, 0.22, 0.32)])
-def test_scales(changes: dict[str, Any], low: float, high: float) -> None:
-    """Of seconds, from the warm-up's 30 on."""
-    env = of_class(figures=(figure(**changes),), terms=(Term("now", now_s),))
-    observation, _ = env.reset(seed=1, options={"window": 0})
-    begun = env.simulation.now_s
-    assert 20.0 <= begun <= 80.0, "else the bounds below mean nothing"
-    assert low <= observation["cluster"][-1] <= high
-    summary, over = {}, False
-    while not over:
-        *_, over, info = env.step(1)
-        summary = info.get("summary", {})
-    assert summary["reward/now"] == pytest.approx(env.simulation.now_s - env.simulation.window_s[0])
-
-
-class Both(GatingEnv):
-    """Two of each."""
-
-    terms: ClassVar[tuple[Term, ...]] = (Term("now", now_s), Term("later", now_s, weight=2.0))
-    figures: ClassVar[tuple[Figure, ...]] = (figure(name="a", limit=1e3), figure(name="b", limit=2e3))
-
-
-def test_several_of_each() -> None:
-    env: Any = Both(**arguments(COMMON))
-    for step in play(env, at_random(3), most=30)[1:]:
-        a, b = step.observation["cluster"][-2:]
-        assert a == pytest.approx(2 * b) and a > 0.0
-        assert step.info["reward/later"] == pytest.approx(2 * step.info["reward/now"])
-
-
-@pytest.mark.slow
-def test_a_policy_is_trained_and_evaluated_with_them(file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sb3_contrib")
-    short = ["env=gating", f"env.id={file}:{ID}", "env.window_s=30", "env.warmup_s=10"]
-    assert main(["train", *short, "total_timesteps=64", "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=16",
-                 "validation.windows=2", "validation.every_steps=64", f"out={tmp_path / 'run'}"]) == 0
-    assert "reward/interrupted_per_s" in (tmp_path / "run" / "progress.csv").read_text().splitlines()[0]
-    assert main(["evaluate", *short, f"policies=[{tmp_path / 'run'},ooco]", "episodes=2", "workers=1",
-                 f"out={tmp_path / 'e'}"]) == 0
-    assert len(json.loads((tmp_path / "e" / "summary.json").read_text())["policies"]) == 2

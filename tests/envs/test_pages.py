@@ -11,11 +11,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import ooco_gym
 from docs.generators import environments as document
 from docs.generators.picture import WIDTH, picture
 from ooco_gym.envs import ENVIRONMENTS, features
-from ooco_gym.envs.decision import actual, in_unit, is_flag, kinds, meaning
+from ooco_gym.envs.decision import actual, in_unit, is_flag, kinds
 from ooco_gym.envs.reward import TERMS
+from ooco_gym.policy import get_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,54 +67,6 @@ def test_the_index_has_the_measured_worth_of_every_choice() -> None:
     assert spread == sorted(spread, reverse=True)
 
 
-def test_pages_of_two_environments_have_little_in_common() -> None:
-    pages = [document.page(name, document.headroom_of(name, ROOT)) for name in ENVIRONMENTS]
-    texts = [{line for line in page.splitlines() if line} for page in pages]
-    shared = set.intersection(*texts)
-    assert all(len(shared) < 0.4 * len(text) for text in texts)
-
-
-def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
-    for path, text in document.documents(ROOT).items():
-        width = 0
-        for line in text.splitlines() if path.suffix == ".md" else ():
-            cells = line.replace("\\|", "").count("|")
-            if line.startswith("| "):
-                width = width or cells
-                assert cells == width, f"{path.name}: {line}"
-            else:
-                width = 0
-
-
-def test_the_rewards_docstring_names_every_term_once() -> None:
-    assert tuple(row[0] for row in document.reward_rows()) == TERMS
-
-
-def _row(policy: str, figures: dict[str, Any], difference: dict[str, Any]) -> dict[str, Any]:
-    """A row of `ooco-gym headroom`'s summary."""
-    shaped = [{key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in part.items()}
-              for part in (figures, difference)]
-    return {"policy": policy, **shaped[0], "difference": shaped[1], "share_of_bound": 0.5}
-
-
-def test_headroom_is_taken_from_its_file(tmp_path: Path) -> None:
-    name = "ooco_gym/Gating-v0"
-    assert document.headroom_of(name, tmp_path) is None
-    (tmp_path / "results").mkdir()
-    service, violations = "offline_reference_gpu_s_per_s", "violation_rate"
-    rate = (0.01, None, None)
-    rows = [_row("far", {service: (0.9, 0.8, 1.0), violations: rate}, {service: (0.4, 0.3, 0.5)}),
-            _row("ooco", {service: (0.5, 0.4, 0.6), violations: rate}, {service: (0.0, 0.0, 0.0)})]
-    found = {"best_heuristic": "ooco", "episodes": 20, "window_s": 120.0, "rows": rows,
-             "verdict": {"headroom": True, "policy": "far"}}
-    (tmp_path / "results" / "headroom.json").write_text(json.dumps({name: found}))
-    text = document.page(name, document.headroom_of(name, tmp_path))
-    assert "## Headroom\nWhat looking ahead is worth (`ooco-gym headroom`), on 20 windows of 120 s" in text
-    assert ("| ooco (best heuristic) | 0.5 [0.4, 0.6] | 1.00 % |  | 50 % |\n"
-            "| far | 0.9 [0.8, 1] | 1.00 % | +0.4 [+0.3, +0.5] | 50 % |") in text
-    assert document.headroom_of("ooco_gym/Eviction-v0", tmp_path) is None
-
-
 # --- Pictures and words ---------------------------------------------------------------------------------------------
 def test_every_decision_has_words_and_known_figures() -> None:
     assert tuple(kinds())[: len(features.DECISIONS)] == features.DECISIONS
@@ -139,7 +93,34 @@ def test_figures_are_read_back_in_their_units() -> None:
     assert in_unit(by_name["memory"], 0.25) == (25.0, "%") and is_flag(by_name["running"])
 
 
-def test_actions_and_decisions_have_names() -> None:
-    assert meaning("gate", 0) == "hold: decode what is resident"
-    assert meaning("gate", 1, "hygen") == "do what hygen would do"
-    assert meaning("evict", 4) == "candidate 2: evict this request"
+# --- The table of rules by decision on the environments' index: complete, and what it names can be played ------------
+ENV_OF = {"route": "Routing", "interrupt": "Preemption", "gate": "Gating", "evict": "Eviction", "pull": "Migration"}
+
+
+@pytest.mark.parametrize("decision", ENV_OF)
+def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
+    index = ("route", "interrupt", "gate", "compose", "evict", "pull").index(decision)
+    rules = document.rules_for(decision)
+    pools = [get_policy(name) for name in document.shipped_policies() if not get_policy(name).mixed]
+    assert len(rules) == len({policy.hooks()[index] for policy in pools})
+    named = {name.partition(":")[0] for rule in rules for name in rule.policies}
+    for policy in pools:
+        alike = {other.name for other in pools if other.hooks()[index] is policy.hooks()[index]}
+        assert named & alike, policy.name
+    env: Any = gym.make(f"ooco_gym/{ENV_OF[decision]}-v0", window_s=5.0, warmup_s=5.0)
+    env.reset(seed=1)
+    for rule in rules:
+        assert rule.says
+        for name in rule.policies:
+            action = int(ooco_gym.make_agent(name, env)())
+            assert env.unwrapped.action_masks()[action] or action == 1
+
+
+def test_every_published_system_answers_by_a_rule_of_its_own() -> None:
+    """What each published system answers, and ours, is a rule of its own."""
+    wanted = {"evict": ("ooco:evict=bottleneck", "echo_pd", "base_pd", "least_urgent"),
+              "gate": ("ooco:gate=cost", "ooco_xllm", "hygen_pd", "echo_pd"),
+              "interrupt": ("ooco:interrupt=always", "slack"), "pull": ("ooco", "ooco_xllm", "slack")}
+    for decision, names in wanted.items():
+        rows = [rule for rule in document.rules_for(decision) for name in names if name in rule.policies]
+        assert len(rows) == len(set(rows)) == len(names), decision

