@@ -16,16 +16,13 @@ from experiments.studies.engine_chain import Curve, StepModel, model_of, write_c
 from experiments.studies.engine_live.cells import (
     Promise,
     Seen,
-    document_of,
     drawn_trace,
     figures,
     seen_by_client,
 )
-from experiments.studies.engine_live.server import Server, _flags, write_tokenizer
-from experiments.studies.engine_live.study import Engine, Study, read_cells, slowness_of, without_folders
+from experiments.studies.engine_live.server import Server
+from experiments.studies.engine_live.study import Engine, Study
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
-from experiments.studies.engine_live.train import worth
-from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root
 from ooco_gym.workload import Trace
 
@@ -60,29 +57,6 @@ def test_a_trace_has_its_rates_and_is_its_seeds() -> None:
     again = drawn_trace(PLAN, 10.0, 4.0, 3)
     assert np.array_equal(trace.arrival_s, again.arrival_s) and np.array_equal(trace.prompt_tokens, again.prompt_tokens)
     assert (trace.prompt_tokens + trace.output_tokens < 512).all()
-
-
-def test_offline_prompts_begin_with_documents() -> None:
-    plan = {**PLAN, "longest": 2048}
-    plain, found = (drawn_trace({**plan, "documents": documents}, 10.0, 4.0, 3)
-                    for documents in (None, {"count": 3, "tokens": 1024}))
-    longer = found.prompt_tokens - plain.prompt_tokens
-    assert (longer == np.where(found.online, 0, 1024)).all() and np.array_equal(plain.arrival_s, found.arrival_s)
-    told = [document_of(found, row) for row in range(len(found))]
-    assert all((one is None) == online for one, online in zip(told, found.online, strict=True))
-    assert {tuple(one) for one in told if one} == {(1, 1024), (3, 1024), (5, 1024)}  # the first of two pieces each
-    assert document_of(plain, 0) is None
-    shorter = drawn_trace({**plan, "longest": 1200, "documents": {"count": 3, "tokens": 1024}}, 10.0, 4.0, 3)
-    assert (shorter.prompt_tokens + shorter.output_tokens < 1200).all()
-
-
-@pytest.mark.parametrize(("documents", "said"), [({"count": 3, "tokens": 700}, "a multiple of 512"),
-                                                 ({"count": 0, "tokens": 512}, "a count of at least 1"),
-                                                 ({"count": 3, "tokens": 2048}, "exceed the 2048 of a request"),
-                                                 ({"counts": 3}, "counts")])
-def test_documents_that_cannot_be_are_one_sentence(documents: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        drawn_trace({**PLAN, "longest": 2048, "documents": documents}, 10.0, 4.0, 3)
 
 
 def test_violations_are_those_of_the_protocol() -> None:
@@ -139,19 +113,7 @@ def test_schedulers_beyond_the_budget_rank_last() -> None:
     assert "| light | deadline | 120 (120–120) | 121 | 1.0 %" in shown
 
 
-def test_how_slow_an_engine_was_is_what_it_took_over_what_was_believed() -> None:
-    assert slowness_of({"ooco": {"predicted_seconds_total": 10.0, "actual_seconds_total": 11.0}}) == 1.1
-    assert slowness_of({"ooco": {}}) == 1.0
-
-
 CURVE = Curve(np.array([1.0, 4.0, 16.0]), np.array([0.0, 30.0, 90.0]))
-
-
-def test_an_engine_that_is_slower_is_slower_in_every_iteration() -> None:
-    model = StepModel(100.0, 20.0, 3.0, 5.0, 0.01, 0.2, 0.1, CURVE, CURVE)
-    rows = {name: np.array([1.0, 8.0, 30.0]) for name in ("tokens", "n_decode", "n_prefill", "sequences_sampled",
-                                                          "prefill_work", "prefill_context_sum", "decode_context_sum")}
-    assert np.allclose(model.slower(1.25).time_us(rows), 1.25 * model.time_us(rows))
 
 
 def made_engine(folder: Path) -> Engine:
@@ -175,18 +137,6 @@ def made_study(engine: Engine, out: Path, **changes: Any) -> Study:
     return Study({**plan, "window_s": 4.0, "loads": {"half": 0.5, "over": 1.2}, **changes}, engine, out)
 
 
-def test_a_machine_that_is_slower_serves_less_and_an_engine_that_is_known_to_be_promises_more(tmp_path: Path) -> None:
-    engine = made_engine(tmp_path)
-    study = made_study(engine, tmp_path, bundle=None)
-    trace = study.loads[0].trace
-    believed, slow = (study.predicted("deadline", trace, slowness=one) for one in (1.0, 1.3))
-    assert slow["offline_tokens_per_s"] < believed["offline_tokens_per_s"]
-    assert slow["tpot_p50_s"] > believed["tpot_p50_s"]
-    known = made_study(engine.slower(1.3, tmp_path / "known"), tmp_path, bundle=None)
-    assert known.promise.tpot_s == pytest.approx(1.3 * study.promise.tpot_s, rel=0.1)
-    assert known.loads[0].online_per_s < study.loads[0].online_per_s
-
-
 def test_weights_are_learned_on_each_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played = []
     predicted = Study.predicted
@@ -196,17 +146,6 @@ def test_weights_are_learned_on_each_speed(tmp_path: Path, monkeypatch: pytest.M
     study = made_study(made_engine(tmp_path), tmp_path, training=training)
     assert played.count(("learned", 1.0)) == played.count(("learned", 1.2)) == 4 * len(study.loads)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
-
-
-def test_cells_of_another_plan_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "cells.json"
-    with pytest.raises(UserError, match="does not exist; expected the cells.json"):
-        read_cells(path, {})
-    path.write_text(json.dumps([{"scheduler": "hygen", "load": "light", "cells": [{"offline_tokens_per_s": 3.0}]}]))
-    assert read_cells(path, {("hygen", "light"): None})["hygen", "light"] == [{"offline_tokens_per_s": 3.0}]
-    with pytest.raises(UserError, match="no cell of deadline at load 'light'"):
-        read_cells(path, {("deadline", "light"): None})
-    assert read_cells(path, {("deadline", "light"): None}, 0) == {("deadline", "light"): []}
 
 
 def test_a_run_that_was_cut_off_plays_what_is_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,39 +170,3 @@ def test_a_run_that_was_cut_off_plays_what_is_lacking(tmp_path: Path, monkeypatc
     played.clear()
     assert json.dumps(study.run(Path("python"), {}, tmp_path, path)) == json.dumps(whole)  # NaN is not NaN
     assert sorted(played) == sorted(lacking)
-
-
-def test_violations_beyond_the_limit_cost_score() -> None:
-    assert worth([(100.0, 100.0, 0.0)], 0.01) == 0.0
-    assert worth([(130.0, 100.0, 0.0)], 0.01) > 0.2
-    assert worth([(130.0, 100.0, 0.05)], 0.01) < 0.0
-
-
-def test_a_bundle_of_weights_sets_what_they_say(tmp_path: Path) -> None:
-    from baselines.adaptive_deadline import LAYOUT
-    from ooco_gym.policy import get_policy
-    from ooco_gym.policy.weights import write_linear_bundle
-    from ooco_gym.runtime import Policy
-    from ooco_gym.runtime.rules.deadline import DEFAULTS
-
-    weights = np.zeros((len(LAYOUT.rows), len(LAYOUT.columns)))
-    weights[LAYOUT.rows.index("offline_share"), -1] = 1.0
-    rule = get_policy("adaptive_deadline", {"interval_s": 0.5})
-    write_linear_bundle(tmp_path / "bundle", rule, weights.ravel(), {"training": {"seeds": [1]}})
-    policy = Policy.load(str(tmp_path / "bundle"))
-    answer = policy.decide(np.zeros(len(policy.features), np.float32))
-    assert answer["offline_share"] == pytest.approx(0.75) and answer["tpot_share"] == DEFAULTS["tpot_share"]
-    assert policy.interval_s == 0.5
-
-
-def test_settings_become_flags(tmp_path: Path) -> None:
-    assert _flags({"max_model_len": 8, "enforce_eager": True, "async_scheduling": False, "seed": None}) == [
-        "--max-model-len", "8", "--enforce-eager", "--no-async-scheduling"]
-    write_tokenizer(tmp_path, 40)
-    assert len(json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]) == 40
-
-
-def test_published_values_name_no_folder() -> None:
-    given = {"weights": "/a/b/weights.npz", "plain": "hygen", "deep": [{"_name_or_path": "/m/model"}, 3, None, "x/y"]}
-    assert without_folders(given) == {"weights": "weights.npz", "plain": "hygen",
-                                      "deep": [{"_name_or_path": "model"}, 3, None, "x/y"]}

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.common import policies
 from experiments.common.output import END
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.sustain import Bench, sustain
 from experiments.studies import field
-from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of
-from experiments.studies.field_page import BEGIN, at_a_glance, body, write_results
+from experiments.studies.field import Cell, Entry, entries_of, rows_of
+from experiments.studies.field_page import BEGIN, body, write_results
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, spelled
-from ooco_gym.render import reading
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
@@ -77,12 +75,6 @@ def rows():
                    "online_priority", 0.03)
 
 
-def test_learned_policies_have_the_kind_of_their_partner(monkeypatch):
-    monkeypatch.setattr(policies, "team_of", lambda policy: policies.Team("ooco", {}, {}))
-    found = [entry(name, sustained([4.0, 4.0, 4.0])) for name in ("online_priority", "learned:ZOO/gating")]
-    assert [row["kind"] for row in rows_of(found, "online_priority", 0.03)] == ["pools", "pools"]
-
-
 def test_rows_are_ranked_within_a_cell_and_paired_with_the_tuned_baseline(rows):
     assert [row["tuned_as"] or row["policy"] for row in rows] == [
         "vllm_priority", "online_priority:cap_share=0.7", "online_priority", "base_pd", "vllm_fcfs"]
@@ -100,23 +92,6 @@ def test_what_violates_without_offline_work_is_not_ranked(rows):
     assert last["policy"] == "vllm_fcfs" and not last["feasible"]
     assert last["max_offline_rate"]["mean"] == 0.0 and last["ratio"] == 0.0
     assert last["violations"]["mean"] == pytest.approx(0.06)
-
-
-def test_each_seed_and_the_interval_are_there(rows):
-    found = rows[0]["max_offline_rate"]
-    assert len(found["values"]) == 3
-    assert found["values"][1] < found["values"][2] <= found["values"][0]
-    assert found["ci_low"] <= min(found["values"]) * 1.05 and found["ci_high"] >= found["mean"]
-
-
-def test_figures_at_a_rate():
-    found = figures_of(point(2.0, [0.01, 0.02], ttft=0.004, tpot=0.015), "first_token")
-    assert found["overall_tokens_per_s"]["mean"] == pytest.approx(300 + 100 + 2000)
-    assert found["wasted_gpu_share"]["mean"] == pytest.approx(0.1 * 2.0 / 2)
-    assert found["hit_rate"]["mean"] == 0.25
-    assert found["hit_rate_online"] == {"mean": None, "ci_low": None, "ci_high": None, "values": [None, None]}
-    assert found["violations"]["values"] == [0.01, 0.02]
-    assert found["tpot_violations"]["mean"] == pytest.approx(0.015)
 
 
 def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open():
@@ -144,25 +119,6 @@ def found_by(policy, settings, shipped=True, screen=0):
     bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS,  # type: ignore[arg-type]
                       plan=replace(PLAN, screen=screen))
     return entries_of(cell(), policy, bench, bench, ("first_token",), settings, shipped)
-
-
-def test_what_is_tuned_may_be_measured_so_alone_and_from_where_tuning_ended():
-    tuned, = found_by("ooco", {"ooco": [{"interrupt": "slack"}]}, shipped=False, screen=1)
-    assert tuned.tuned_as == "ooco:interrupt=slack"
-    found = tuned.found["first_token"]
-    assert found.rate == pytest.approx(6.0, rel=0.1)
-    walked = found_by("ooco:interrupt=slack", {})[0].found["first_token"]
-    assert len(found.crossing.points) < len(walked.crossing.points)
-
-
-def test_the_lead_is_paired_and_the_glance_has_its_keys():
-    ahead, behind = rows_of([entry("deadline", sustained([6.0, 7.0, 8.0])), entry("hygen", sustained([3.0, 3.5, 4.0]))],
-                            "deadline", 0.03, "deadline")
-    assert ahead["lead"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    assert 0 < behind["lead"]["low"] <= behind["lead"]["mean"] <= behind["lead"]["high"]
-    assert behind["condition"] == behind["cell"] and behind["n_seeds"] == 3
-    assert behind["ci_low"] <= behind["rate"] == behind["max_offline_rate"]["mean"] <= behind["ci_high"]
-    assert behind["tokens_per_s"] == pytest.approx(1000 * behind["rate"])
 
 
 def test_learned_policies_sit_beside_what_tuning_came_to_in_the_cell():
@@ -206,22 +162,6 @@ def test_the_page_says_what_it_shows(summary):
     assert (ran_on["vllm_priority"], ran_on["base_pd"]) == ("mixed_7b", "pair_7b")
 
 
-def test_a_policy_that_is_shown_tuned_alone_has_one_line(summary, rows):
-    other = [{**row, "cell": "azure on pair_7b", "tuned_as": None} for row in rows if not row["tuned_as"]]
-    kept = [row for row in rows if row["tuned_as"] or row["policy"] != "online_priority"]
-    cells = [*summary["cells"], {**summary["cells"][0], "name": "azure on pair_7b"}]
-    lines = at_a_glance({**summary, "results": [*kept, *other], "cells": cells}).splitlines()
-    assert [line for line in lines if line.startswith("| `online_priority`, tuned |")]
-    assert not [line for line in lines if line.startswith("| `online_priority` |")]
-
-
-def test_a_policy_that_a_cell_leaves_out_has_no_figure_there(summary, rows):
-    other = [{**row, "cell": "azure on pair_7b"} for row in rows if row["policy"] != "vllm_priority"]
-    cells = [*summary["cells"], {**summary["cells"][0], "name": "azure on pair_7b"}]
-    text = body({**summary, "results": [*rows, *other], "cells": cells})
-    assert next(line for line in text.splitlines() if line.startswith("| `vllm_priority`")).endswith("| – |")
-
-
 def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     page = tmp_path / "field.md"
     page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold figures\n{END}\n\nAfter.\n")
@@ -236,11 +176,6 @@ def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     assert "curve" not in kept["results"][0] and kept["results"][0]["policy"] == "vllm_priority"
     write_results(summary, tmp_path / "out", str(page))
     assert page.read_text() == text
-
-
-def test_plots_have_every_policy(summary):
-    shown = [outcome.found for outcome in reading.sustained(summary, {"limits": {"violations": 0.03}})]
-    assert sum(map(len, shown)) == len(summary["results"])
 
 
 @pytest.fixture
@@ -282,43 +217,15 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("words", "said"), [
-    (["cells=[]"], "cells is empty; expected workloads or mappings"),
-    (["page=."], "page=. is a folder; expected a Markdown file"),
     (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
-    (["cells=[{workload: ooc, search: {frist: 1}}]"], "cells[0].search: unknown key 'frist'"),
-    (["cells=[{workload: ooc, without: [ooco]}]"], "unknown cells[0].without 'ooco'"),
-    (["cells=[{workload: ooc, without: [vllm_priority]}]"], "'vllm_priority' is what the others are compared with"),
-    (["cells=[ooc,ooc]"], "cells: 'ooc on pair_7b' is there twice"),
-    (["cells=[ooo]"], "cells[0]: unknown workload 'ooo'"),
     (["cells=[ooc,nope]"], "cells[1]: unknown workload 'nope'; expected one of: azure_code, azure_conv"),
-    (["cells=[{cluster: pair_8b}]"], "cells[0]: unknown cluster 'pair_8b' (did you mean 'pair_7b'?)"),
-    (["cells=[{slo: chatty}]"], "cells[0]: unknown slo 'chatty' (did you mean 'chat'?)"),
-    (["cells=[loogle_short]"], "cells[0]: workload 'loogle_short' is an offline dataset"),
-    (["lead=ooco"], "unknown lead 'ooco'"),
     (["baseline=ooco"], "baseline=ooco is none of the policies compared"),
-    (["tpot_from=middle"], "unknown tpot_from 'middle'"),
     (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
 ])
 def test_mistakes(words, said, capsys):
     assert main(["compare", "sustain=true", "policies=[base_pd,vllm_priority]", *TRIAL, *words, "out=no"]) == 2
     assert said in capsys.readouterr().err
-    assert not Path("no").exists()
-
-
-@pytest.mark.usefixtures("brief")
-def test_what_is_of_sustain_alone_is_not_ignored(capsys):
-    for word in ("page=x.md", "cells=[ooc]"):
-        assert main(["compare", "policies=[base_pd,ooco]", "duration_s=60", "seeds=1", word, "out=no"]) == 2
-        assert f"{word.partition('=')[0]} is of sustain=true" in capsys.readouterr().err
-    assert not Path("no").exists()
-
-
-@pytest.mark.usefixtures("brief")
-def test_a_mistake_found_on_the_way_ends_all(capsys):
-    idle = [word for word in TRIAL if not word.startswith("rate_scale")]
-    assert main(["compare", "sustain=true", "policies=[base_pd,online_priority]", *idle, "rate_scale=0", "out=no"]) == 2
-    assert "no online request arrives in the window" in capsys.readouterr().err
     assert not Path("no").exists()
 
 
@@ -343,21 +250,3 @@ def test_the_field_is_configured(capsys):
         assert policy in options["policies"]
         for name in candidates_of(policy, settings):
             assert get_policy(name).name == get_policy(policy).name
-
-
-def test_bench_places_policies_on_their_own_kind():
-    asked = []
-    online = {"violation_rate_first_token": 0.01, "violation_rate_first_decode": 0.01}
-    offline = {"kept_up_share": 1.0, "kept_up_service_share": 1.0, "prompt_tokens_per_s": 1.0,
-               "output_tokens_per_s": 1.0, "reference_gpu_s_per_s": 1.0, "wasted_tokens_per_s": 0.0}
-
-    def answer(scenarios, policy):
-        asked.extend((policy, one.load_cluster().name, one.online_scale()) for one in scenarios)
-        return [{"seed": 1, "online": online, "offline": offline} for _ in scenarios]
-
-    jobs = SimpleNamespace(all=answer)
-    bench = Bench(jobs, Scenario(), (1,))  # type: ignore[arg-type]
-    for policy in ("base_pd", "vllm_priority"):
-        bench.measure(policy, 1.0)
-    (_, pools, load), (_, mixed, other) = asked
-    assert (pools, mixed) == ("pair_7b", "mixed_7b") and load == other

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from concurrent.futures import CancelledError, Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.common import store
-from experiments.common.policies import names_of, policy_identity, seeds_of
+from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store, closure, code_digest
 from ooco_gym.errors import UserError
@@ -92,10 +91,6 @@ def test_another_question_is_another_answer(tmp_path, other):
     assert pool.runs == 2
 
 
-def test_a_parameter_at_its_default_is_the_same_question():
-    assert policy_identity("ooco:slo_margin=0.9") == policy_identity("ooco")
-
-
 def test_questions_asked_twice_at_once_are_simulated_once(tmp_path):
     jobs = Jobs(1, Store(tmp_path), lambda *_: {})
     pending: Future = Future()
@@ -110,19 +105,6 @@ def test_questions_asked_twice_at_once_are_simulated_once(tmp_path):
     pending.set_result({"answer": 42})
     assert first.result() == second.result() == {"answer": 42}
     assert jobs.simulated == 1
-
-
-def test_a_question_to_a_pool_that_broke_is_refused_each_time(tmp_path):
-    class Broken:
-        def submit(self, *_):
-            raise BrokenProcessPool
-
-    jobs = Jobs(1, Store(tmp_path))
-    jobs._pool = Broken()  # type: ignore[assignment]
-    for _ in range(2):
-        with pytest.raises(BrokenProcessPool):
-            jobs.submit(SMALL, "ooco").result(timeout=5)
-    assert jobs.simulated == 0
 
 
 KILLER = '''
@@ -161,45 +143,10 @@ def test_a_worker_that_is_killed_is_one_sentence_and_a_rerun_goes_on(words, tmp_
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
 
 
-def test_a_failure_is_told_and_not_kept(tmp_path):
-    def fail(*_):
-        raise UserError("no such thing")
-
-    jobs, _ = jobs_with(tmp_path, fail)
-    for _ in range(2):
-        with pytest.raises(UserError, match="no such thing"):
-            jobs.submit(SMALL, "ooco").result()
-    assert jobs.simulated == 2
-
-
-def test_files_are_part_of_the_question(tmp_path):
-    trace = tmp_path / "trace.csv"
-    trace.write_text("a\n")
-    before = file_stamps({"workload": {"path": str(trace)}, "other": [1.0, 2.0]})
-    trace.write_text("a\nb\n")
-    assert before != file_stamps({"workload": {"path": str(trace)}, "other": [1.0, 2.0]})
-    assert file_stamps(f"0.5*ooc+{trace}") == file_stamps(str(trace))
-    assert file_stamps({"workload": "ooc", "slo": {"ttft_s": 2.0}}) == []
-
-
-@pytest.mark.parametrize(("value", "seeds"), [(None, (1, 2, 3)), (2, (1, 2)), ([7, 5], (7, 5))])
-def test_seeds(value, seeds):
-    assert seeds_of(value) == seeds
-
-
 @pytest.mark.parametrize("value", [0, -1, [], [1, 1], "abc", 1.5, [1, "b"], True])
 def test_impossible_seeds(value):
     with pytest.raises(UserError, match="seeds"):
         seeds_of(value)
-
-
-def test_policies_are_checked_by_name():
-    assert names_of({"policies": ["ooco", "base_pd"], "policy": None}, "policies", "policy") == ["ooco", "base_pd"]
-    assert names_of({"policies": ["ooco"], "policy": "base_pd"}, "policies", "policy") == ["base_pd"]
-    for policies, sentence in ((["oco"], "did you mean 'ooco'"), (["ooco", "ooco"], "twice"), ([], "empty"),
-                            (["ooco:slo_margn=1"], "slo_margin")):
-        with pytest.raises(UserError, match=sentence):
-            names_of({"policies": policies, "policy": None}, "policies", "policy")
 
 
 def test_an_answer_depends_on_the_modules_that_are_imported_on_the_way_to_it():
@@ -237,17 +184,6 @@ def test_the_digest_is_of_what_code_does_and_of_the_configuration(tmp_path, monk
     digest()
 
 
-def test_threads_ask_for_the_digest_at_the_same_time():
-    """Simulations are asked for by many threads at once, and Python 3.11 cannot parse in two."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    for cached in (store._digest, store._parsed):
-        cached.cache_clear()
-    with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(code_digest, ["experiments.common.simulation"], (), bool(n % 2)) for n in range(16)]
-        assert len({one.result() for one in asked}) == 2
-
-
 # --- A store that cannot be trusted or written ----------------------------------------------------------------------
 def blocked(folder):
     """A store's folder in which no entry can be written, whatever the rights of the user: files stand in its way."""
@@ -263,20 +199,6 @@ def test_a_store_that_cannot_be_written_is_told_once_and_every_answer_comes(tmp_
     assert answers == [{"seed": 1}, {"seed": 2}, {"seed": 3}] and len(told) == 1
 
 
-def test_an_answer_that_cannot_be_written_as_json_is_an_error_and_not_a_wait(tmp_path):
-    jobs, _ = jobs_with(tmp_path, lambda scenario, policy: {"made of": object()})
-    with pytest.raises(TypeError, match="as JSON"):
-        jobs.submit(SMALL, "ooco").result(timeout=5)
-
-
-def test_a_folder_in_the_place_of_an_entry_is_a_miss(tmp_path):
-    kept = Store(tmp_path)
-    (tmp_path / "ab" / "abc.json").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="are not kept"):
-        kept.put("abc", {"rate": 1.0})
-    assert kept.get("abc") is None
-
-
 @given(st.integers(0, 10_000), st.integers(0, 7))
 @settings(max_examples=200, deadline=None)
 def test_an_entry_with_a_flipped_bit_is_a_miss_or_the_same_answer(place, bit):
@@ -289,13 +211,6 @@ def test_an_entry_with_a_flipped_bit_is_a_miss_or_the_same_answer(place, bit):
         data[place % len(data)] ^= 1 << bit
         file.write_bytes(data)
         assert kept.get("abcd") in (None, answer)
-
-
-def test_an_entry_of_another_question_is_a_miss(tmp_path):
-    kept = Store(tmp_path)
-    kept.put("abcd", {"rate": 1.0})
-    (tmp_path / "ab" / "abcd.json").rename(tmp_path / "ab" / "abce.json")
-    assert kept.get("abce") is None
 
 
 def test_files_are_found_however_they_are_named(tmp_path, monkeypatch):

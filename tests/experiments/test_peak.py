@@ -1,4 +1,4 @@
-"""Peak factors: where they are kept, and what the search for one says."""
+"""Peak factors: where they are kept, what the search for one says; configurations state the protocol's figures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import yaml
 
 from experiments.common import peaks
 from experiments.common.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
+from experiments.common.rate_search import Limits
 from experiments.common.runner import Jobs
-from ooco_gym import peak
+from ooco_gym import peak, protocol
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label
 from ooco_gym.resources import load_yaml
@@ -38,32 +39,10 @@ def test_a_factor_is_found_again_by_what_it_belongs_to(own_cache):
     assert len(peak.read_entries(own_cache)) == 2
 
 
-def test_a_broken_file_is_named(own_cache):
-    own_cache.write_text("factors: 3\n")
-    with pytest.raises(UserError, match=peak.FILE_NAME):
-        peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token")
-
-
-def test_a_factor_that_was_changed_is_found_again(own_cache):
-    key = peak.key_of("mine", "pair_7b", CHAT, "first_token")
-    peak.store_entry({**key, "conditions": peak.PROTOCOL, "factor": 0.25}, own_cache, key)
-    own_cache.write_text(own_cache.read_text().replace("factor: 0.25", "factor: 0.75"))
-    assert peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token") is None
-    peak.store_entry({**key, "conditions": peak.PROTOCOL, "factor": 0.3}, own_cache, key)
-    assert peak.stored_entry(key) == {**key, "conditions": peak.PROTOCOL, "factor": 0.3}
-
-
 def test_a_factor_that_cannot_be_kept_costs_time_alone(own_cache):
     own_cache.mkdir()
     with pytest.warns(UserWarning, match="the peak factor is not kept for another time"):
         peaks._keep({"factor": 0.25}, {"workload": "mine"})
-
-
-def test_labels_tell_what_is_shipped_from_what_is_changed():
-    shipped = load_yaml("workload", "azure_conv")
-    assert label("workload", "azure_conv") == label("workload", shipped) == "azure_conv"
-    assert label("workload", {**shipped, "mean_rate_per_s": 1.0}).startswith("azure_conv@")
-    assert label("cluster", load_yaml("cluster", "pair_7b")) == "pair_7b"
 
 
 def test_requests_alone_on_an_idle_cluster():
@@ -94,13 +73,6 @@ def test_a_floor_that_eats_the_budget_stops():
     scenario = Scenario(workload="azure_conv", duration_s=600.0, slo={"ttft_s": 0.1, "tpot_s": 1.0})
     with pytest.raises(UserError, match=r"alone on an idle cluster.*slo\.ttft_s"):
         find_peak(scenario, Known(), (1,), PeakPlan(sample=50))  # type: ignore[arg-type]
-
-
-def test_a_factor_given_by_the_user_is_taken(own_cache):
-    entry = peak_entry(Scenario(workload="ooc", rate_scale=0.5), Jobs(1), (1,), PeakPlan())
-    assert entry["factor"] == 0.5
-    assert entry["floor"] is None
-    assert not own_cache.exists()
 
 
 MINE = {"name": "mine", "model": "qwen2_5_7b", "relaxed": [{"chip": "h800"}], "strict": [{"chip": "h800"}]}
@@ -148,13 +120,6 @@ def test_whatever_a_factor_is_computed_with_tells_it_apart(changes, seeds, plan)
     assert found not in (peak.PROTOCOL, conditions_of(usual, (7,), PeakPlan()))
 
 
-def test_a_factor_of_unknown_origin_is_not_used(own_cache):
-    """Files written before conditions were kept may hold trials."""
-    key = peak.key_of("mine", "pair_7b", CHAT, "first_token")
-    peak.store_entry({**key, "factor": 0.25}, own_cache, key)
-    assert peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token") is None
-
-
 def test_a_cluster_of_ones_own_has_its_factor_by_path_and_by_content(searches, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(MINE))
@@ -175,3 +140,18 @@ def test_a_changed_preset_has_the_presets_load_and_a_note(own_cache):
     assert changed.online_scale() == usual.online_scale()
     assert "as shipped, from which yours differ" in changed.scale_note()
     assert "capacity only_peak=true workload=ooc cluster=…" in changed.scale_note()
+
+
+# --- The protocol's figures have one home; where a command's configuration states one, it states the same ------------
+def test_configurations_state_the_protocols_figures():
+    limits = {"violations": protocol.VIOLATION_BUDGET, "kept_up": protocol.KEPT_UP,
+              "kept_up_service": protocol.KEPT_UP_SERVICE}
+    for command in ("capacity", "compare"):
+        assert load_yaml("", command)["limits"] == limits
+    assert Scenario().window()[1] == protocol.WINDOW_S
+    assert Limits(**limits) == Limits()
+    assert load_yaml("", "capacity")["peak"]["budget"] == PeakPlan().budget == protocol.VIOLATION_BUDGET
+    stated = {command: load_yaml("", command) for command in ("compare", "headroom", "tune", "train")}
+    assert stated["compare"]["violation_budget"] == stated["headroom"]["violation_budget"] == protocol.VIOLATION_BUDGET
+    assert stated["tune"]["violation_limit"] == protocol.VIOLATION_BUDGET
+    assert stated["train"]["validation"]["violation_limit"] == protocol.VIOLATION_BUDGET

@@ -13,10 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from experiments.studies import replay
-from ooco_gym.calibrate.chip import base_chip
 from ooco_gym.cli import main
-from ooco_gym.perf import kernels, load_chip
+from ooco_gym.perf import kernels
 from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
 
@@ -113,14 +111,6 @@ def test_summary_says_degree_percentiles_and_what_was_not_measured(replayed: Pat
     assert {one["operation"] for one in calibration["verdicts"]} >= {"gemm", "elementwise: qk_norm"}
 
 
-def test_a_run_without_kernel_times_says_so(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("requests.parquet", "engine.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    assert main(["experiment", "replay", f"run={tmp_path}", f"model={folder.parent / 'mine.yaml'}", *SHEET,
-                 f"out={tmp_path / 'out'}"]) == 2
-    assert "holds no kernel times" in capsys.readouterr().err
-
-
 def test_a_table_with_a_misspelt_column_is_no_smaller_fit(folder: Path, tmp_path: Path,
                                                          capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.iterdir():
@@ -130,37 +120,6 @@ def test_a_table_with_a_misspelt_column_is_no_smaller_fit(folder: Path, tmp_path
     assert main(["experiment", "replay", *words]) == 2
     error = capsys.readouterr().err
     assert "attention.csv' is in no known layout" in error and "kvdec" in error
-
-
-def test_the_link_of_another_machine_is_assumed_without_peer_to_peer_access() -> None:
-    """Boards of one chip are built in with it and without."""
-    assert load_chip("rtx_pro_6000").link == "pcie5_p2p"
-    assert base_chip("rtx_pro_6000", None, {})[0].link == "pcie5"
-    assert base_chip("rtx_pro_6000", None, {"link": "pcie5_p2p"})[0].link == "pcie5_p2p"
-
-
-@pytest.mark.parametrize(("engine", "said"), [("vLLM 0.8.5", "that of vLLM 0.12.0 is followed"), ("vLLM 0.19.0", ""),
-                                              ("vLLM 0.19", ""), ("another", "")])
-def test_a_release_before_all_that_are_known_is_said(engine: str, said: str) -> None:
-    found = replay._older_release({"engine": engine})
-    assert said in " ".join(found) and bool(found) == bool(said)
-
-
-def test_an_all_reduce_in_the_folder_is_read(folder: Path, tmp_path: Path,
-                                             capsys: pytest.CaptureFixture[str]) -> None:
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    # As few as are fitted: each by itself is predicted by a fit that has not seen it.
-    tables(tmp_path, load_model(MODEL), 2, chunks=(16, 64, 256, 512), prefixes=(0, 1024), batches=(1, 32))
-    sizes = [2 ** number for number in range(10, 26, 2)]
-    write(tmp_path / "allreduce.csv", ("n_gpus", "bytes"), [(2, size, 18e-6 + size / 15e9) for size in sizes])
-    words = [f"run={tmp_path}", f"model={folder.parent / 'mine.yaml'}", *SHEET, "timings=[measured]"]
-    assert main(["experiment", "replay", *words, f"out={tmp_path / 'out'}"]) == 0
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert not any("all_reduce" in text or "all-reduce" in text for text in summary["notes"])
-    chip = yaml.safe_load((tmp_path / "out" / "calibration" / "chip.yaml").read_text())
-    assert chip["allreduce_bytes_per_s"] == pytest.approx(15e9, rel=0.1)
-    assert chip["allreduce_latency_s"] == pytest.approx(18e-6, rel=0.2)
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,20 +96,8 @@ def test_what_is_not_measured_keeps_its_last_figures_and_the_text_around_the_tab
         assert (tmp_path / name).read_text(encoding="utf-8") == (validity.ROOT / name).read_text(encoding="utf-8")
 
 
-def test_a_card_is_a_shipped_chip_that_was_measured():
-    names = [card.chip for card in validity.CARDS]
-    assert len(set(names)) == len(names)
-    for card in validity.CARDS:
-        assert not load_chip(card.chip).like and card.nearest in names and card.nearest != card.chip
-
-
 @pytest.mark.parametrize(("words", "message"), [(["dat=x"], "did you mean 'data'"), (["data=/nowhere"], "/nowhere"),
                                                 (["workers=0"], "workers"), (["workers=few"], "workers")])
 def test_mistakes_are_named(words, message, tmp_path, capsys):
     assert validity.main([*words, f"out={tmp_path}"]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_figures_say_which_data_they_come_from():
-    text = json.dumps(validity.read_figures(validity.ROOT))
-    assert "calibration.parquet" in text and "requests.parquet" in text and "sharegpt" in text
