@@ -7,21 +7,24 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
-from agents.evaluation.function import Act, FunctionPlayer, function_of, given, of_vectors
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
-from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
+from agents.evaluation.played_windows import PLAYED_FILE, PlayedWindows, key_of
 from agents.evaluation.players import (
     SWEEP_FILE,
+    FunctionPlayer,
     check_fit,
     environment_of,
+    function_of,
+    given,
     groups_of,
     load_learned,
     play,
@@ -48,20 +51,13 @@ ALL_SHIFTS = "all"
 
 
 class Entrant(NamedTuple):
-    """A policy under evaluation: its label, and for a learned one its training runs (name → folder).
-
-    What a search over whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does.
-    """
+    """A policy under evaluation: its label, and of a learned one its training runs (name → folder). What a search over
+    whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does."""
 
     label: str
     policy: str
     runs: dict[str, str]
     searched: bool = False
-
-    @property
-    def learned(self) -> bool:
-        """Whether it is the folder of a learned policy."""
-        return bool(self.runs) or self.searched
 
 
 class Job(NamedTuple):
@@ -93,14 +89,16 @@ def main(cfg: Any) -> dict[str, Any]:
     """
     config = plain(cfg)
     started = time.monotonic()
-    env = config["env"] = _environment(config)
+    env = config["env"] = group(config, "env")
+    env |= {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
     entrants = _entrants(config.get("policies"))
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
     games = windows(seeds, whole(config, "episodes", 1))
     if config.get("bound"):
         check_ours(env, "bound=true")
-    suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
+    suites = {shift: dict(env) if shift is None else {**env, "shift": shift}
+              for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
     notes = notes_of(env, entrants, seeds)
     for note in notes:
@@ -109,9 +107,12 @@ def main(cfg: Any) -> dict[str, Any]:
                for shift, suite in suites.items()}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    kept = Kept(out / PLAYED_FILE)
+    kept = PlayedWindows(out / PLAYED_FILE)
     found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some], kept)
-    played = {shift: _gathered(some, found) for shift, some in jobs.items()}
+    played: dict[str | None, dict[str, list[Any]]] = {shift: {} for shift in jobs}
+    for shift, some in jobs.items():
+        for job in some:
+            played[shift].setdefault(job.label, []).extend(next(found))
     bounds = {shift: [next(found) for _ in some] or None for shift, some in bounded.items()}
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
                "window_s": env.get("window_s"), "notes": notes,
@@ -119,49 +120,36 @@ def main(cfg: Any) -> dict[str, Any]:
                "wall_s": time.monotonic() - started}
     usual = {key for key in load_yaml("", "evaluate") if key != "defaults"}
     _write(out, summary, played, [command_line("evaluate", plain(cfg))] if usual <= set(config) else [])
-    kept.remove()
+    (out / PLAYED_FILE).unlink(missing_ok=True)
     show(summary)
     return summary
-
-
-def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `env` configuration, with other lengths of window and warm-up where they are given."""
-    env = group(config, "env")
-    for key in ("window_s", "warmup_s"):
-        if config.get(key) is not None:
-            env[key] = number(config, key)
-    return env
 
 
 def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[str]:
     """Says so where windows are of seeds that policies learn from: each of these policies, and the environment's own
     training split, from which tuned ones are; and where a learned policy is still what its learning began with."""
-    found = {one.label: [split for folder in _folders(one) for split in _trained_on(environment_of(folder))]
-             for one in entrants}
-    notes = [f"policy '{label}' was trained on windows of {_listed(met)}: they are not held out for it"
-             for label, trained in found.items() if (met := sorted(set(seeds) & set(trained)))]
+    def met(*environments: Mapping[str, Any]) -> list[int]:
+        trained = [seed for one in environments for seed in (plain(one.get("splits") or {}).get("train") or [])]
+        return sorted(set(seeds) & set(trained))
+
+    def listed(seen: Sequence[int]) -> str:
+        return f"seed{'s' if len(seen) > 1 else ''} {', '.join(map(str, seen))}"
+
+    notes = []
+    for one in entrants:
+        folders = [str(Path(one.policy).parent)] if one.searched else one.runs.values()
+        if seen := met(*map(environment_of, folders)):
+            notes.append(f"policy '{one.label}' was trained on windows of {listed(seen)}: they are not held out for it")
     for one in entrants:
         begun = [start for folder in one.runs.values() if (start := start_of(folder))]
         if begun:
             runs = f"{len(begun)} of {len(one.runs)} runs" if len(one.runs) > 1 else "it"
             notes.append(f"policy '{one.label}': {runs} stayed what learning began with, {begun[0]}, as nothing better "
                          "was found in validation")
-    seen = sorted(set(seeds) & set(_trained_on(env)))
-    return notes + ([f"{_listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
-                     "and tuned policies have met; seeds=null takes the held-out test split"] if seen else [])
-
-
-def _folders(entrant: Entrant) -> list[str]:
-    """Where it was learned."""
-    return [str(Path(entrant.policy).parent)] if entrant.searched else list(entrant.runs.values())
-
-
-def _trained_on(env: Mapping[str, Any]) -> list[int]:
-    return list(plain(env.get("splits") or {}).get("train") or [])
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    if seen := met(env):
+        notes.append(f"{listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
+                     "and tuned policies have met; seeds=null takes the held-out test split")
+    return notes
 
 
 def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
@@ -177,10 +165,6 @@ def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
         if shift is not None and shift not in known:
             raise unknown("shift", shift, [*known, ALL_SHIFTS])
     return list(dict.fromkeys(chosen))
-
-
-def _suite_env(env: Mapping[str, Any], shift: str | None) -> dict[str, Any]:
-    return dict(env) if shift is None else {**env, "shift": shift}
 
 
 def _entrants(policies: Any) -> list[Entrant]:
@@ -262,7 +246,7 @@ def rule_names(env: Any) -> list[str]:
     return sorted({*getattr(inside, "rules", ()), *more})
 
 
-def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded], kept: Kept) -> Iterator[Any]:
+def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded], kept: PlayedWindows) -> Iterator[Any]:
     """Does what is not `kept`, in `workers` processes if more than one, and yields records and bounds in order."""
     workers = whole({"workers": 1, **config}, "workers", 1)
     keys = [key_of(one) for one in work]
@@ -295,19 +279,11 @@ def play_job(job: Job) -> list[dict[str, Any]]:
     return [{**record, "run": job.run} for record in play(job.env, player, job.games, side_by_side=SIDE_BY_SIDE)]
 
 
-def _gathered(jobs: Sequence[Job], found: Iterator[Any]) -> dict[str, list[dict[str, Any]]]:
-    """The records of one suite by policy, taken from the results in the order of the jobs."""
-    played: dict[str, list[dict[str, Any]]] = {}
-    for job in jobs:
-        played.setdefault(job.label, []).extend(next(found))
-    return played
-
-
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
             bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
     name = env.get("name") or str(env["id"]).rpartition(":")[2]  # without the module that registers it
-    learned = {one.label: one.learned or function_of(one.policy) is not None for one in entrants}
+    learned = {one.label: bool(one.runs) or one.searched or function_of(one.policy) is not None for one in entrants}
     suites = []
     for shift, records in played.items():
         suite = {"shift": shift, "episodes": episodes, "notes": notes,
@@ -318,20 +294,15 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
 
 def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]],
            commands: Sequence[str]) -> None:
-    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv."""
+    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv: one row a suite, policy, run and
+    window with all figures that the environment gave."""
     with atomic_write(out / "evaluation.md") as temporary:
         temporary.write_text(markdown(summary), encoding="utf-8")
     records = {shift or "none": suite for shift, suite in played.items()}
     write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
-    _write_episodes(out / "episodes.csv", played)
     write_figures(out / "evaluation.html", summary, commands)
-
-
-def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
-    """Writes one row a suite, policy, run and window with all figures that the environment gave."""
-    first = next(iter(next(iter(played.values())).values()))[0]
-    keys = sorted(first["summary"])
-    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+    keys = sorted(next(iter(next(iter(played.values())).values()))[0]["summary"])
+    with atomic_write(out / "episodes.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["shift", "policy", "run", "seed", "window", "decisions", "reward", *keys])
         for shift, suite in played.items():
@@ -342,7 +313,7 @@ def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequenc
 
 
 # --- From Python ----------------------------------------------------------------------------------------------------
-def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = None,
+def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes: int | None = None,
              beside: Sequence[str] = ("partner",), name: str = "mine", **more: Any) -> dict[str, Any]:
     """Plays a function on held-out windows beside heuristics, as `ooco-gym evaluate` does: paired, with intervals.
 
@@ -369,25 +340,18 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
     seeds = seeds or split_seeds(config, split)
     if name in beside:
         raise UserError(f"evaluate(name={name!r}): another policy has this name; choose another")
-    if config.pop("flat", False):
-        act = of_vectors(act)
-    with given(name, act), tempfile.TemporaryDirectory() as folder:
+    flat = config.pop("flat", False)
+
+    def by_parts(observation: Mapping[str, Any]) -> Any:
+        return act(np.concatenate([observation[key] for key in sorted(observation)]) if flat else observation)
+
+    with given(name, by_parts), tempfile.TemporaryDirectory() as folder:
         return main({"env": config, "policies": [name, *beside], "seeds": seeds, "workers": 1,
                      "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})
 
 
 _PASSIVE = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.RecordEpisodeStatistics,
             gym.wrappers.RecordVideo, gym.wrappers.HumanRendering)  # what they wrap plays the same without them
-
-
-def _refuse_wrapped(env: gym.Env[Any, Any]) -> None:
-    """The windows are played in environments that are made anew, without what wraps this one."""
-    while isinstance(env, gym.Wrapper):
-        if not isinstance(env, _PASSIVE):
-            raise UserError(f"evaluate: the environment is wrapped in {type(env).__name__}, which the windows would be "
-                            "played without; expected it unwrapped, and a function that does what the wrapper does "
-                            "(flat=True of ooco_gym.make needs none)")
-        env = env.env
 
 
 def _config_of(env: Any) -> dict[str, Any]:
@@ -397,7 +361,13 @@ def _config_of(env: Any) -> dict[str, Any]:
         return dict(env)
     arguments: dict[str, Any] = {}
     if isinstance(env, gym.Env):
-        _refuse_wrapped(env)
+        inner: gym.Env[Any, Any] = env
+        while isinstance(inner, gym.Wrapper):
+            if not isinstance(inner, _PASSIVE):
+                raise UserError(f"evaluate: the environment is wrapped in {type(inner).__name__}, which the windows "
+                                "would be played without; expected it unwrapped, and a function that does what the "
+                                "wrapper does (flat=True of ooco_gym.make needs none)")
+            inner = inner.env
         if env.spec is None:
             raise UserError("evaluate: the environment has no spec; expected one of gymnasium.make, a name or a "
                             "mapping with id and splits")

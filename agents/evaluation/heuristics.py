@@ -56,8 +56,8 @@ BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # settings of
 class Heuristic:
     """A rule, a constant or a look-ahead as a player (`players.Player`).
 
-    Args:
-        begin: (env, bare, after its reset) → what answers its open decision; None: what `name` stands for there.
+    `begin(env)`, of a bare environment after its reset, gives what answers its open decision; None: what `name` stands
+    for there.
     """
 
     learned = False
@@ -109,16 +109,11 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
             return seated(config, name, made)
     here = env.unwrapped
     settings = hasattr(here, "episodes") and are_settings(here.decisions)
-    if not settings or not is_published(name) or is_partner(name, here):
+    if not settings or not is_policy(name) or is_partner(name, here):
         return dict(config), name
     moved = {**config, "partner": name}
     make_env(moved).close()  # a policy without the settings that are turned here says so
     return moved, PARTNER
-
-
-def is_published(name: str) -> bool:
-    """Whether a name is a registered policy's, parameters or not."""
-    return is_policy(name)
 
 
 def by_name(env: Any, name: str) -> Heuristic:
@@ -142,7 +137,7 @@ def by_name(env: Any, name: str) -> Heuristic:
     plain = {one.name: one for one in _plain(env, kinds)}
     if name in plain:
         return plain[name]
-    if is_published(name):
+    if is_policy(name):
         policy_of(name)
         if is_partner(name, env):
             return Heuristic(name, plain[PARTNER].begin)
@@ -163,10 +158,10 @@ def look_aheads(config: Mapping[str, Any]) -> list[Heuristic]:
         common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
         text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
         if config["samples"]:
-            every = config["honest_every"] or config["every"]
-            listed.append(Heuristic(SAMPLED + text, partial(_look_ahead, samples=config["samples"], every=every,
-                                                            **common)))
-        listed.append(Heuristic(CLAIRVOYANT + text, partial(_look_ahead, every=config["every"], **common)))
+            sampled = {**common, "samples": config["samples"], "every": config["honest_every"] or config["every"]}
+            listed.append(Heuristic(SAMPLED + text, lambda env, how=sampled: Rollout(env, **how).act))
+        listed.append(Heuristic(CLAIRVOYANT + text,
+                                lambda env, how=common: Rollout(env, every=config["every"], **how).act))
     return listed
 
 
@@ -209,12 +204,19 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
 def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
     """The partner first, then rules and constants that need no policy."""
     listed = [Heuristic(PARTNER, lambda env: env.partner_action)]
-    if env.episodes.controls is not None:
-        return listed + _constant_controls(env.episodes.controls)
+    controls, buffers = env.episodes.controls, env.episodes.buffers
+    if controls is not None:  # each parameter at each of its other levels
+        return listed + [_constant(controls, f"{name}={value:g}") for part, name in enumerate(controls.names)
+                         for value in controls.levels[part, : int(controls.counts[part])]
+                         if value != controls.levels[part, controls.tuned[part]]]
     if [decision.name for decision in env.decisions] == [PACK]:
-        return listed + _constant_levels(env)
-    if kinds == {s.COMPOSE}:
-        return listed + _constant_times(env)
+        scale = float(buffers.settings[b.PACK_SCALE]) or 1.0
+        return listed + [Heuristic(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
+                         for k, level in enumerate(buffers.levels[0])]
+    if kinds == {s.COMPOSE}:  # every iteration as long, with as much offline work; online prompts may have all of it
+        times, online, offline = buffers.levels
+        return listed + [Heuristic(f"time {times[k]:g} offline {offline[k]:g}", lambda env, k=k: lambda: b.FIXED + k)
+                         for k in np.flatnonzero(online == online.max())]
     if kinds != {b.RECLAIM}:  # which has no *no*
         listed.append(Heuristic("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
@@ -302,30 +304,6 @@ def _nearest_level(env: Any, rule: str) -> int:
     return b.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else b.FIXED + int(np.argmin(gaps))
 
 
-def _constant_levels(env: Any) -> list[Heuristic]:
-    scale = float(env.episodes.buffers.settings[b.PACK_SCALE]) or 1.0
-    return [Heuristic(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
-            for k, level in enumerate(env.episodes.buffers.levels[0])]
-
-
-def _constant_times(env: Any) -> list[Heuristic]:
-    """Every iteration as long, with as much offline work; online prompts may have all of it."""
-    times, online, offline = env.episodes.buffers.levels
-    return [Heuristic(f"time {times[k]:g} offline {offline[k]:g}", lambda env, k=k: lambda: b.FIXED + k)
-            for k in np.flatnonzero(online == online.max())]
-
-
-def _constant_controls(controls: Any) -> list[Heuristic]:
-    """Each parameter at each of its other levels all the time."""
-    listed = []
-    for part, name in enumerate(controls.names):
-        for level in range(int(controls.counts[part])):
-            value = controls.levels[part, level]
-            if value != controls.levels[part, controls.tuned[part]]:
-                listed.append(_constant(controls, f"{name}={value:g}"))
-    return listed
-
-
 def _constant(controls: Any, name: str) -> Heuristic:
     """Parameters at levels all the time, `slo_margin=0.95,interrupt=1`; all others as they are tuned."""
     action = controls.tuned.copy()
@@ -339,10 +317,6 @@ def _constant(controls: Any, name: str) -> Heuristic:
             raise UserError(f"'{name}': {parameter} has no level {value}; it has: {', '.join(levels)}")
         action[part] = levels.index(value)
     return Heuristic(name, lambda env: lambda: action)
-
-
-def _look_ahead(env: Any, **how: Any) -> Callable[[], Any]:
-    return Rollout(env, **how).act
 
 
 def _random_of_masks(env: Any) -> Callable[[], Any]:

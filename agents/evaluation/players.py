@@ -1,8 +1,8 @@
 """Players: what answers the decisions of an environment, and how one plays windows.
 
-There is one protocol, `Player`, and two classes that have it: `Heuristic` (`agents.evaluation.heuristics`) reads the
-environment itself, `BatchPlayer` answers a batch of observations at once, as networks do. `load_learned` reads any
-learned policy: a run of `ooco-gym train`, an export, a rule of `ooco-gym explain`.
+There is one protocol, `Player`, and three classes that have it: `Heuristic` (`agents.evaluation.heuristics`) reads the
+environment itself, `BatchPlayer` answers a batch of observations at once, as networks do, `FunctionPlayer` asks a
+user's function. `load_learned` reads any learned policy: a run of `ooco-gym train`, an export, a rule of `explain`.
 
 Several windows advance side by side so that a network answers for all of them in one call. A chunk of windows has a
 fixed size, whatever the number of worker processes, so that results do not depend on the machine.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -38,10 +39,15 @@ from agents.settings import plain
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
 from ooco_gym.errors import UserError
+from ooco_gym.policy import Policy as RulePolicy
+from ooco_gym.policy.registry import module_of_file
 from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, ClusterStack, Policy
 
 SEEDS = "seed_*"  # folders of the training runs of one group
+SWEEP_FILE = "multirun.json"
 Observations = Sequence[Mapping[str, np.ndarray]]
+Act = Callable[[Mapping[str, np.ndarray]], Any]  # a user's function of the observation of one open decision
+_GIVEN: dict[str, Act] = {}  # what `evaluate` of this process was given, by the name in its table
 
 
 class Player(Protocol):
@@ -74,6 +80,63 @@ class BatchPlayer:
     def answers(self, *parts: np.ndarray) -> np.ndarray:
         """Decides for a batch of observations, given as the arrays of `OBSERVATION_KEYS`."""
         return np.asarray(self._decide(*parts))
+
+
+class FunctionPlayer:
+    """A function of one observation as a player."""
+
+    learned = True
+
+    def __init__(self, name: str, act: Act) -> None:
+        self.name, self._act = name, act
+
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
+        """One action for each environment.
+
+        Raises:
+            UserError: an action that its environment does not have, or that is not legal.
+        """
+        return [self._checked(env.action_space, observation["action_mask"], self._act(observation))
+                for env, observation in zip(envs, observations, strict=True)]
+
+    def _checked(self, space: Any, mask: np.ndarray, action: Any) -> Any:
+        if isinstance(space, spaces.Discrete):
+            number = int(action) if np.size(action) == 1 else -1
+            if not space.contains(number) or not mask[number]:
+                raise UserError(f"'{self.name}' answers {action!r}, which is not legal here; expected one of "
+                                f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")
+            return number
+        value = np.asarray(action, space.dtype)
+        if not space.contains(value):
+            raise UserError(f"'{self.name}' answers {action!r}; expected an action of {space}")
+        return value
+
+
+def function_of(name: str) -> Act | None:
+    """The function that a player's name stands for: `my.py:act`, or one given to `evaluate`; None: it is another thing.
+
+    It is found by path and name, so that worker processes find it too.
+
+    Raises:
+        UserError: the file cannot be imported.
+    """
+    if name in _GIVEN:
+        return _GIVEN[name]
+    path, _, wanted = name.partition(":")
+    if not path.endswith(".py") or not wanted or "=" in wanted or not os.path.isfile(path):
+        return None
+    found = getattr(module_of_file(path), wanted, None)
+    return found if callable(found) and not isinstance(found, RulePolicy) else None
+
+
+@contextmanager
+def given(name: str, act: Act) -> Iterator[None]:
+    """Within it, `function_of` knows the function by this name."""
+    _GIVEN[name] = act
+    try:
+        yield
+    finally:
+        del _GIVEN[name]
 
 
 # --- Playing windows ------------------------------------------------------------------------------------------------
@@ -216,7 +279,7 @@ class LearnedPolicy:
             (batch,) or (batch, P).
         shapes: of one observation of the environment that it was made for, candidates as (K, F).
         decisions: what it was asked in training.
-        history: how many of the last cluster vectors, the newest first, it sees as one.
+        history: as of `BatchPlayer`.
         env: the `env` configuration that it was trained on, where its folder says.
     """
 
@@ -291,9 +354,6 @@ def runs_of(folder: str | Path) -> dict[str, str]:
     return {one.name: str(one) for one in sorted(found, key=lambda one: (len(one.name), one.name))}
 
 
-SWEEP_FILE = "multirun.json"
-
-
 def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
     """The policies that the folder of a training sweep holds: label → runs (name → folder).
 
@@ -347,8 +407,8 @@ def digest_of(folder: str | Path) -> str:
 
 
 def environment_of(folder: str | Path) -> dict[str, Any]:
-    """The `env` configuration that a policy was trained under: by the manifest of an export, by the configuration of a
-    run; empty where its folder does not say, as that of a rule of `explain`."""
+    """The `env` configuration that a policy was trained under; empty where its folder does not say, as that of a rule
+    of `explain`."""
     return plain(_training_of(folder)[0].get("env") or {})
 
 

@@ -31,9 +31,9 @@ def cell(figure: Mapping[str, Any], metric: str, value: str = "mean", low: str =
                          none=none)
 
 
-def _environment(summary: Mapping[str, Any]) -> str:
-    """The environment's id, without the module that registers it."""
-    return str(summary["env"]).rpartition(":")[2]
+def _title(summary: Mapping[str, Any]) -> str:
+    """Of an evaluation: the environment's id without the module that registers it."""
+    return f"Evaluation on {str(summary['env']).rpartition(':')[2]}"
 
 
 def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
@@ -103,16 +103,12 @@ def _unit(suite: Mapping[str, Any]) -> str:
     return "the window's fluid bound" if suite["normalised_by"] == "bound" else f"the {suite['normalised_by']}"
 
 
-def _shift_title(suite: Mapping[str, Any]) -> str:
-    return f"Shift: {suite['shift']}" if suite.get("shift") else "No shift"
-
-
 # --- The whole evaluation -------------------------------------------------------------------------------------------
 def markdown(summary: Mapping[str, Any]) -> str:
     """The whole evaluation as Markdown: one part for each suite."""
-    parts = [f"# Evaluation on {_environment(summary)}"]
+    parts = [f"# {_title(summary)}"]
     for suite in summary.get("suites") or [summary]:
-        parts += [f"## {_shift_title(suite)}"] if summary.get("suites") else []
+        parts += [f"## Shift: {suite['shift']}" if suite["shift"] else "## No shift"] if summary.get("suites") else []
         parts += [note(suite), score_table(suite).markdown(), "\n".join(f"- {line}" for line in budget(suite))]
         if suite["paired"]:
             table = difference_table(suite)
@@ -126,8 +122,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
 def show(summary: Mapping[str, Any]) -> None:
     """Prints the tables of each suite."""
     for suite in summary.get("suites") or [summary]:
-        score_table(suite, f"Evaluation on {_environment(summary)}"
-                    + (f", shift {suite['shift']}" if suite.get("shift") else "")).show()
+        score_table(suite, _title(summary) + (f", shift {suite['shift']}" if suite.get("shift") else "")).show()
         if suite["paired"]:
             difference_table(suite).show()
         print(note(suite))
@@ -140,7 +135,7 @@ def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any], comm
     suites = summary.get("suites") or [summary]
     write_report(path, [replace(one, panels=[profile(suite)]) for one, suite in zip(evaluated(summary, {}), suites,
                                                                                   strict=True)],
-                 commands, title=f"Evaluation on {_environment(summary)}")
+                 commands, title=_title(summary))
 
 
 def profile(suite: Mapping[str, Any]) -> Panel:

@@ -13,7 +13,7 @@ from gating_double import SHORT, real_config, train_config
 
 from agents.environments import windows
 from agents.evaluation import evaluate
-from agents.evaluation.kept import Kept
+from agents.evaluation.played_windows import PlayedWindows
 from agents.evaluation.players import BatchPlayer, play
 from agents.learning import callbacks, export, train
 from agents.learning.runs import STATE_FILE, load_run
@@ -156,12 +156,12 @@ def test_an_evaluation_goes_on_with_the_windows_it_has_played(tmp_path, monkeypa
 def test_records_that_were_changed_are_played_again(tmp_path):
     path = tmp_path / "played.jsonl"
     for key in ("one", "two"):
-        Kept(path).put(key, [{"reward": 1.25}])
+        PlayedWindows(path).put(key, [{"reward": 1.25}])
     path.write_bytes(path.read_bytes().replace(b"1.25", b"9.25", 1) + b"\xff cut o")
-    kept = Kept(path)
+    kept = PlayedWindows(path)
     assert kept.found == {"two": [{"reward": 1.25}]}
     kept.put("one", [{"reward": 1.25}])
-    assert set(Kept(path).found) == {"one", "two"}
+    assert set(PlayedWindows(path).found) == {"one", "two"}
 
 
 def test_other_windows_are_not_taken_for_those_that_were_played():

@@ -69,17 +69,6 @@ def test_cma_climbs_a_hill_and_goes_on_from_a_pickle_to_the_bit(separable):
     np.testing.assert_allclose(method.mean, top, atol=0.15)
 
 
-@pytest.mark.parametrize("separable", [False, True])
-def test_cma_stays_within_the_bounds(separable):
-    bounds = np.array([[0.0, 1.0], [-1.0, 0.0], [-1.0, 1.0]])
-    method = Cma(np.zeros(3), 0.3, bounds, 10, 1, separable)
-    for _ in range(15):
-        drawn = method.ask()
-        assert (drawn >= bounds[:, 0]).all() and (drawn <= bounds[:, 1]).all()
-        method.tell(drawn, drawn.sum(1))
-    assert (method.mean >= bounds[:, 0]).all() and (method.mean <= bounds[:, 1]).all()
-
-
 # --- What is turned -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [name for name in list_policies() if get_policy(name).params])
 def test_nothing_turned_is_the_policy_as_it_ships(name):
@@ -282,7 +271,7 @@ def test_one_condition_may_not_pay_for_another():
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.floats(0.1, 1.0), st.integers(1, 6))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_halving_ends_with_all_windows_and_takes_all_conditions_alike(count, first, keep, step):
     windows_ = count * step
     listed = rungs(windows_, first, keep, step)
@@ -305,10 +294,6 @@ def test_files_say_what_was_found_and_can_be_played(searched):
     policy = get_policy(str(out / kept.POLICY_FILE))
     assert policy.name == "adaptive_deadline" and np.count_nonzero(policy.weights) <= len(policy.layout.rows)
     assert report["files"] and report["kept"]["validation"]["feasible"]
-
-
-def test_nothing_worse_than_the_policy_as_it_ships_is_kept(searched):
-    _, report = searched
     for split in ("training", "validation"):
         assert report["kept"][split]["score"] >= report["as_it_ships"][split]["score"] == 0.0
 

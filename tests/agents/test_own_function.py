@@ -9,7 +9,7 @@ from gating_double import SHORT
 
 import ooco_gym
 from agents.evaluation import evaluate
-from agents.evaluation.kept import key_of
+from agents.evaluation.played_windows import key_of
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Param, Policy, registry

@@ -102,13 +102,9 @@ def test_files_say_what_is_kept_and_how_it_came_about(searched):
     rows = list(csv.DictReader((out / "trials.csv").open()))
     assert len(rows) == 6 and (rows[0]["interrupt"], rows[0]["slack_factor"]) == ("always", "1.2")
     assert report["policy"] in (out / "tune.md").read_text()
-
-
-def test_the_first_trial_is_the_policy_as_it_ships_and_nothing_worse_is_kept(searched):
-    _, report = searched
-    origin = report["provenance"]["validation"]
-    assert origin["tuned"]["violation_upper_limit"] <= 0.03 or origin["default"]["violation_upper_limit"] > 0.03
-    assert origin["tuned"]["service"] >= origin["default"]["service"]
+    held = origin["validation"]
+    assert held["tuned"]["violation_upper_limit"] <= 0.03 or held["default"]["violation_upper_limit"] > 0.03
+    assert held["tuned"]["service"] >= held["default"]["service"]
 
 
 def test_one_parameter_is_changed_at_a_time_before_any_are_drawn(searched):

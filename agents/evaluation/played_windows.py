@@ -1,4 +1,4 @@
-"""What an evaluation that did not come to its end has played already, so that it is not played once more.
+"""Windows that an evaluation which did not come to its end has played already, so that they are not played again.
 
 A line of `played.jsonl` holds the records of some windows under the digest of all that they depend on. The file is
 removed when the evaluation is whole.
@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import ooco_gym
 from agents.evaluation.players import digest_of
 from ooco_gym.documents import SEAL, seal_of
 from ooco_gym.errors import UserError
@@ -23,11 +22,9 @@ from ooco_gym.resources import conf_root
 PLAYED_FILE = "played.jsonl"
 
 
-class Kept:
-    """What `path` holds (`found`, by key); `put` adds to it.
-
-    A line that was cut off by the end of the process, or has changed since it was written, is left out.
-    """
+class PlayedWindows:
+    """What the file `path` holds (`found`, by key); `put` adds to it. A line that was cut off by the end of the
+    process, or has changed since it was written, is left out."""
 
     def __init__(self, path: Path) -> None:
         if path.is_dir():
@@ -52,14 +49,9 @@ class Kept:
         self._cut = False
         return result
 
-    def remove(self) -> None:
-        """Removes the file: the evaluation is whole."""
-        self._path.unlink(missing_ok=True)
-
 
 def key_of(work: Any) -> str:
-    """Digest of some windows of one policy, or of the window of a bound: of what is played, the policy's own files, and
-    the code that plays."""
+    """Digest of a job of `evaluate`: of what is played, the policy's own files, and the code that plays."""
     files = digest_of(work.policy) if getattr(work, "learned", False) else None
     told = {"kind": type(work).__name__, **work._asdict(), "files": files, "code": _code()}
     told["stamps"] = file_stamps({**told, "own": str(getattr(work, "policy", "")).partition(":")[0]})
@@ -69,7 +61,7 @@ def key_of(work: Any) -> str:
 @cache
 def _code() -> str:
     """Digest of the sources and settings of this installation."""
-    digest, root = hashlib.sha256(), Path(ooco_gym.__file__).parent.parent
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
     folders = [conf_root(), *(root / name for name in ("ooco_gym", "baselines", "agents"))]
     for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml")):
         digest.update(path.read_bytes())
