@@ -76,17 +76,13 @@ def _work(state: s.State, requests: np.ndarray) -> Work:
     generated, prompt = requests["generated_tokens"].astype(float), requests["prompt_tokens"].astype(float)
     computed = np.isin(requests["status"], _COMPUTED)
     length = prompt + generated
-    ahead = _prefill(state, length) * ~(computed | _suspended(state, requests))[:, None]
+    # Layers of an interrupted prefill may have been kept: then nothing of it is certainly ahead.
+    kept = bool(state.config.layer_resume) and bool((state.instances["suspended"] > 0).any())
+    ahead = _prefill(state, length) * ~(computed | (kept & (requests["interruptions"] > 0)))[:, None]
     # The prefill makes one token; so may the step that is under way.
     tokens = np.maximum(0.0, requests["output_tokens"] - generated - 1.0)
     context = tokens * length + tokens * (tokens + 1.0) / 2.0
     return Work(ahead, tokens, context)
-
-
-def _suspended(state: s.State, requests: np.ndarray) -> np.ndarray:
-    """Whether layers of a prefill may have been kept: then nothing of it is certainly ahead."""
-    kept = bool(state.config.layer_resume) and bool((state.instances["suspended"] > 0).any())
-    return np.full(requests.size, kept) & (requests["interruptions"] > 0)
 
 
 def _prefill(state: s.State, tokens: np.ndarray) -> np.ndarray:
@@ -211,16 +207,11 @@ def _pools(state: s.State) -> list[Pool]:
     for role, table in sorted(set(zip(instances["role"].tolist(), instances["table"].tolist(), strict=True))):
         mine = instances[(instances["role"] == role) & (instances["table"] == table)]
         tokens = float(mine["total_blocks"].max()) * float(state.config.block_tokens)
-        first = _groups(state.decode_lines.shape[1] - 1)
+        starts, largest = [1], state.decode_lines.shape[1] - 1  # of groups of sizes that differ by a few percent
+        while (following := max(starts[-1] + 1, int(starts[-1] * _GROUP))) <= largest:
+            starts.append(following)
+        first = np.array(starts)
         lines = np.minimum.reduceat(state.decode_lines[table, 1:], first - 1, axis=0) / _PS
         last = np.append(first[1:] - 1, state.decode_lines.shape[1] - 1)
         pools.append(Pool(role == s.STRICT, len(mine), last, lines, tokens))
     return pools
-
-
-def _groups(largest: int) -> np.ndarray:
-    """First batch size of each group: sizes that differ by a few percent go together, as the best of them."""
-    first = [1]
-    while (following := max(first[-1] + 1, int(first[-1] * _GROUP))) <= largest:
-        first.append(following)
-    return np.array(first)

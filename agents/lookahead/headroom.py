@@ -39,6 +39,7 @@ from ooco_gym.report import Table
 from ooco_gym.report.terminal import Bar, progress, track
 from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
+from ooco_gym.simulation import Simulation
 
 BOUND = "fluid bound"
 
@@ -56,7 +57,7 @@ def main(cfg: Any) -> dict[str, Any]:
     check_ours(config["env"], "headroom")
     seeds = checked_seeds(config["seeds"]) or split_seeds(config["env"], "test")
     windows = [(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(config["episodes"])]
-    env = _bare(config)
+    env = make_env(config["env"]).unwrapped
     rules = heuristics_of(env, rule_names(config["rules"]))
     records = list(_played(config, windows, rules, env))
     played = {name: [record[name] for record in records] for name in records[0]}
@@ -69,27 +70,18 @@ def main(cfg: Any) -> dict[str, Any]:
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "headroom.md") as temporary:
-        temporary.write_text(markdown(summary, name), encoding="utf-8")
+        temporary.write_text(f"# Headroom of {name}\n\n{words(summary)}\n\n{table(summary).markdown()}\n",
+                             encoding="utf-8")
     write_json(out / "headroom.json", {**summary, "records": played})
     show(summary, name)
     return summary
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    for key, least in (("episodes", 2), ("workers", 1)):
+    """Checks what a user may have got wrong."""
+    for key, least in (("episodes", 2), ("workers", 1), ("every", 1), ("samples", 0)):
         whole(config, key, least)
     number(config, "violation_budget", most=1.0)
-    check_looking(config)
-
-
-def check_looking(config: Mapping[str, Any]) -> None:
-    """Checks what a look-ahead is made with, and the windows on which it is.
-
-    Raises:
-        UserError: a count that is none, a number out of range, or weights that are no list of different numbers.
-    """
-    for key, least in (("every", 1), ("samples", 0)):
-        whole(config, key, least)
     if config["honest_every"] is not None:
         whole(config, "honest_every", 1)
     for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0)):
@@ -99,10 +91,6 @@ def check_looking(config: Mapping[str, Any]) -> None:
     if not isinstance(weights, list) or not weights or any(
             not is_number(weight) or weight < 0 for weight in weights) or len(set(weights)) < len(weights):
         raise UserError(f"weights={weights!r} must be a list of different numbers of at least 0, such as [1.0,4.0]")
-
-
-def _bare(config: Mapping[str, Any]) -> Any:
-    return make_env(config["env"]).unwrapped
 
 
 def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
@@ -127,7 +115,7 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
         names: heuristics, as `heuristics_of` names them.
         bar: is moved on by one in all, and says what plays.
     """
-    env, bar = env or _bare(config), bar or Bar()
+    env, bar = env or make_env(config["env"]).unwrapped, bar or Bar()
     found, players = {}, [by_name(env, name) for name in (RANDOM, *names)] + look_aheads(config)
     for player in players:
         bar.text(f"seed {window[0]}, window {window[1]}: {player.name}")
@@ -146,17 +134,10 @@ def bound_of(env: Any, window: tuple[int, int], budget: float = VIOLATION_BUDGET
         budget: share of online requests that may miss an SLO.
     """
     env.reset(seed=window[0], options={"window": window[1]})
-    end_ps = round(env.simulation.window_s[1] * s.PS_PER_S)
-    return fluid_bound(_at_start(env, window), end_ps, budget) / env.config.window_s
-
-
-def _at_start(env: Any, window: tuple[int, int]) -> s.State:
-    """The state at the window's start, before any decision of it."""
-    from ooco_gym.simulation import Simulation
-
     simulation = Simulation(env.config.window(*window), env.simulation.policy)
-    simulation.advance(simulation.window_s[0])
-    return simulation.state
+    start_s, end_s = simulation.window_s
+    simulation.advance(start_s)  # before any decision of the window
+    return fluid_bound(simulation.state, round(end_s * s.PS_PER_S), budget) / env.config.window_s
 
 
 def _play(env: Any, player: Heuristic, window: tuple[int, int]) -> dict[str, Any]:
@@ -265,11 +246,6 @@ def words(summary: Mapping[str, Any]) -> str:
                    f"{summary['best_heuristic']}" + (f" ({verdict['relative_gain']:+.1%})" if verdict["relative_gain"]
                                                      is not None else "") + ", and its violations differ by "
                    f"{_cell(verdict['violations'], VIOLATIONS)}.")
-
-
-def markdown(summary: Mapping[str, Any], name: str) -> str:
-    """The whole result as Markdown."""
-    return f"# Headroom of {name}\n\n{words(summary)}\n\n{table(summary).markdown()}\n"
 
 
 def show(summary: Mapping[str, Any], name: str) -> None:
