@@ -141,8 +141,8 @@ def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
 
 
 def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "env=gating", "env.flat=true"]) == 2
-    assert "env.flat': it is an argument of gym.make; a network flattens what it sees" in capsys.readouterr().err
+    assert main(["train", "env=gating", "+env.flat=true"]) == 2
+    assert "env.flat=true: commands take an observation by its parts" in capsys.readouterr().err
 
 
 def test_a_module_that_is_not_on_the_path_but_beside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from gymnasium.utils.env_checker import check_env
 
 import ooco_gym
 from ooco_gym import UserError
-from ooco_gym.cli import main
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
 from ooco_gym.envs.decision import kinds
 from ooco_gym.envs.features import CANDIDATES, DECISIONS
@@ -104,16 +102,3 @@ def test_what_cannot_be_imported_is_said(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="there is another module 'json'"):
         imported(f"{folder / 'json.py'}:own/None-v0")
     assert set(ENVIRONMENTS) <= set(gym.registry)
-
-
-@pytest.mark.slow
-def test_an_agent_is_trained_and_evaluated_on_it(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    short = [f"env={folder / 'pull_limit.yaml'}", "env.window_s=60", "env.warmup_s=20"]
-    assert main(["train", *short, "agent=maskable_ppo", "total_timesteps=64", "agent.n_envs=2", "agent.n_steps=16",
-                 "agent.batch_size=16", "validation.windows=2", "validation.every_steps=64",
-                 f"out={tmp_path / 'run'}"]) == 0
-    assert main(["evaluate", *short, f"policies=[{tmp_path / 'run'},ooco]", "episodes=2", "workers=1",
-                 f"out={tmp_path / 'e'}"]) == 0
-    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
-    assert len(summary["policies"]) == 2
