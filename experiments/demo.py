@@ -51,6 +51,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"reference={options['reference']} must be one of policies={heuristics}")
     if not is_whole(options["windows"]) or options["windows"] < 2:
         raise UserError(f"windows={options['windows']!r} must be a whole number of at least 2")
+    if GATE not in options["searches"]:
+        raise UserError(f"searches must have '{GATE}', the one that learns; learn=false leaves all of them out")
     reason = _why_not_learn(options)
     day = day_of(options)
     with processes(1) as pool, progress("compiling the simulator, the first time only"):
@@ -60,7 +62,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     walls["search"] = time.monotonic() - begun - sum(walls.values())
     searched = {name: str(out / name / "policy.yaml") for name in found}
     played = {options["reference"]: options["reference"], **searched, **{name: name for name in heuristics}}
-    outcomes = play_held_out(options, list(played.values()))
+    outcomes = play_held_out(options, played)
     walls["held_out"] = time.monotonic() - begun - sum(walls.values())
     records = _play_days(day, played, seeds)
     walls["day"] = time.monotonic() - begun - sum(walls.values())
@@ -142,11 +144,8 @@ def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, 
             "agent": {**options["agent"], "reference": options["reference"], **options["searches"][name]}}
 
 
-def play_held_out(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, np.ndarray]:
-    """Plays windows of the test split, which no search has seen: OUTCOME[windows] of each policy.
-
-    A policy that was searched goes by the name of its search.
-    """
+def play_held_out(options: Mapping[str, Any], played: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Plays windows of the test split, which no search has seen: OUTCOME[windows] of each policy, by its name."""
     from agents.environments import make_env, split_seeds
     from agents.search.episodes import Field
     from ooco_gym.population import Candidate
@@ -154,13 +153,9 @@ def play_held_out(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
     made: Any = make_env(options["env"])
     field = Field([made.unwrapped.config], split_seeds(options["env"], "test"), int(options["windows"]), None)
     made.close()
-    with progress("playing held-out windows", len(policies) * int(options["windows"])) as bar:
-        found = field.population.play([Candidate(get_policy(one)) for one in policies], played=bar.advance)
-    return {_name(policy): one for policy, one in zip(policies, found, strict=True)}
-
-
-def _name(policy: str) -> str:
-    return Path(policy).parent.name if policy.endswith("policy.yaml") else policy
+    with progress("playing held-out windows", len(played) * int(options["windows"])) as bar:
+        found = field.population.play([Candidate(get_policy(one)) for one in played.values()], played=bar.advance)
+    return dict(zip(played, found, strict=True))
 
 
 def _late(outcome: np.ndarray) -> np.ndarray:

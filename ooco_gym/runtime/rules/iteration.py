@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -426,7 +427,7 @@ class Iteration:
         return self.need(request) + headroom <= self.free
 
 
-class Rule:
+class Rule(ABC):
     """A scheduler, with values of parameters that differ from its own."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
@@ -435,6 +436,6 @@ class Rule:
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self.values = {**self.DEFAULTS, **(values or {})}
 
+    @abstractmethod
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The next iteration of an engine; where it only takes memory away, the engine asks again at once."""
-        raise NotImplementedError
