@@ -21,7 +21,6 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
-from ooco_gym.perf.table import kept_by_table
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.rounding import least_squares, steady
 from ooco_gym.sim.costs import (
@@ -343,7 +342,7 @@ def fit(table: CostTable, largest_batch: int, prefill_form: str = "max", decode_
     return _fit(table, largest_batch, prefill_form, decode_form, table.kv_blocks * block_tokens)
 
 
-@kept_by_table(KEPT)
+@lru_cache(KEPT)
 def _fit(table: CostTable, largest_batch: int, prefill_form: str, decode_form: str, memory_tokens: int) -> Estimate:
     lengths = prompt_lengths(memory_tokens)
     found = fit_prefill(lengths, prefill_alone_ps(table, lengths), prefill_form)

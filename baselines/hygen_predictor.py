@@ -16,12 +16,12 @@ scheduled.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.perf import CostTable, mixed_latency_ps
-from ooco_gym.perf.table import kept_by_table, prefill_latency_ps
+from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_latency_ps
 from ooco_gym.rounding import least_squares, steady
 
 # The columns of Eq. 1 with its intercept, in order.
@@ -147,7 +147,7 @@ def trained(table: CostTable, chunk: int, decode_tokens: str = "context") -> Fit
     return _trained(table, chunk, decode_tokens)
 
 
-@kept_by_table(KEPT)
+@lru_cache(KEPT)
 def _trained(table: CostTable, chunk: int, decode_tokens: str) -> Fit:
     batches = sample_batches(table, chunk)
     columns = features(batches.chunks.sum(axis=1), batches.decode_context if decode_tokens == "context" else
@@ -190,7 +190,7 @@ def decode_profile(table: CostTable, most_ps: float, mean_context: float, max_ba
     return Profile(batch[kept], context[kept], latency[kept].astype(np.float64))
 
 
-@kept_by_table(KEPT)
+@lru_cache(KEPT)
 def prefill_profile(table: CostTable, tokens: int) -> Profile:
     """Random prefill iterations: one prompt of any length, or several within the budget of `tokens`."""
     draws = np.random.Generator(np.random.Philox(POOL_DRAWS + 1))

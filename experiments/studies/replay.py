@@ -325,7 +325,7 @@ def _unknown_prompts(run: Recorded) -> list[str]:
 def _allreduce(run: Recorded, chip: str) -> list[str]:
     """Says which all-reduce stands in where the model was split and the folder has none."""
     from ooco_gym.perf import load_chip
-    from ooco_gym.perf.timing._measurements import measurements
+    from ooco_gym.perf.timing.measured import measurements
 
     spec, chips = load_chip(chip), degree_of(run)
     table = measurements(spec)

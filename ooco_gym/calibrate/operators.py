@@ -11,7 +11,7 @@ from ooco_gym.calibrate.fitting import Fitted, Free, folds, least_squares, sampl
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
-from ooco_gym.perf.timing._measurements import NAMES
+from ooco_gym.perf.timing.measured import NAMES
 
 FITTED_ROWS = 2000
 """Rows of a fit, drawn at random where there are more: parameters move little beyond."""

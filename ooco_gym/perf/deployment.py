@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.errors import UserError, nearest, whole_number
 from ooco_gym.perf.chip import ChipSpec, allreduce_remark, load_chip, with_allreduce
 from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import Shard, TimingForm, timing_form
@@ -53,17 +53,14 @@ class Deployment:
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "block_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, got '{value}'")
+            whole_number(name, getattr(self, name), 1)
         for name in ("kv_fraction", "causal_factor"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
-        if self.known_kv_blocks is not None and (not isinstance(self.known_kv_blocks, int) or self.known_kv_blocks < 2):
-            raise UserError(f"kv_blocks must be a whole number of at least 2, got '{self.known_kv_blocks}'")
-        if self.lines_to is not None and (not isinstance(self.lines_to, int) or self.lines_to < SHORTEST_LINES):
-            raise UserError(f"lines_to must be a whole number of at least {SHORTEST_LINES}, got '{self.lines_to}'")
+        for name, value, least in (("kv_blocks", self.known_kv_blocks, 2), ("lines_to", self.lines_to, SHORTEST_LINES)):
+            if value is not None:
+                whole_number(name, value, least)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
         if reason:

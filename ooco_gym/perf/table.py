@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache
 from itertools import combinations
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,6 +72,10 @@ class CostTable(NamedTuple):
     kv_blocks: int
     kv_bytes_per_token: int
     bs_sat: int
+
+    # As keys of `lru_cache`, tables are equal where they are the same one: `cost_table` keeps them.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens: int = 65_536) -> CostTable:
@@ -374,28 +378,3 @@ def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, dec
 def _steps_ps(lines: np.ndarray, decodes: np.ndarray, context: np.ndarray) -> np.ndarray:
     base, slope, other, other_slope = lines[decodes].T
     return np.maximum(base + slope * context, other + other_slope * context)
-
-
-Values = ParamSpec("Values")
-Result = TypeVar("Result")
-OfTable = Callable[Concatenate[CostTable, Values], Result]
-
-
-def kept_by_table(most: int) -> Callable[[OfTable[Values, Result]], OfTable[Values, Result]]:
-    """`lru_cache(most)` for a function of a cost table, whose arrays cannot be a key, and of hashable values."""
-
-    def keeping(work: OfTable[Values, Result]) -> OfTable[Values, Result]:
-        kept: dict[tuple[Any, ...], tuple[CostTable, Result]] = {}  # with the table, so that its id stays its own
-
-        @wraps(work)
-        def lookup(table: CostTable, *values: Values.args, **named: Values.kwargs) -> Result:
-            key = (id(table), values, *named.items())
-            found = kept.pop(key, None) or (table, work(table, *values, **named))
-            kept[key] = found  # the newest comes last
-            if len(kept) > most:
-                kept.pop(next(iter(kept)), None)
-            return found[1]
-
-        return lookup
-
-    return keeping

@@ -37,7 +37,6 @@ FACTORS = {"%": 100.0, "ms": 1000.0}
 # Shown besides where a policy keeps blocks of prompts that begin alike.
 CACHE_METRICS = ("online.hit_rate", "offline.hit_rate", "offline.prompt_tokens_per_s",
                  "offline.computed_prompt_tokens_per_s")
-EQUAL = 0.001  # of what is served: differences below are not spelled out
 LEAST_LATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
 Row = Mapping[str, Any]
 Key = tuple[str, Any]  # policy, cluster
@@ -168,48 +167,21 @@ class Outcome:
         return tables
 
     def answer(self) -> str:
-        """Who keeps the online promises, and what is served then, in a sentence."""
-        found, share = self.found, f"{100 * (1 - self.budget):g} % of the online requests in time"
+        """Who keeps the online promises and serves most then, in a sentence; the tables have the differences."""
+        found, promise = self.found, f"{100 * (1 - self.budget):g} % of the online requests in time"
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
             return self.sentence or "No online request arrived in the window, on some seed at least: nothing is ranked."
-        served = {key: found[key][self.served]["mean"] for key, one in late.items() if one["feasible"]}
-        best = max(served, key=served.__getitem__) if served else min(late, key=lambda key: late[key]["mean"])
-        rate = f"{shown(LATE, late[best])} % late"
-        if not served:
-            if late[best]["mean"] <= self.budget:
-                rate += f", {shown(LATE, late[best], 'ci_high')} % by its interval"
-            who, tail = ((f"None of the {len(found)} keeps", f"; `{best[0]}` comes closest") if len(found) > 1
-                         else (f"`{best[0]}` does not keep", ""))
-            return f"{who} {share}{tail} ({rate})."
-        most = [key for key in served if served[key] >= (1 - EQUAL) * served[best]]
-        keep = f"{joined([f'`{key[0]}`' for key in served])} keep{'s' * (len(served) == 1)} {share}"
-        alone = f" ({rate})" if len(served) == 1 else ""
-        if served[best] <= 0:
-            return f"{keep}{alone}; no offline work was completed."
+        kept = {key: found[key][self.served]["mean"] for key, one in late.items() if one["feasible"]}
+        if not kept:
+            best = min(late, key=lambda key: late[key]["mean"])
+            return f"None keeps {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
+        best = max(kept, key=kept.__getitem__)
         amount = f"{shown(self.served, found[best][self.served])} offline {unit(self.served)}"
-        if len(served) == 1:
-            return f"{'Only ' * (len(found) > 1)}{keep}{alone}; it completes {amount}{self._beside(best)}."
-        if len(most) > 1:
-            return f"{keep}; {joined([f'`{key[0]}`' for key in most])} complete most, {amount} each."
-        return f"{keep}; `{best[0]}` ({rate}) completes most, {amount}{self._beside(best)}."
-
-    def _beside(self, best: Key) -> str:
-        """How much more or less that is than what the baseline completes, or, of the baseline, the next one."""
-        found, sign = self.found, 1
-        base, row = next((key for key in found if key[0] == self.baseline), best), found[best][self.served]
-        if base == best and len(found) > 1:
-            base = max((key for key in found if key != best),
-                       key=lambda key: (found[key][LATE]["feasible"], found[key][self.served]["mean"]))
-            row, sign = found[base][self.served], -1
-        theirs = found[base][self.served]["mean"]
-        if base == best or missing(row["difference"]) or not theirs:
-            return ""
-        if not missing(row["difference_low"]) and row["difference_low"] <= 0 <= row["difference_high"]:
-            return f", which is not shown to differ from `{base[0]}`"
-        more, late = sign * row["difference"] / theirs, found[base][LATE]
-        return (f", {percent(abs(more), 1)} {'more' if more >= 0 else 'less'} than `{base[0]}`"
-                + ("" if late["feasible"] else f" ({shown(LATE, late)} % late)"))
+        if len(kept) == 1:
+            return f"`{best[0]}` ({_late_words(late[best])}) keeps {promise} and completes {amount}."
+        return (f"{joined([f'`{key[0]}`' for key in kept])} keep {promise}; `{best[0]}` ({_late_words(late[best])}) "
+                f"completes most, {amount}.")
 
     def chart(self) -> list[Panel]:
         """What is served against what is late, where there are several policies."""
@@ -263,6 +235,11 @@ def _cell(row: Row, metric: str, key: str = "mean") -> str:
     if missing(row[low]) or missing(row[high]):
         return shown(metric, row, key, sign)
     return BRACKETS.format(*(shown(metric, row, one, sign) for one in (key, low, high)))
+
+
+def _late_words(row: Row) -> str:
+    high = "" if missing(row["ci_high"]) else f", {shown(LATE, row, 'ci_high')} % by its interval"
+    return f"{shown(LATE, row)} % late{high}"
 
 
 def _ranked(one: Mapping[str, Row]) -> str:

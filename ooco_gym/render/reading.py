@@ -1,14 +1,13 @@
-"""What a command's `summary.json` says, as outcomes: of `compare`, `capacity`, `evaluate`, `demo`, and of any other."""
+"""What a command's `summary.json` says, as outcomes: of `compare`, `capacity`, `evaluate`, and of any other."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
-from ooco_gym.render.outcome import EQUAL, LATE, SERVED, Outcome, Row, compare, heading, metrics_of
+from ooco_gym.render.outcome import LATE, SERVED, Outcome, Row, compare, heading
 from ooco_gym.report import Axis, Panel, Series, Table, as_text, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
 
@@ -24,11 +23,11 @@ def outcomes_of(summary: Row, config: Row) -> list[Outcome]:
     """The outcomes of a run folder, by what is in its summary; none where it compares no policies.
 
     Args:
-        summary: of `compare`, `capacity`, `evaluate` or `demo`.
+        summary: of `compare`, `capacity` or `evaluate`.
         config: of the same run.
     """
     command = str(summary.get("schema")).split("/")[1:2] or [""]
-    kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated, "demo": demonstrated}
+    kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated}
     return kind[command[0]](summary, config) if command[0] in kind else []
 
 
@@ -41,18 +40,6 @@ def compared(summary: Row, config: Row) -> list[Outcome]:
     return [Outcome(f"{short_name(summary['scenario']['workload'])} on {where}, seed{'s' if len(seeds) > 1 else ''} "
                     f"{', '.join(map(str, seeds))}", rows, summary["baseline"], float(config["violation_budget"]),
                     intervals=intervals, notes=summary.get("notes") or ())]
-
-
-def demonstrated(summary: Row, config: Row) -> list[Outcome]:
-    """Of `demo`: its held-out windows, then its days."""
-    budget = float(summary["scenario"]["protocol"]["violation_budget"])
-    runs: dict[str, list[Row]] = {}
-    for one in summary["day"]:
-        runs.setdefault(one["policy"], []).append(one)
-    where, base = short_name(summary["scenario"]["cluster"]), summary["reference"]
-    rows = [{**row, "cluster": where} for row in compare(runs, metrics_of([]), base, budget)]
-    day = {**summary, "baseline": base, "results": rows}
-    return [held_windows(summary["held_out"], base, budget), *compared(day, {"violation_budget": budget})]
 
 
 def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:
@@ -114,7 +101,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
             f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
             f"and the backlog does not grow; all else is at that load. {interval_words(mine[0]['n_seeds'])}",
-            {f"tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine, base),
+            {f"tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
             [*loads[:1], *_tunings(mine), *summary["notes"]], _curves(mine, limit)))
     return found
 
@@ -134,18 +121,10 @@ def _tuned(row: Row) -> str:
 
 
 def _tunings(rows: Sequence[Row]) -> list[str]:
-    """What was tuned, on other seeds, a sentence each."""
-    from ooco_gym.policy import get_policy
-
-    lines = []
-    for row in rows:
-        if row["tuned_as"] and row.get("default"):
-            names = [pair.partition("=")[0] for pair in row["tuned_as"].partition(":")[2].split(",")]
-            meant = ", ".join(f"{param.name}: {re.sub(r'^[a-z_]+=[^ ]+: ', '', param.doc)}"
-                              for param in get_policy(row["tuned_as"]).params if param.name in names)
-            lines.append(f"{row['tuned_as']}: tuned, on other seeds, as its paper leaves this open ({meant}); as "
-                         f"shipped it sustains {row['default']['max_offline_rate']:.2f} requests/s.")
-    return lines
+    """What was tuned, and what it sustains as it was shipped, a sentence each."""
+    return [f"{row['tuned_as']}: tuned on other seeds; as shipped it sustains "
+            f"{row['default']['max_offline_rate']:.2f} requests/s." for row in rows
+            if row["tuned_as"] and row.get("default")]
 
 
 def _ratio(row: Row) -> str:
@@ -153,17 +132,13 @@ def _ratio(row: Row) -> str:
     return with_interval(ratio, row["ratio_low"], row["ratio_high"], ".2f", RANGE, none="none holds")
 
 
-def _most(rows: Sequence[Row], base: str) -> str:
+def _most(rows: Sequence[Row]) -> str:
     """Who sustains most, in a sentence."""
     best = max(rows, key=lambda row: row["tokens_per_s"])
     if best["rate"] <= 0:
         return "None sustains any offline load: even without it too many online requests are late."
-    equal = [f"`{_tuned(row)}`" for row in rows if row["tokens_per_s"] >= (1 - EQUAL) * best["tokens_per_s"]]
-    text = (f"{joined(equal)} sustain{'' if len(equal) > 1 else 's'} "
-            f"{'' if len(rows) == 1 else 'as much: ' if len(equal) == len(rows) else 'most of those asked for: '}"
-            f"{number(best['rate'])} offline requests/s ({number(best['tokens_per_s'])} tokens/s)")
-    alone = any(row["policy"] == base.partition(":")[0] for row in rows if f"`{_tuned(row)}`" in equal)
-    return f"{text}." if alone else f"{text}, {_ratio(best)} times what the best baseline, `{base}`, does."
+    return (f"`{_tuned(best)}` sustains most: {number(best['rate'])} offline requests/s "
+            f"({number(best['tokens_per_s'])} tokens/s).")
 
 
 def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:

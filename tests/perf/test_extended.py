@@ -164,7 +164,7 @@ def test_lines_over_what_memory_holds_are_closer_than_over_all_contexts():
     assert worst[0] < 0.02
     assert worst[0] < 0.6 * worst[1]
     assert near.kv_tokens / 128 < 1000
-    with pytest.raises(UserError, match="lines_to must be a whole number of at least 512"):
+    with pytest.raises(UserError, match="lines_to=100 must be a whole number of at least 512"):
         Deployment.from_config(config | {"timing": {"name": "extended", "lines_to": 100}})
 
 

@@ -16,8 +16,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_model, prefill_latency_ps
 from ooco_gym.perf.describe import describe_iteration, prefill_saturation
 from ooco_gym.perf.kernels import gemm_s
-from ooco_gym.perf.timing._measurements import Curve, Surface
-from ooco_gym.perf.timing.measured import unmeasured
+from ooco_gym.perf.timing.measured import Curve, Surface, unmeasured
 
 MODEL = load_model("llama_3_1_8b")
 LAYERS = MODEL.layers

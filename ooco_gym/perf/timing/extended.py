@@ -11,10 +11,10 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import kernels
-from ooco_gym.perf.attention import Attention
 from ooco_gym.perf.chip import ChipSpec, list_chips, load_chip
+from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
-from ooco_gym.perf.timing._base import Linear, MixedKernel, OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing import Linear, MixedKernel, OperatorCost, Phase, Shard, TimingForm, linears
 from ooco_gym.perf.timing.ooco import NEVER_SATURATED
 
 _LARGEST_SATURATION = 16_384

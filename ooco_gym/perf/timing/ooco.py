@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ooco_gym.perf.attention import Attention
-from ooco_gym.perf.timing._base import OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.kernels import Attention
+from ooco_gym.perf.timing import OperatorCost, Phase, Shard, TimingForm, linears
 
 NEVER_SATURATED = 1 << 20
 """Reported as `bs_sat` where activations alone keep a linear layer bound by memory, whatever the batch."""

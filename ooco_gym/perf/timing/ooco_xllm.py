@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ooco_gym.perf.timing import ooco
-from ooco_gym.perf.timing._base import Phase, Shard
+from ooco_gym.perf.timing import Phase, Shard, ooco
 
 LINK_BYTES_PER_S = 10e9
 """The engine's constant for every link, kept so that its figures come out; with it communication dominates 72B on four
