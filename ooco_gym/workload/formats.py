@@ -1,15 +1,18 @@
-"""The trace formats that `read_trace` knows: a new one is a `TraceFormat` here, in `FORMATS`."""
+"""The trace formats that `read_trace` knows, and how a file's columns say which it is.
+
+A new format is a `TraceFormat` in `FORMATS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
 
-from ooco_gym.errors import nearest
+from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.classes import NAME, NAMED
 from ooco_gym.workload.table_reader import Table
 from ooco_gym.workload.trace import DEFAULT_CLASSES, MAX_TOKENS, NO_SESSION, SECONDS
@@ -18,37 +21,9 @@ DATE = "a date and time such as 2023-11-16 18:15:46.680590"
 LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
 EPOCH_S = 1e8       # three years: later than any trace is long
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
+TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL = ("class", *SECONDS, "session", "prefix_hashes")
-_HASHES = "a list of whole numbers (in CSV with blanks between them)"
-
-
-@dataclass(frozen=True)
-class Clock:
-    """How a file tells time.
-
-    Attributes:
-        unit: `s`, `ms`, `us`, `ns`, or `date`: nanoseconds since 1970, which count from the first request.
-        epoch: whether numbers that are plainly times since 1970 count from the first request too.
-    """
-
-    unit: str = "s"
-    epoch: bool = True
-
-    @property
-    def per_second(self) -> float:
-        """Ticks in a second."""
-        return 1e9 if self.unit == "date" else UNITS[self.unit][1]
-
-    def origin(self, first: float) -> float | int:
-        """Returns the tick that becomes second 0, given the file's first one."""
-        if self.unit == "date" or (self.epoch and first >= EPOCH_S * self.per_second):
-            return first
-        return 0
-
-    def seconds(self, ticks: np.ndarray, origin: float | int) -> np.ndarray:
-        """Returns float64[n] seconds from `origin` on."""
-        return (ticks - origin if origin else ticks) / self.per_second
 
 
 @dataclass(frozen=True)
@@ -58,26 +33,37 @@ class TraceFormat:
     Attributes:
         name: as `read_trace` takes it.
         columns: our names to the file's. Without `arrival_s` the file is a set of lengths.
-        clock: how it tells time.
-        required: those of the file's that must be there, by which it is recognised; all unless given.
+        unit: of its times: `s`, `ms`, `us`, `ns`, or `date`: nanoseconds since 1970, which count from the first
+            request.
+        required: columns of the file's that must be there, by which it is recognised; all unless given.
         unused: columns that it has besides and that are not read.
-        failed: whether zero output tokens mean a failed request, to be dropped and noted.
+        own: whether it is our own schema: zero output tokens are an error there, where in others they mean a failed
+            request, to be dropped and noted; and times since 1970 do not count from the first request.
     """
 
     name: str
     columns: Mapping[str, str]
-    clock: Clock = Clock()
+    unit: str = "s"
     required: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    failed: bool = True
+    own: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "required", self.required or tuple(self.columns.values()))
 
+    @property
+    def per_second(self) -> float:
+        """Ticks in a second."""
+        return 1e9 if self.unit == "date" else UNITS[self.unit][1]
+
+    def origin(self, first: float) -> float | int:
+        """Returns the tick that becomes second 0, given the file's first one."""
+        return first if self.unit == "date" or (not self.own and first >= EPOCH_S * self.per_second) else 0
+
     def there(self, table: Table) -> dict[str, str]:
         """Returns which of our columns a file has, and under which name."""
         found = {ours: field for ours, field in self.columns.items() if field in table.columns}
-        if self.name == "ooco_gym" and "hash_ids" in table.columns:
+        if self.own and "hash_ids" in table.columns:
             found.setdefault("prefix_hashes", "hash_ids")
         return found
 
@@ -91,9 +77,9 @@ class TraceFormat:
             read["session"] = nullable(table.integers(there["session"], "a whole number >= 0, or nothing", 0, 2**63 - 1,
                                                       missing=NO_SESSION))
         if "arrival_s" in there:
-            read["tick"] = read_ticks(table, there["arrival_s"], self.clock)
+            read["tick"] = read_ticks(table, there["arrival_s"], self.unit)
         for name in ("prompt_tokens", "output_tokens"):
-            least = 0 if self.failed and name == "output_tokens" else 1
+            least = 0 if name == "output_tokens" and not self.own else 1
             if name in there:
                 read[name] = pa.array(table.integers(
                     there[name], f"a whole number from {least} to {MAX_TOKENS}", least, MAX_TOKENS), pa.int32())
@@ -103,25 +89,26 @@ class TraceFormat:
             if name in there:
                 read[name] = nullable(_slo(table, there[name]))
         if "prefix_hashes" in there:
-            read["prefix_hashes"] = table.integer_lists(there["prefix_hashes"], _HASHES)
+            read["prefix_hashes"] = table.integer_lists(
+                there["prefix_hashes"], "a list of whole numbers (in CSV with blanks between them)")
         return pa.table(read)
 
 
-def read_ticks(table: Table, field: str, clock: Clock) -> np.ndarray:
+def read_ticks(table: Table, field: str, unit: str) -> np.ndarray:
     """Returns a column of times in the file's own unit: int64[n] nanoseconds since 1970 for dates, else float64[n].
 
     Raises:
         UserError: a time is no finite number >= 0, or so late that its unit must be another one.
     """
-    if clock.unit == "date":
+    if unit == "date":
         moments_ns = table.timestamps_ns(field, DATE)
         table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
         return moments_ns
-    expected = f"a finite number of {UNITS[clock.unit][0]} >= 0"
+    expected = f"a finite number of {UNITS[unit][0]} >= 0"
     values = table.numbers(field, expected)
     table.demand(np.isfinite(values) & (values >= 0), field, expected)
-    finer = list(UNITS)[min(list(UNITS).index(clock.unit) + 1, len(UNITS) - 1)]
-    table.demand(values < LATEST_S * clock.per_second, field, f"{expected} before the year 2286; if these are "
+    finer = list(UNITS)[min(list(UNITS).index(unit) + 1, len(UNITS) - 1)]
+    table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "
                  f"{UNITS[finer][0]}, say so: ooco-gym data import FILE columns.arrival_s={field} time_unit={finer}")
     return values
 
@@ -138,14 +125,15 @@ def _slo(table: Table, field: str) -> np.ndarray:
     return values
 
 
-def _classes(table: Table, field: str) -> pa.Array:
+def _classes(table: Table, field: str) -> pa.ChunkedArray:
     """Returns a column of classes' names."""
-    texts = table.texts(field)
-    bad = [name for name in dict.fromkeys(texts) if name is None or not NAME.fullmatch(name) or _mistyped(name)]
-    if bad:
-        raise table.error(texts.index(bad[0]), field,
-                          f"online, offline or a class's name: {NAMED}{nearest(bad[0] or '', DEFAULT_CLASSES)}")
-    return pa.array(texts, pa.string())
+    expected = f"online, offline or a class's name: {NAMED}"
+    texts = table.texts(field, expected)
+    for name in texts.unique().to_pylist():
+        if name is None or not NAME.fullmatch(name) or _mistyped(name):
+            raise table.error(texts.index(name).as_py() if name is not None else texts.to_pylist().index(None), field,
+                              f"{expected}{nearest(name or '', DEFAULT_CLASSES)}")
+    return texts
 
 
 def _mistyped(name: str) -> bool:
@@ -154,22 +142,113 @@ def _mistyped(name: str) -> bool:
     return bool(close) and name != close[0] and (close[0] not in name or name.casefold() == close[0])
 
 
-OWN = TraceFormat("ooco_gym", {name: name for name in REQUIRED + OPTIONAL}, Clock("s", epoch=False), REQUIRED,
-                  ("hash_ids",), failed=False)
+OWN = TraceFormat("ooco_gym", {name: name for name in REQUIRED + OPTIONAL}, "s", REQUIRED, ("hash_ids",), own=True)
 
 # Azure LLM inference traces, 2023 and 2024 (github Azure/AzurePublicDataset).
 AZURE = TraceFormat("azure", {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens",
-                              "output_tokens": "GeneratedTokens"}, Clock("date"))
+                              "output_tokens": "GeneratedTokens"}, "date")
 
 # Mooncake traces (github kvcache-ai/Mooncake): JSON lines with prefix block hashes.
 MOONCAKE = TraceFormat("mooncake", {"arrival_s": "timestamp", "prompt_tokens": "input_length",
-                                    "output_tokens": "output_length", "prefix_hashes": "hash_ids"}, Clock("ms"),
+                                    "output_tokens": "output_length", "prefix_hashes": "hash_ids"}, "ms",
                        ("timestamp", "input_length", "output_length"))
 
 # BurstGPT traces (github HPMLL/BurstGPT): CSV, in later versions with sessions.
 BURSTGPT = TraceFormat("burstgpt", {"arrival_s": "Timestamp", "prompt_tokens": "Request tokens",
-                                    "output_tokens": "Response tokens", "session": "Session ID"}, Clock("s"),
+                                    "output_tokens": "Response tokens", "session": "Session ID"}, "s",
                        ("Timestamp", "Request tokens", "Response tokens"),
                        ("Model", "Total tokens", "Log Type", "Elapsed time"))
 
 FORMATS: dict[str, TraceFormat] = {item.name: item for item in (OWN, AZURE, MOONCAKE, BURSTGPT)}
+
+
+def check_format(format: str) -> None:
+    """Raises UserError unless `format` is `auto` or the name of a known one."""
+    if format != "auto" and format not in FORMATS:
+        raise unknown("trace format", format, ["auto", *FORMATS])
+
+
+def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | None] | None = None,
+              time_unit: str = "auto", lengths: bool = False) -> TraceFormat:
+    """Returns how a table is to be read; arguments as `read_trace` has them.
+
+    Args:
+        lengths: whether a file of lengths alone is recognised without `columns` too.
+
+    Raises:
+        UserError: an unknown name, or a column that the file does not have.
+    """
+    given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
+    check_format(format)
+    if time_unit not in TIME_UNITS:
+        raise unknown("time_unit", time_unit, TIME_UNITS)
+    for key in given:
+        if key not in REQUIRED + OPTIONAL:
+            raise unknown("column", key, REQUIRED + OPTIONAL)
+    if given and format != "auto":
+        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
+                        "knows its columns")
+    if not given and format != "auto":
+        return FORMATS[format]
+    if not given and time_unit == "auto" and not (lengths and _is_lengths(table)):
+        return _recognised(table)
+    return _named(table, {**{key: key for key in REQUIRED + OPTIONAL if key in table.columns}, **given}, time_unit)
+
+
+def _recognised(table: Table) -> TraceFormat:
+    """Returns the format of which the table has the most required columns, all if there is one; ours if it has none."""
+    found = set(table.columns)
+
+    def likeness(item: TraceFormat) -> float:
+        matched = sum(1.0 if column in found else 0.5 * bool(similar(column, found)) for column in item.required)
+        return matched / len(item.required)
+
+    best = max(FORMATS.values(), key=lambda item: (found.issuperset(item.required), likeness(item)))
+    return best if found & set(best.required) else OWN
+
+
+def _is_lengths(table: Table) -> bool:
+    """Tells whether a table has lengths under our names, but no arrivals."""
+    return (bool({"prompt_tokens", "output_tokens"} & set(table.columns)) and _no_arrivals(table, "arrival_s")
+            and not any(set(form.required) <= set(table.columns) for form in FORMATS.values() if not form.own))
+
+
+def _no_arrivals(table: Table, field: str) -> bool:
+    """Tells whether a table has no column of arrivals under this name, or one without any value."""
+    column = table.columns.get(field)
+    return column is None or (table.rows > 0 and set(column.unique().to_pylist()) <= {None, ""})
+
+
+def _named(table: Table, columns: dict[str, str], unit: str) -> TraceFormat:
+    """Returns the format that the user's columns make; without `arrival_s` where they are lengths only."""
+    for field in columns.values():
+        if field not in table.columns:
+            raise UserError(f"trace file '{table.path}' has no column '{field}'{nearest(field, table.columns)}; found: "
+                            f"{few(table.columns)}")
+    if "arrival_s" in columns and not _no_arrivals(table, columns["arrival_s"]):
+        for name in REQUIRED:
+            if name not in columns:
+                raise UserError(f"trace file '{table.path}': which column holds {name}? Expected columns.{name}=NAME, "
+                                f"one of: {few(table.columns)}")
+        if unit == "auto":
+            unit = "date" if table.holds_dates(columns["arrival_s"]) else "s"
+        return TraceFormat("your columns", columns, unit)
+    if not {"prompt_tokens", "output_tokens"} & set(columns):
+        raise UserError(f"trace file '{table.path}': which columns hold what? Expected such as columns.arrival_s=NAME "
+                        f"columns.prompt_tokens=NAME columns.output_tokens=NAME; found: {few(table.columns)}")
+    return TraceFormat("your columns", {key: columns[key] for key in REQUIRED[1:] if key in columns})
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Returns ` (did you mean 'x'?)` as `nearest` does, letter case aside."""
+    cases = {item.casefold(): item for item in known}
+    if name.casefold() in cases:
+        return f" (did you mean '{cases[name.casefold()]}'? Letter case counts)"
+    return nearest(name, cases.values())
+
+
+def few(names: Iterable[str]) -> str:
+    """Returns names for a message: at most 12, long ones cut."""
+    texts = [name if len(name) <= 40 else name[:37] + "..." for name in names]
+    return ", ".join(repr(text) if text != text.strip() or not text.isprintable() else text
+                     for text in texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")

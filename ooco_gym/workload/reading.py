@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet
 
 from ooco_gym.documents import version_of
-from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
-from ooco_gym.workload.formats import FORMATS, OPTIONAL, REQUIRED, UNITS, Clock, TraceFormat
-from ooco_gym.workload.intake import Intake, few, similar
-from ooco_gym.workload.table_reader import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
-from ooco_gym.workload.trace import DEFAULT_CLASSES, NO_SESSION, SECONDS, Trace, check_class_count
+from ooco_gym.workload.classes import CLASS_WORDS
+from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, check_format, few, format_of, similar
+from ooco_gym.workload.table_reader import BROKEN, Table, missing, open_parquet, parquet_table, read_table, unreadable
+from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, NO_SESSION, SECONDS, Trace, check_class_count
 
-TIME_UNITS = ("auto", *UNITS, "date")
-_OWN = FORMATS["ooco_gym"]
+LONGEST_USUAL = 1_000_000
+SPARSE_S, DENSE_S = 20.0, 1e-4      # mean gaps beyond which a unit is doubted
+FEWEST_TO_DOUBT = 20
+LOOKED_AT = 10_000      # values of a column that is not read
+LATE_S = 1e6            # eleven days: a trace that begins so late counts from somewhere else
 
 
 def list_formats() -> list[str]:
@@ -58,83 +60,12 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     """
     if start_s > 0 or end_s < np.inf:
         return TraceFile(Path(path), format, columns, time_unit).window(start_s, end_s)[0]
-    form, pieces = recognised(Path(path), format, columns, time_unit)
+    table = read_table(Path(path))
+    form = format_of(table, format, columns, time_unit)
     if "arrival_s" not in form.columns:
         raise UserError(f"trace file '{path}': which column holds the arrivals? Expected columns.arrival_s=NAME beside "
                         f"{', '.join(f'columns.{key}={name}' for key, name in form.columns.items())}")
-    return trace_of(pieces, form, Path(path))
-
-
-def recognised(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-               time_unit: str = "auto", lengths: bool = False) -> tuple[TraceFormat, Iterator[Table]]:
-    """Looks at a file's first piece; arguments as `read_trace` has them.
-
-    Args:
-        lengths: whether a file of lengths alone is recognised without `columns` too.
-
-    Returns:
-        How to read it, and all its pieces.
-
-    Raises:
-        UserError: an unknown name, or a column that the file does not have.
-    """
-    given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
-    check_format(format)
-    if time_unit not in TIME_UNITS:
-        raise unknown("time_unit", time_unit, TIME_UNITS)
-    for key in given:
-        if key not in REQUIRED + OPTIONAL:
-            raise unknown("column", key, REQUIRED + OPTIONAL)
-    if given and format != "auto":
-        raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
-                        "knows its columns")
-    rest = read_pieces(path)
-    first = next(rest)
-    pieces = chain([first], rest)
-    if not given and format != "auto":
-        return FORMATS[format], pieces
-    if not given and time_unit == "auto" and not (lengths and _is_lengths(first)):
-        return recognise(first), pieces
-    named = {**{key: key for key in REQUIRED + OPTIONAL if key in first.columns}, **given}
-    return _named_format(first, named, time_unit), pieces
-
-
-def check_format(format: str) -> None:
-    """Raises UserError unless `format` is `auto` or the name of a known one."""
-    if format != "auto" and format not in FORMATS:
-        raise unknown("trace format", format, ["auto", *FORMATS])
-
-
-def trace_of(pieces: Iterable[Table], form: TraceFormat, path: Path) -> Trace:
-    """Returns the trace in a file's pieces, repairs and refusals as `read_trace` has them."""
-    intake = Intake(path, form)
-    requests = pa.concat_tables(list(intake.requests(pieces)), promote_options="default")
-    order = np.argsort(requests["tick"].to_numpy(), kind="stable")
-    if not np.array_equal(order, np.arange(len(order))):
-        requests = requests.take(pa.array(order))
-    return _trace_from(requests, intake.seconds(requests["tick"].to_numpy()), path.name.split(".")[0], intake.notes())
-
-
-def _trace_from(table: pa.Table, arrival_s: np.ndarray, name: str, notes: tuple[str, ...]) -> Trace:
-    """Returns the requests of a table of the columns of docs/traces.md, sorted by these arrivals."""
-    more: dict[str, Any] = {}
-    for field, none in (*((field, np.nan) for field in SECONDS), ("session", NO_SESSION)):
-        if field in table.column_names:
-            more[field] = table[field].fill_null(none).to_numpy()
-    if "prefix_hashes" in table.column_names:
-        lists = table["prefix_hashes"].combine_chunks()
-        counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
-        more["prefix_hashes"] = (np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                                 lists.flatten().to_numpy(zero_copy_only=False))
-    if "class" in table.column_names:
-        classes = table["class"].fill_null("online").combine_chunks().dictionary_encode()
-        names, ids = tuple(classes.dictionary.to_pylist()), classes.indices.to_numpy(zero_copy_only=False)
-        check_class_count(names)
-        more["online"] = np.array([one != "offline" for one in names], bool)[ids]
-        if not set(names) <= set(DEFAULT_CLASSES):
-            more |= {"class_id": ids.astype(np.int8), "class_names": names}
-    lengths = (table[field].to_numpy() for field in ("prompt_tokens", "output_tokens"))
-    return Trace(arrival_s, *lengths, name=name, notes=notes, **more)
+    return trace_of(table, form)
 
 
 @dataclass(frozen=True)
@@ -179,67 +110,142 @@ def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | No
     given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
     if dataset is not None and not given and path.name == dataset.file:
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
-    form, pieces = recognised(path, format, given, time_unit, lengths=True)
+    table = read_table(path)
+    form = format_of(table, format, given, time_unit, lengths=True)
     if "arrival_s" in form.columns:
-        return Sample.of(trace_of(pieces, form, path))
-    intake = Intake(path, form)
-    requests = pa.concat_tables(list(intake.requests(pieces)))
+        return Sample.of(trace_of(table, form))
+    requests, notes = checked(table, form)
     prompt, output = (requests[name].to_numpy() if name in requests.column_names else None
                       for name in ("prompt_tokens", "output_tokens"))
-    return Sample(path.name.split(".")[0], None, prompt, output, intake.notes())
+    return Sample(path.name.split(".")[0], None, prompt, output,
+                  ("lengths only: the file has no arrivals", *_unread(table, form), *notes))
 
 
-def recognise(table: Table) -> TraceFormat:
-    """Returns the format of which the table has the most required columns, all if there is one; ours if it has none."""
-    found = set(table.columns)
-    best = max(FORMATS.values(), key=lambda item: (found.issuperset(item.required), _likeness(item, found)))
-    return best if found & set(best.required) else _OWN
+# --- A file's columns become checked requests, with an account of what was repaired and what looks odd ---------------
+def trace_of(table: Table, form: TraceFormat) -> Trace:
+    """Returns the trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
+    requests, dropped = checked(table, form)
+    ticks = requests["tick"].to_numpy()
+    notes: list[str] = []
+    origin = form.origin(ticks.min())
+    if origin:
+        kind = "times" if form.unit == "date" else "times since 1970: they"
+        notes.append(f"{kind} count from the first request")
+    notes += [*_doubts(ticks, form, bool(origin)), *_unread(table, form), *dropped]
+    late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
+    if late:
+        notes.append(f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before")
+        order = np.argsort(ticks, kind="stable")
+        requests, ticks = requests.take(pa.array(order)), ticks[order]
+    more: dict[str, Any] = {}
+    for field, none in (*((field, np.nan) for field in SECONDS), ("session", NO_SESSION)):
+        if field in requests.column_names:
+            more[field] = requests[field].fill_null(none).to_numpy()
+    if "prefix_hashes" in requests.column_names:
+        lists = requests["prefix_hashes"].combine_chunks()
+        counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
+        more["prefix_hashes"] = (np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                                 lists.flatten().to_numpy(zero_copy_only=False))
+    if "class" in requests.column_names:
+        classes = requests["class"].combine_chunks().dictionary_encode()
+        names, ids = tuple(classes.dictionary.to_pylist()), classes.indices.to_numpy(zero_copy_only=False)
+        check_class_count(names)
+        more["online"] = np.array([one != "offline" for one in names], bool)[ids]
+        if not set(names) <= set(DEFAULT_CLASSES):
+            more |= {"class_id": ids.astype(np.int8), "class_names": names}
+    lengths = (requests[field].to_numpy() for field in ("prompt_tokens", "output_tokens"))
+    return Trace((ticks - origin if origin else ticks) / form.per_second, *lengths, name=table.path.name.split(".")[0],
+                 notes=tuple(notes), **more)
 
 
-def _is_lengths(table: Table) -> bool:
-    """Tells whether a table has lengths under our names, but no arrivals."""
-    if any(set(form.required) <= set(table.columns) for name, form in FORMATS.items() if name != "ooco_gym"):
-        return False
-    return bool({"prompt_tokens", "output_tokens"} & set(table.columns)) and no_arrivals(table, "arrival_s")
+def checked(table: Table, form: TraceFormat) -> tuple[pa.Table, list[str]]:
+    """Returns the requests of a file (`TraceFormat.read`) in its order without failed ones, and what there is to say.
 
-
-def no_arrivals(table: Table, field: str) -> bool:
-    """Tells whether a table has no column of arrivals under this name, or one without any value."""
-    if field not in table.columns:
-        return True
-    if table.rows == 0 or table.holds_dates(field):
-        return False
+    Raises:
+        UserError: a column is missing, a value is impossible, or there is no request.
+    """
+    _check_columns(table, form)
+    if table.rows == 0:
+        raise UserError(f"trace file '{table.path}' holds no request")
     try:
-        return bool(np.isnan(table.numbers(field, "a number", missing=np.nan)).all())
-    except UserError:       # the format's own reader says better what it expected
-        return False
+        requests = form.read(table)
+    except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
+        raise unreadable(table.path, error) from None
+    lengths = [requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens") if name in
+               requests.column_names]
+    notes, longest = [], np.max(lengths, axis=0)
+    long, failed = longest > LONGEST_USUAL, lengths[-1] == 0
+    if long.any():
+        row = int(np.argmax(long))
+        notes.append(f"suspicious lengths: {long.sum()} of {table.rows} requests have more than {LONGEST_USUAL:,} "
+                     f"tokens, the first {longest[row]:,} at {table.place(row)}; are they characters or bytes?")
+    if failed.all():
+        raise UserError(f"trace file '{table.path}' holds no request with output tokens")
+    if failed.any():
+        notes.append(f"dropped {failed.sum()} of {table.rows} requests with zero output tokens (failed), the first at "
+                     f"{table.place(int(np.argmax(failed)))}")
+        requests = requests.filter(pa.array(~failed))
+    return requests, notes
 
 
-def _named_format(table: Table, columns: dict[str, str], time_unit: str) -> TraceFormat:
-    """Returns the format that the user's columns make; without `arrival_s` where they are lengths only."""
-    for field in columns.values():
-        if field not in table.columns:
-            raise UserError(f"trace file '{table.path}' has no column '{field}'{nearest(field, table.columns)}; found: "
-                            f"{few(table.columns)}")
-    if "arrival_s" in columns and not no_arrivals(table, columns["arrival_s"]):
-        for name in REQUIRED:
-            if name not in columns:
-                raise UserError(f"trace file '{table.path}': which column holds {name}? Expected columns.{name}=NAME, "
-                                f"one of: {few(table.columns)}")
-        if time_unit == "auto":
-            time_unit = "date" if table.holds_dates(columns["arrival_s"]) else "s"
-        return TraceFormat("your columns", columns, Clock(time_unit))
-    if not {"prompt_tokens", "output_tokens"} & set(columns):
-        raise UserError(f"trace file '{table.path}': which columns hold what? Expected such as columns.arrival_s=NAME "
-                        f"columns.prompt_tokens=NAME columns.output_tokens=NAME; found: {few(table.columns)}")
-    return TraceFormat("your columns", {key: columns[key] for key in REQUIRED[1:] if key in columns})
+def _check_columns(table: Table, form: TraceFormat) -> None:
+    known, names = {*form.columns.values(), *form.unused}, list(table.columns)
+    for column in form.required:
+        if column in names:
+            continue
+        trouble = ""
+        if len(names) == 1:
+            mark = next((mark for mark in ";\t|" if names[0].count(mark) >= 2), None)
+            trouble = f"; the header holds {mark!r}: expected commas between columns" if mark else ""
+        elif names and all(name[:1].isdigit() or name[:1] == "-" for name in names):
+            trouble = "; the first line looks like a request: expected a line with the columns' names before it"
+        if not trouble and form.own:
+            trouble = (f"; say which of them it is: columns.{column}=NAME (of a file that is played, "
+                       f"workload.columns.{column}=NAME)")
+        close = similar(column, [name for name in names if name not in known])
+        raise UserError(f"trace file '{table.path}' has no column '{column}'{close}; format '{form.name}' needs: "
+                        f"{', '.join(form.required)}; found: {few(names)}{trouble}")
 
 
-def _likeness(item: TraceFormat, found: set[str]) -> float:
-    matched = sum(1.0 if column in found else 0.5 * bool(similar(column, found)) for column in item.required)
-    return matched / len(item.required)
+def _doubts(ticks: np.ndarray, form: TraceFormat, moved: bool) -> list[str]:
+    """What is said of times whose unit looks like another one."""
+    if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date":
+        return []
+    doubts, order = [], list(UNITS)
+    here, word = order.index(form.unit), UNITS[form.unit][0]
+    first_s, last_s = ticks.min() / form.per_second, ticks.max() / form.per_second
+    gap_s = (last_s - first_s) / (len(ticks) - 1)
+    if not moved and first_s > LATE_S and last_s - first_s < first_s / 10:
+        doubts.append(f"the first request arrives at {first_s:.6g} s: if times should count from it, or are in "
+                      "another unit, import the file with columns.arrival_s=NAME and time_unit=…")
+    if gap_s >= SPARSE_S and here + 1 < len(order) and np.all(ticks == np.rint(ticks)):
+        unit = order[min(here + (1 if gap_s < 1e3 * SPARSE_S else 2), len(order) - 1)]
+        doubts.append(f"all times are whole numbers, and read as {word} the mean gap is {gap_s:.4g} s: if they are "
+                      f"{UNITS[unit][0]}, import the file with time_unit={unit}")
+    elif 0 < gap_s < DENSE_S and here > 0:
+        unit = order[here - 1]
+        doubts.append(f"read as {word} the mean gap is {gap_s:.4g} s: if the times are {UNITS[unit][0]}, import "
+                      f"the file with time_unit={unit}")
+    return doubts
 
 
+def _unread(table: Table, form: TraceFormat) -> list[str]:
+    """What is said of columns that are left out, and first of those among them that look like classes of requests."""
+    read, notes = form.there(table), []
+    left_out = [name for name in table.columns if name not in read.values() and name not in form.unused]
+    for name in left_out if "class" not in read else ():
+        column = table.columns[name]
+        if not pa.types.is_string(column.type):
+            continue
+        values = sorted(str(value) for value in column[:LOOKED_AT].drop_null().unique().to_pylist())
+        if len(values) <= MOST_CLASSES and any(one.casefold() in CLASS_WORDS for one in values):
+            notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
+                         f"all requests count as online; columns.class={name} reads it (of a file that is played, "
+                         f"workload.columns.class={name})")
+    return [*notes, *([f"columns left out: {few(left_out)}"] if left_out else [])]
+
+
+# --- Windows of a file ------------------------------------------------------------------------------------------------
 class TraceFile:
     """A trace on disk, of which windows are read.
 
@@ -257,7 +263,7 @@ class TraceFile:
                  time_unit: str = "auto") -> None:
         check_format(format)
         self.path, self.groups_read, self._how = path, 0, (format, columns or None, time_unit)
-        self._groups = _time_index(path) if self._how in (("auto", None, "auto"), (_OWN.name, None, "auto")) else None
+        self._groups = _time_index(path) if self._how in (("auto", None, "auto"), (OWN.name, None, "auto")) else None
         self._whole: Trace | None = None
         if self._groups is None:
             self._whole = read_trace(path, format, columns=columns, time_unit=time_unit)
@@ -289,17 +295,20 @@ class TraceFile:
         Raises:
             UserError: what is read is malformed.
         """
-        if self._whole is not None:
-            return _cut(self._whole, 0, start_s, end_s, margin)
-        assert self._groups is not None
-        first, last = 0, len(self._groups)
-        while first < last and self._groups[first][1] < start_s:
-            first += 1
-        while last > first and self._groups[last - 1][0] >= end_s:
-            last -= 1
-        if margin:
-            first, last = max(0, first - 1), min(len(self._groups), last + 1)
-        return _cut(self._read(first, last), int(self._starts[first]), start_s, end_s, margin)
+        trace, first_row = self._whole, 0
+        if self._groups is not None:
+            first, last = 0, len(self._groups)
+            while first < last and self._groups[first][1] < start_s:
+                first += 1
+            while last > first and self._groups[last - 1][0] >= end_s:
+                last -= 1
+            if margin:
+                first, last = max(0, first - 1), min(len(self._groups), last + 1)
+            trace, first_row = self._read(first, last), int(self._starts[first])
+        assert trace is not None
+        low, high = np.searchsorted(trace.arrival_s, [start_s, end_s], side="left")
+        low, high = max(0, int(low) - margin), min(len(trace), int(max(low, high)) + margin)
+        return trace.take(slice(low, high)), first_row + low
 
     def counts_before(self, edges_s: np.ndarray) -> np.ndarray:
         """Returns how many requests arrive before each time, int64 of the same shape; reads the arrivals only."""
@@ -307,24 +316,23 @@ class TraceFile:
             return np.searchsorted(self._whole.arrival_s, edges_s)
         counts = np.zeros(edges_s.shape, np.int64)
         try:
-            with _open(self.path) as file:
+            with open_parquet(self.path) as file:
                 for batch in file.iter_batches(columns=["arrival_s"]):
                     counts += np.searchsorted(np.sort(batch["arrival_s"].to_numpy(zero_copy_only=False)), edges_s)
         except BROKEN as error:
-            raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
+            raise unreadable(self.path, error) from None
         return counts
 
     def _read(self, first: int, last: int) -> Trace:
-        name = self.path.name.split(".")[0]
         if first == last:
-            return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=name)
+            return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=self.path.name.split(".")[0])
         try:
-            with _open(self.path) as file:
+            with open_parquet(self.path) as file:
                 table = file.read_row_groups(list(range(first, last)))
         except BROKEN as error:
-            raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
+            raise unreadable(self.path, error) from None
         self.groups_read += last - first
-        return trace_of([parquet_table(self.path, table, int(self._starts[first]))], _OWN, self.path)
+        return trace_of(parquet_table(self.path, table, int(self._starts[first])), OWN)
 
 
 def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapping[str, str | None] | None = None,
@@ -339,7 +347,7 @@ def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapp
     except FileNotFoundError:
         raise missing(path) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"trace file '{path}' cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise unreadable(path, error) from None
     given = tuple((str(key), str(value)) for key, value in (columns or {}).items() if value is not None)
     return _kept(str(path), format, given, time_unit, version_of(path))
 
@@ -350,48 +358,22 @@ def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_uni
     return TraceFile(Path(path), format, dict(columns), time_unit)
 
 
-def _cut(trace: Trace, first_row: int, start_s: float, end_s: float, margin: int) -> tuple[Trace, int]:
-    first, last = np.searchsorted(trace.arrival_s, [start_s, end_s], side="left")
-    first, last = max(0, int(first) - margin), min(len(trace), int(max(first, last)) + margin)
-    return trace.take(slice(first, last)), first_row + first
-
-
-def _open(path: Path) -> pyarrow.parquet.ParquetFile:
-    return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
-
-
 def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
     """Returns (earliest, latest arrival in s, rows) of each row group; None unless they follow each other in time."""
+    groups: list[tuple[float, float, int]] = []
     try:
-        with path.open("rb") as file:
-            if file.read(4) != b"PAR1":
+        with open_parquet(path) as file:
+            names = file.schema_arrow.names
+            if any(name not in names for name in OWN.required):
                 return None
-        with _open(path) as file:
-            metadata, names = file.metadata, file.schema_arrow.names
-            if any(name not in names for name in _OWN.required):
-                return None
-            groups: list[tuple[float, float, int]] = []
-            for i in range(metadata.num_row_groups):
-                group = metadata.row_group(i)
-                found = _statistics(group, "arrival_s")
-                if group.num_rows and found is None:
+            for group in (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)):
+                columns = (group.column(i) for i in range(group.num_columns))
+                found = next(one.statistics for one in columns if one.path_in_schema == "arrival_s")
+                if found is None or not found.has_min_max or found.null_count or not group.num_rows:
                     return None
-                if group.num_rows and found is not None:
-                    groups.append((*found, group.num_rows))
+                groups.append((float(found.min), float(found.max), group.num_rows))
     except (*BROKEN, TypeError):
-        return None     # the reader says what is wrong
-    if not groups or len(groups) != metadata.num_row_groups:
+        return None     # no Parquet, or a broken one: the reader says what is wrong
+    if not groups or any(before[1] > after[0] for before, after in pairwise(groups)):
         return None
-    ordered = all(before[1] <= after[0] for before, after in pairwise(groups))
-    return groups if ordered and groups[0][0] >= 0 and np.isfinite(groups[-1][1]) else None
-
-
-def _statistics(group: Any, name: str) -> tuple[float, float] | None:
-    for i in range(group.num_columns):
-        column = group.column(i)
-        if column.path_in_schema == name:
-            found = column.statistics
-            if found is None or not found.has_min_max or found.null_count:
-                return None
-            return float(found.min), float(found.max)
-    return None
+    return groups if groups[0][0] >= 0 and np.isfinite(groups[-1][1]) else None

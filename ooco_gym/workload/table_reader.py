@@ -1,8 +1,7 @@
-"""Files in pieces: CSV, JSON lines or Parquet (gzip allowed on the first two), recognised by content.
+"""A trace file as columns: CSV, JSON lines (gzip allowed on both) or Parquet, recognised by content.
 
-pyarrow reads CSV, as text, and Parquet; JSON lines are read line by line. A piece is some 16 MB of text or a quarter of
-a million rows of Parquet: what a file of any size takes of memory. Lines are not counted: where a value is wrong,
-its line is looked up in the file.
+pyarrow reads CSV, as text, and Parquet; JSON lines are read one by one. A column is taken as a whole for numbers, dates
+or lists; where that fails, the first row that is to blame is found, and its line looked up in the file.
 """
 
 from __future__ import annotations
@@ -11,32 +10,30 @@ import codecs
 import csv
 import gzip
 import json
-import math
 import os
 import reprlib
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import chain, count, dropwhile, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, dropwhile, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.trace import ENDINGS
 
-Column = Any  # a pyarrow Array, or a plain list where a field's type changes from line to line
-PIECE_BYTES = 1 << 24
-PIECE_ROWS = 1 << 18
+Column = Any  # a pyarrow ChunkedArray
 LONGEST_LINE = 1 << 26
+BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
 _PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
            b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
-BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
+_EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
+_compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
 
 class Table:
@@ -55,8 +52,9 @@ class Table:
 
     def error(self, row: int, field: str, expected: str) -> UserError:
         """Builds the complaint about one field of one row (from 0)."""
-        found = _shown(self._found(row, field))
-        again = " (the header again, as where two files were joined: remove that line)" * (found == repr(field))
+        value = self.columns[field][row].as_py()
+        found = "nothing" if value is None or value == "" else reprlib.repr(value)
+        again = " (the header again, as where two files were joined: remove that line)" * (value == field)
         return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}{again}, "
                          f"expected {expected}")
 
@@ -67,20 +65,17 @@ class Table:
 
     def numbers(self, field: str, expected: str, missing: float | None = None) -> np.ndarray:
         """Returns a column as float64[rows]; nulls become `missing`, or are an error where it is None."""
-        values = self._cast(field, pa.float64())
-        if values is None:
-            return np.array([self._number(row, field, value, expected, missing)
-                             for row, value in enumerate(_listed(self.columns[field]))], dtype=np.float64)
-        return self._filled(values, field, expected, missing)
+        return self._filled(self._read(field, expected, _as_numbers), field, expected, missing)
 
     def integers(self, field: str, expected: str, minimum: int, maximum: int, missing: int | None = None) -> np.ndarray:
         """Returns a column as int64[rows], each whole and within the limits (or `missing`)."""
-        whole = self._cast(field, pa.int64())
-        if whole is None:
+        whole = _as_numbers(self.columns[field], whole=True)
+        if whole is None:  # some are no whole numbers, or written as fractions: 5.0
             numbers = self.numbers(field, expected, None if missing is None else float(missing))
-            good = np.isfinite(numbers) & (np.abs(numbers) < 2.0**63)
-            good &= numbers == np.rint(np.where(good, numbers, 0.0))
-            self.demand(good, field, expected)
+            if missing is not None:
+                numbers[np.isnan(numbers)] = missing
+            good = np.abs(numbers) < 2.0**63
+            self.demand(good & (numbers == np.rint(np.where(good, numbers, 0.0))), field, expected)
             values = numbers.astype(np.int64)
         else:
             values = self._filled(whole, field, expected, missing)
@@ -88,148 +83,108 @@ class Table:
         self.demand(good if missing is None else good | (values == missing), field, expected)
         return values
 
-    def texts(self, field: str) -> list[str | None]:
-        """Returns a column as text; an empty field is None."""
-        return [None if value is None or value == "" else str(value).strip() for value in _listed(self.columns[field])]
+    def texts(self, field: str, expected: str) -> Column:
+        """Returns a column as text without blanks around it; an empty field is null."""
+        return self._read(field, expected, lambda column: _trimmed(column.cast(pa.string())))
 
     def holds_dates(self, field: str) -> bool:
         """Tells whether a column holds dates (as such or as text) rather than numbers."""
         column = self.columns[field]
-        if not isinstance(column, list) and not _is_text(column.type):
+        if not _is_text(column.type):
             return bool(pa.types.is_temporal(column.type))
-        first = next((value for value in _listed(column) if value not in (None, "")), "")
-        try:
-            float(first)
-        except (TypeError, ValueError):
-            return isinstance(first, str) and any(mark in first for mark in "-:/")
-        return False
+        first = next((value for value in column.drop_null()[:1].to_pylist()), "")
+        return any(mark in first for mark in "-:/") and _as_numbers(pa.chunked_array([[first]])) is None
 
     def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
         """Returns a column of dates with times as int64[rows] nanoseconds since 1970."""
-        column = self.columns[field]
-        moments = _moments(column)
-        if moments is not None:
-            return moments
-        each = [_moments(column[row:row + 1]) for row in range(self.rows)]
-        self.demand(np.array([one is not None for one in each]), field, expected)
-        return np.concatenate([one for one in each if one is not None])
+        return self._filled(self._read(field, expected, _as_moments(self.columns[field])), field, expected, None)
 
-    def integer_lists(self, field: str, expected: str) -> pa.Array:
-        """Returns a column of lists (in CSV: numbers with blanks between) as lists of int64."""
-        column = self.columns[field]
-        if not isinstance(column, list) and pa.types.is_list(column.type):
-            inner = column.flatten()
-            if pa.types.is_signed_integer(inner.type) and inner.null_count == 0:
-                return column.cast(pa.list_(pa.int64()))
-        return pa.array([self._integers(row, field, value, expected) for row, value in enumerate(_listed(column))],
-                        pa.list_(pa.int64()))
+    def integer_lists(self, field: str, expected: str) -> Column:
+        """Returns a column of lists (as text: numbers with blanks between) as lists of int64."""
+        return self._read(field, expected, _as_lists)
 
     def place(self, row: int) -> str:
         """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` of a Parquet."""
-        line = self._line(row)
+        line = None
+        if self.kind != "parquet":
+            lines = dropwhile(lambda line: line[1].isspace(), lines_of(self.path))
+            if self.kind == "jsonl":
+                lines = (line for line in lines if not line[1].isspace())
+            line = next(islice(lines, row + (self.kind == "csv"), None), None)
         return f"row {self._first_row + row + 1}" if line is None else f"line {line[0]}"
 
-    def _cast(self, field: str, kind: pa.DataType) -> pa.Array | None:
-        """Returns a column of numbers, or of texts that all are, as that type; None where it is not such a column."""
+    def _read(self, field: str, expected: str, cast: Callable[[Column], Column | None]) -> Column:
+        """Returns a column as `cast` takes it; the first row with which it fails is complained about."""
         column = self.columns[field]
-        if isinstance(column, list) or not (_is_numeric(column.type) or _is_text(column.type)
-                                            or pa.types.is_null(column.type)):
-            return None
-        try:
-            if _is_text(column.type):
-                column = pc.call_function("utf8_trim_whitespace", [column])
-            return column.cast(kind, safe=kind == pa.int64())
-        except pa.ArrowException:
-            return None
+        found = _tried(cast, column)
+        if found is not None:
+            return found
+        first, last = 0, len(column)
+        while last - first > 1:
+            middle = (first + last) // 2
+            fits = _tried(cast, column.slice(first, middle - first)) is not None
+            first, last = (middle, last) if fits else (first, middle)
+        raise self.error(first, field, expected)
 
-    def _filled(self, values: pa.Array, field: str, expected: str, missing: float | None) -> np.ndarray:
+    def _filled(self, values: Column, field: str, expected: str, missing: float | None) -> np.ndarray:
         if missing is None:
-            self.demand(values.is_valid().to_numpy(zero_copy_only=False), field, expected)
-        return (values if missing is None else values.fill_null(missing)).to_numpy(zero_copy_only=False)
-
-    def _integers(self, row: int, field: str, value: Any, expected: str) -> list[int]:
-        try:
-            numbers = [int(part) for part in value.split()] if isinstance(value, str) else list(value or [])
-        except (ValueError, TypeError):
-            raise self.error(row, field, expected) from None
-        if not all(isinstance(item, int) and not isinstance(item, bool) and -(2**63) <= item < 2**63
-                   for item in numbers):
-            raise self.error(row, field, expected)
-        return numbers
-
-    def _number(self, row: int, field: str, value: Any, expected: str, missing: float | None) -> float:
-        if missing is not None and (value is None or value == ""):
-            return missing
-        try:
-            if isinstance(value, bool) or not isinstance(value, (int, float, str)) or "_" in str(value):
-                raise ValueError
-            return float(value)
-        except (ValueError, OverflowError):
-            raise self.error(row, field, expected) from None
-
-    def _line(self, row: int) -> tuple[int, str] | None:
-        """Returns (its number, its text) of the line that a row comes from; None of a Parquet."""
-        if self.kind == "parquet":
-            return None
-        lines = dropwhile(lambda line: line[1].isspace(), lines_of(self.path))
-        if self.kind == "jsonl":
-            lines = (line for line in lines if not line[1].isspace())
-        return next(islice(lines, self._first_row + row + (self.kind == "csv"), None), None)
-
-    def _found(self, row: int, field: str) -> Any:
-        """Returns what the file itself has there."""
-        line = self._line(row) if self.kind == "csv" else None
-        cells = [] if line is None else next(csv.reader([line[1]]), [])
-        position = list(self.columns).index(field)
-        return cells[position] if position < len(cells) else _listed(self.columns[field])[row]
+            self.demand(values.is_valid().to_numpy(), field, expected)
+        return np.array(values if missing is None else values.fill_null(missing))
 
 
-def _is_numeric(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _tried(cast: Callable[[Column], Column | None], column: Column) -> Column | None:
+    try:
+        return cast(column)
+    except (pa.ArrowException, UnicodeError):
+        return None
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def _listed(column: Column) -> Sequence[Any]:
-    return column if isinstance(column, list) else column.to_pylist()
+def _trimmed(column: Column) -> Column:
+    """Texts without blanks around them, null where nothing is left; other columns as they are."""
+    if not _is_text(column.type):
+        return column
+    text = _compute.utf8_trim_whitespace(column)
+    return _compute.if_else(_compute.equal(text, ""), None, text)
 
 
-def _moments(column: Column) -> np.ndarray | None:
-    """Returns dates as int64[n] nanoseconds since 1970; None where not all of them are dates."""
-    try:
-        array = pa.array(column) if isinstance(column, list) else column
-        if array.null_count or not (pa.types.is_temporal(array.type) or _is_text(array.type)):
-            return None
-        zones = [array.type.tz] if pa.types.is_timestamp(array.type) else [None, "UTC"]
-    except BROKEN:
+def _as_numbers(column: Column, whole: bool = False) -> Column | None:
+    """Numbers, or texts that all are, as float64 or int64; None where it is no such column."""
+    if not (_is_text(column.type) or pa.types.is_null(column.type) or pa.types.is_integer(column.type)
+            or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
         return None
-    for zone in zones:
-        try:
-            return array.cast(pa.timestamp("ns", zone)).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        except pa.ArrowException:
-            continue
-    return None
+    kind = pa.int64() if whole else pa.float64()
+    found = _tried(lambda one: one.cast(kind, safe=whole), column)
+    return found if found is not None else _tried(lambda one: _trimmed(one).cast(kind, safe=whole), column)
 
 
-def _shown(value: object) -> str:
-    if value is None or value == "":
-        return "nothing"
-    if isinstance(value, float) and math.isnan(value):
-        return "NaN"
-    text = reprlib.repr(value) if isinstance(value, (list, dict)) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _as_moments(column: Column) -> Callable[[Column], Column]:
+    """Returns what casts dates to nanoseconds since 1970; whether texts have a zone is seen from the first of them."""
+    kind = pa.timestamp("ns", column.type.tz if pa.types.is_timestamp(column.type) else None)
+    if _is_text(column.type) and _tried(lambda one: one.cast(kind), column.drop_null()[:1]) is None:
+        kind = pa.timestamp("ns", "UTC")
+    good = _is_text(column.type) or pa.types.is_temporal(column.type)
+    return lambda one: one.cast(kind).cast(pa.int64()) if good else None
 
 
-def read_pieces(path: Path) -> Iterator[Table]:
-    """Yields a file's rows in order, piece by piece; at least one piece, whose columns are those of all.
+def _as_lists(column: Column) -> Column | None:
+    lists = _compute.utf8_split_whitespace(_trimmed(column)) if _is_text(column.type) else column
+    found = lists.cast(pa.list_(pa.int64()))
+    return None if _compute.list_flatten(found).null_count else found
+
+
+def read_table(path: Path) -> Table:
+    """Reads a whole file.
 
     Raises:
         UserError: the file is missing, empty, truncated, or not of its kind.
     """
     try:
-        head = _head(path)
+        with path.open("rb") as file:
+            head = file.read(4)
         zipped = head.startswith(b"\x1f\x8b")
         if zipped:
             with gzip.open(path) as file:
@@ -238,13 +193,20 @@ def read_pieces(path: Path) -> Iterator[Table]:
         if packed is not None and (zipped or head != b"PAR1"):
             raise UserError(f"trace file '{path}' is {packed}: unpack it; expected Parquet, or CSV or JSON lines, "
                             "which may be gzipped")
-        yield from _parquet_pieces(path) if head == b"PAR1" else _text_pieces(path)
+        if head == b"PAR1":
+            with open_parquet(path) as file:
+                return parquet_table(path, file.read(), 0)
+        lines = lines_of(path)
+        first = next((line for line in lines if not line[1].isspace()), None)
+        if first is None:
+            raise UserError(f"trace file '{path}' is empty")
+        return _json_table(path) if first[1].lstrip()[:1] in "{[" else _csv_table(path, *first, zipped)
     except UserError:
         raise
     except FileNotFoundError:
         raise missing(path) from None
     except BROKEN as error:
-        raise UserError(f"trace file '{path}' cannot be read: {reason_of(error)}") from None
+        raise unreadable(path, error) from None
 
 
 def missing(path: str | os.PathLike[str]) -> UserError:
@@ -257,32 +219,21 @@ def missing(path: str | os.PathLike[str]) -> UserError:
     return UserError(f"trace file '{path}' does not exist{nearest(name, beside)}")
 
 
-def reason_of(error: BaseException) -> str:
-    """Returns what an exception says, on one line."""
-    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
+    """Builds the complaint about a file that breaks off or is corrupt."""
+    reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    return UserError(f"trace file '{path}' cannot be read: {reason}")
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4)
-
-
-def _parquet_pieces(path: Path) -> Iterator[Table]:
-    with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        row = 0
-        for batch in file.iter_batches(batch_size=PIECE_ROWS):
-            yield parquet_table(path, pa.Table.from_batches([batch]), row)
-            row += batch.num_rows
-        if row == 0:
-            yield parquet_table(path, file.schema_arrow.empty_table(), 0)
+def open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
+    """Opens a Parquet whose checksums are verified."""
+    return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
 
 
 def parquet_table(path: Path, table: pa.Table, first_row: int) -> Table:
     """Returns rows of a Parquet file, from `first_row` (from 0) on."""
-    columns: dict[str, Column] = {}
-    for name, column in zip(_names(path, table.column_names), table.columns, strict=True):
-        array = column.combine_chunks()
-        columns[name] = array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
+    columns = {name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+               for name, column in zip(_names(path, table.column_names), table.columns, strict=True)}
     return Table(path, columns, table.num_rows, "parquet", first_row)
 
 
@@ -292,7 +243,8 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         UserError: a line is not UTF-8, or so long that this is no file of lines.
     """
-    opener = gzip.open if _head(path).startswith(b"\x1f\x8b") else open
+    with path.open("rb") as file:
+        opener = gzip.open if file.read(2) == b"\x1f\x8b" else open
     with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as stream:
         for number in count(1):
             line = stream.readline(LONGEST_LINE)
@@ -307,15 +259,6 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, text
 
 
-def _text_pieces(path: Path) -> Iterator[Table]:
-    lines = lines_of(path)
-    first = next((line for line in lines if not line[1].isspace()), None)
-    if first is None:
-        raise UserError(f"trace file '{path}' is empty")
-    yield from (_json_pieces(path, chain([first], lines)) if first[1].lstrip()[:1] in "{["
-                else _csv_pieces(path, *first))
-
-
 def _names(path: Path, found: Sequence[str]) -> list[str]:
     names = [name.strip() for name in found]
     for name in names:
@@ -325,7 +268,7 @@ def _names(path: Path, found: Sequence[str]) -> list[str]:
 
 
 class _Utf8:
-    """A stream that raises UnicodeError where it is not UTF-8: pyarrow says so of some columns only."""
+    """A stream that raises UnicodeError where it is not UTF-8: pyarrow would not say so of rows that it skips."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._check, self.closed = stream, codecs.getincrementaldecoder("utf-8")(), False
@@ -336,7 +279,7 @@ class _Utf8:
         return data
 
 
-def _csv_pieces(path: Path, header_line: int, header: str) -> Iterator[Table]:
+def _csv_table(path: Path, header_line: int, header: str, zipped: bool) -> Table:
     """Reads all columns as text: what type a value has is seen where it is used."""
     names = _names(path, next(csv.reader([header]), []))
     broken: list[Any] = []
@@ -345,49 +288,40 @@ def _csv_pieces(path: Path, header_line: int, header: str) -> Iterator[Table]:
         broken.append(row)
         return "skip"
 
-    first_row = 0
-    with gzip.open(path) if _head(path).startswith(b"\x1f\x8b") else path.open("rb") as stream:
-        try:
-            for batch in pyarrow.csv.open_csv(
-                    _Utf8(stream),
-                    pyarrow.csv.ReadOptions(column_names=names, skip_rows=header_line, block_size=PIECE_BYTES,
-                                            use_threads=False),
-                    pyarrow.csv.ParseOptions(invalid_row_handler=skip),
-                    pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()),
-                                               strings_can_be_null=True)):
-                if broken:
-                    break
-                if batch.num_rows:
-                    yield Table(path, dict(zip(names, batch.columns, strict=True)), batch.num_rows, "csv", first_row)
-                first_row += batch.num_rows
-        except UnicodeError:
-            for _ in lines_of(path):    # says which line is no text
-                pass
-            raise
+    try:
+        with gzip.open(path) if zipped else path.open("rb") as stream:
+            table = pyarrow.csv.read_csv(
+                _Utf8(stream),
+                pyarrow.csv.ReadOptions(column_names=names, skip_rows=header_line, use_threads=False),
+                pyarrow.csv.ParseOptions(invalid_row_handler=skip),
+                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
+                                           null_values=_EMPTY))
+    except (pa.ArrowException, UnicodeError) as error:
+        rest = [text for number, text in lines_of(path) if number > header_line]  # says which line is no text
+        if "Empty CSV" in str(error) and all(map(str.isspace, rest)):
+            return Table(path, {name: pa.chunked_array([], pa.string()) for name in names}, 0, "csv")
+        raise
     if broken:
         place = Table(path, {}, 0, "csv").place(broken[0].number - header_line - 1)
         raise UserError(f"trace file '{path}', {place}: found {broken[0].actual_columns} fields, expected {len(names)} "
                         f"as the header has ({header if len(header) <= 60 else header[:57] + '...'})")
-    if not first_row:
-        yield Table(path, {name: [] for name in names}, 0, "csv")
+    return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows, "csv")
 
 
-def _json_pieces(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Table]:
-    rows: list[dict[str, Any]] = []
-    names: list[str] = []
-    first_row = size = 0
-    for number, text in lines:
+def _json_table(path: Path) -> Table:
+    columns: dict[str, list[Any]] = {}
+    rows = 0
+    for number, text in lines_of(path):
         if text.isspace():
             continue
-        rows.append(_json_row(path, number, text, first=not rows and not first_row))
-        size += len(text)
-        if size >= PIECE_BYTES:
-            table = _json_table(path, rows, names, first_row)
-            names = names or list(table.columns)
-            yield table
-            first_row, size, rows = first_row + len(rows), 0, []
-    if rows:
-        yield _json_table(path, rows, names, first_row)
+        for name, value in _json_row(path, number, text, first=rows == 0).items():
+            values = columns.setdefault(name, [])
+            values += [None] * (rows - len(values))  # rows before that have no such key
+            values.append(value)
+        rows += 1
+    for values in columns.values():
+        values += [None] * (rows - len(values))
+    return Table(path, {name: _json_column(values) for name, values in columns.items()}, rows, "jsonl")
 
 
 def _json_row(path: Path, number: int, text: str, first: bool) -> dict[str, Any]:
@@ -405,13 +339,18 @@ def _json_row(path: Path, number: int, text: str, first: bool) -> dict[str, Any]
     return row
 
 
-def _json_table(path: Path, rows: list[dict[str, Any]], names: Sequence[str], first_row: int) -> Table:
-    columns: dict[str, Column] = {}
-    for name in dict.fromkeys([*names, *(name for row in rows for name in row)]):
-        values = [row.get(name) for row in rows]
-        columns[name] = values
-        if any(isinstance(value, (list, dict)) for value in values):
-            continue    # pyarrow follows JSON within JSON by recursion, and ends the process where the stack does
-        with suppress(pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):   # of several types
-            columns[name] = pa.array(values)
-    return Table(path, columns, len(rows), "jsonl", first_row)
+def _json_column(values: list[Any]) -> Column:
+    """Returns values of one type as that, lists of whole numbers as such, and any others as text."""
+    # pyarrow would follow lists in lists by recursion, and end the process where the stack does.
+    kind = pa.list_(pa.int64()) if any(isinstance(value, (list, dict)) for value in values) else None
+    try:
+        return pa.chunked_array([pa.array(values, kind)])
+    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
+        return pa.chunked_array([pa.array(map(_json_text, values), pa.string())])
+
+
+def _json_text(value: Any) -> str | None:
+    if isinstance(value, list):
+        return " ".join(map(json.dumps, value))
+    text = value if value is None or isinstance(value, str) else json.dumps(value)
+    return text and text.encode("utf-8", "replace").decode()

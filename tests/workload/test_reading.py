@@ -110,7 +110,7 @@ OWN_HEAD = "arrival_s,prompt_tokens,output_tokens\n"
     (MOONCAKE + "[1, 2]\n", ["line 4", "JSON object"]),
     (MOONCAKE + '{"timestamp": 5, "output_length": 1}\n', ["line 4", "'input_length'", "nothing"]),
     (MOONCAKE + '{"timestamp": "soon", "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "'soon'"]),
-    (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "NaN"]),
+    (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "nan"]),
     (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}\n',
      ["line 4", "'hash_ids'"]),
     (BURSTGPT.splitlines()[0] + "\n5,GPT,1,0,1,API log\n", ["no request with output tokens"]),

@@ -1,4 +1,4 @@
-"""Large files: read in pieces, imported as Parquet, and played by windows of it."""
+"""Large files: imported as Parquet, and played by windows of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooco_gym.workload.reading as reading_module
-import ooco_gym.workload.table_reader as pieces_module
 import ooco_gym.workload.writing as writing_module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -26,14 +25,6 @@ from ooco_gym.workload.load import workload_peak_start_s
 from ooco_gym.workload.reading import TraceFile
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of a few rows, so that small files have many."""
-    monkeypatch.setattr(pieces_module, "PIECE_BYTES", 256)
-    monkeypatch.setattr(pieces_module, "PIECE_ROWS", 5)
-    monkeypatch.setattr(writing_module, "ROW_GROUP", 7)
 
 
 def write_log(path: Path, n: int, *, ordered: bool = True, seed: int = 1) -> None:
@@ -47,8 +38,7 @@ def write_log(path: Path, n: int, *, ordered: bool = True, seed: int = 1) -> Non
     pyarrow.csv.write_csv(table, path)
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_pieces_give_what_the_whole_gives(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_in_the_order_of_time(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"arrival_s": float(i // 9), "prompt_tokens": i + 1, "output_tokens": 1}
                                   for i in range(60)]
     rows[40] |= {"session": 7, "prefix_hashes": [1, 2], "class": "offline", "tpot_slo_s": 0.5}
@@ -62,7 +52,6 @@ def test_pieces_give_what_the_whole_gives(tmp_path: Path) -> None:
         assert read_trace(write_trace(whole, tmp_path / f"again.{ending}")).equals(whole)
 
 
-@pytest.mark.usefixtures("small_pieces")
 def test_a_bad_row_far_down_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(HEAD + "".join(f"{i},1,1\n" for i in range(500)) + "500,-3,1\n501,1,1\n")
