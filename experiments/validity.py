@@ -139,7 +139,7 @@ def _read(files: Sequence[Path], chip: ChipSpec, device: str = "") -> Rows:
     if device:
         rows = rows.select(rows["device"] == device)
     rows = fastest_kernels(clean(rows, chip)[0])[0]
-    return rows.select(rows.kind() != "all_reduce")
+    return rows.select(rows.kind != "all_reduce")
 
 
 def tables_of(folder: Path | None, card: Card) -> list[Path]:

@@ -89,7 +89,7 @@ def without_online(records: Records) -> bool:
 
 def mean_interval(figures: np.ndarray) -> tuple[float, float | None, float | None]:
     """Mean and 95 % bootstrap interval of figures (runs, windows); None where one window gives no spread."""
-    return numbers(estimate(figures, confidence=CONFIDENCE))
+    return numbers(estimate(figures))
 
 
 def numbers(found: Estimate) -> tuple[float, float | None, float | None]:

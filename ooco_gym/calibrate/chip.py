@@ -89,7 +89,7 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
 
 def validity(rows: Rows, engine: list[EngineRows]) -> dict[str, Any]:
     """The sizes that were measured."""
-    attention = rows.select(np.isin(rows.kind(), ("attn_prefill", "attn_decode")))
+    attention = rows.select(np.isin(rows.kind, ("attn_prefill", "attn_decode")))
     sizes = {"max_tokens": [rows.of_kind("gemm")["n_tokens"], *(part.tokens for part in engine)],
              "max_batch": [rows.of_kind("attn_decode")["batch"], *(part.n_decode for part in engine)],
              "max_context": [attention["context_len"], *(part.kv for part in engine),

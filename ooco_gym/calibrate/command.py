@@ -73,8 +73,7 @@ def main(cfg: DictConfig) -> dict[str, Any] | None:
         page = out / "calibration.html"
         show.write_page(result.points, figures, page)
     screen = console()
-    for table in show.tables(figures):
-        table.show(screen, frame="simple", unbroken=8 if len(table.head) == 8 else 1)
+    show.table(figures).show(screen, frame="simple", unbroken=8)
     forms = "ooco, extended or measured" if tables else "ooco or extended"
     for line in [*show.notes(figures),
                  f"written: '{to}', to be used as chip={to} with timing={forms}; plots: '{page}'"]:

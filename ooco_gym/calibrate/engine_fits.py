@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.fitting import Fitted, Free, errors, folds, least_squares, sample, started
+from ooco_gym.calibrate.fitting import Fitted, Free, alike, errors, folds, least_squares, sample, started
 from ooco_gym.calibrate.operators import FEW
 from ooco_gym.calibrate.steps import roofline_free
 from ooco_gym.perf import kernels
@@ -34,8 +34,6 @@ class EngineRows:
         prompt_of: iteration of each prompt (or part of one), int64[m].
         q: its new tokens, float64[m].
         kv: its context, the new tokens among it, float64[m].
-        label: what the iteration was measured for; '' where nothing is said, object[n].
-        row: number in the file, int64[n].
         sizes: the model's fields (`ModelSpec`), where the measurement says them.
         tp: its tensor-parallel degree, likewise; 0 where nothing is said.
     """
@@ -50,8 +48,6 @@ class EngineRows:
     prompt_of: np.ndarray
     q: np.ndarray
     kv: np.ndarray
-    label: np.ndarray
-    row: np.ndarray
     sizes: Mapping[str, Any] = field(default_factory=dict)
     tp: int = 0
 
@@ -182,7 +178,7 @@ def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
     fold, said = owner, "models and tensor-parallel degrees"
     if len(served) == 1:
         one = rows[0]
-        fold, said = folds(_alike(one.n_decode, one.prompts, np.round(np.log2(1 + one.prefill_tokens)),
+        fold, said = folds(alike(one.n_decode, one.prompts, np.round(np.log2(1 + one.prefill_tokens)),
                                   np.round(np.log2(1 + one.decode_context))), seed), "sizes of batches"
     predicted = np.empty(len(fold))
     for number in range(int(fold.max()) + 1):
@@ -204,17 +200,12 @@ def _part(served: Sequence[Served], owner: np.ndarray, which: np.ndarray) -> lis
     return [one for one in chosen if len(one.rows)]
 
 
-def _alike(*sizes: np.ndarray) -> np.ndarray:
-    """A number for each iteration, equal where all sizes are, int64[n]."""
-    return np.unique(np.stack(sizes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-
-
 def noise(rows: EngineRows) -> float | None:
     """How far iterations of the same batch lie from their median, mean in percent: no form can be nearer on average.
 
     None where no batch was run three times.
     """
-    group = _alike(rows.n_decode, rows.tokens, rows.prompts, np.round(10 * np.log2(1 + rows.decode_context)),
+    group = alike(rows.n_decode, rows.tokens, rows.prompts, np.round(10 * np.log2(1 + rows.decode_context)),
                    np.round(10 * np.log2(1 + rows.over_prompts(rows.kv))))
     deviations = [np.abs(rows.seconds[index] / np.median(rows.seconds[index]) - 1.0)
                   for index in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])

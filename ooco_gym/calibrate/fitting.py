@@ -84,6 +84,13 @@ def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np
     return values(best) | none, cost
 
 
+def alike(*columns: np.ndarray) -> np.ndarray:
+    """A number for each row, equal where all columns are, int64[n]."""
+    codes = [np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1]
+             for values in columns]
+    return np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
 def folds(groups: np.ndarray, seed: int, most: int = 5) -> np.ndarray:
     """Spreads groups over folds at random: the fold of each row, int64[n]."""
     names, index = np.unique(groups, return_inverse=True)

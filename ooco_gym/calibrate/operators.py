@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.timing.measured import NAMES
 
+KEPT = 16
+"""Sets of rows of which it is remembered what each step of a fit asks again."""
 FITTED_ROWS = 2000
 """Rows of a fit, drawn at random where there are more: parameters move little beyond."""
 _MENU_ROWS = 600
@@ -154,6 +157,7 @@ def _few_shapes(rows: Rows, columns: Sequence[str], seed: int, most: int = 12) -
     return inside[sample(len(inside), _MENU_ROWS, seed)]
 
 
+@lru_cache(KEPT)
 def _heads(rows: Rows) -> list[tuple[np.ndarray, tuple[float, float, float]]]:
     """The rows of each head configuration, and its query heads, key/value heads and their dimension."""
     shape = rows.distinct("h_q", "h_kv", "d_h")
@@ -168,7 +172,7 @@ def _gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
 
 def _prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
     batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], np.empty(len(rows))
-    for index, heads in rows.once(_heads):
+    for index, heads in _heads(rows):
         form = kernels.prefill_attention(p, *heads)
         found[index] = form.seconds(*(batch[index] * each for each in form.of_prompts(q[index], kv[index])))
     return found
@@ -176,7 +180,7 @@ def _prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
 
 def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
     batch, total, found = rows["batch"], rows["batch"] * rows["context_len"], np.empty(len(rows))
-    for index, heads in rows.once(_heads):
+    for index, heads in _heads(rows):
         found[index] = kernels.decode_attention(p, *heads).seconds(total[index], batch[index], total[index],
                                                                    batch[index])
     return found
@@ -184,7 +188,7 @@ def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
 
 def _mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
     batch, context, found = rows["batch"], rows["context_len"], np.empty(len(rows))
-    for index, heads in rows.once(_heads):
+    for index, heads in _heads(rows):
         work = kernels.mixed_work_s(p, *heads, batch[index], context[index])
         empty = heads[0] * p.head_s_per_chunk_token * batch[index] * rows["q_len"][index]
         found[index] = kernels.mixed_attention_s(p, 1e-6 * rows["alone_us"][index], work, empty, context[index])
@@ -205,11 +209,12 @@ def _allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
 
 def _elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
     found = np.empty(len(rows))
-    for name, index, moved in rows.once(_moved):
+    for name, index, moved in _moved(rows):
         found[index] = kernels.elementwise_s(p, moved, name)
     return found
 
 
+@lru_cache(KEPT)
 def _moved(rows: Rows) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """The rows of each kind of element-wise operators, and the bytes that they move."""
     kind = elementwise_kinds(rows)
@@ -348,12 +353,9 @@ def canonical(op: str) -> str:
     return next((ours for ours, theirs in NAMES.items() if name in theirs), "")
 
 
+@lru_cache(KEPT)
 def elementwise_kinds(rows: Rows) -> np.ndarray:
     """The kind of each element-wise row, one of `kernels.ELEMENTWISE`'s; '' for others."""
-    return rows.once(_kinds)
-
-
-def _kinds(rows: Rows) -> np.ndarray:
     names = {str(op): kernels.ELEMENTWISE.get(canonical(str(op)), "") for op in set(rows["op"])}
     return np.array([names[str(op)] for op in rows["op"]], dtype=object)
 
@@ -372,7 +374,7 @@ def with_bytes(rows: Rows) -> tuple[Rows, int]:
     Returns:
         All rows but those element-wise ones whose bytes cannot be told, and how many these are.
     """
-    kind = rows.kind()
+    kind = rows.kind
     names = np.array([canonical(str(op)) if which == "elementwise" else ""
                       for op, which in zip(rows["op"], kind, strict=True)], dtype=object)
     tp, tokens = np.nan_to_num(rows["tp"], nan=1.0), rows["n_tokens"]

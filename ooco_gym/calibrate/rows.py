@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.calibrate.fitting import alike
 from ooco_gym.perf.chip import ChipSpec
 
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
@@ -44,15 +46,12 @@ NEEDED = {
 """Columns without which a row says nothing, by operator."""
 
 
-Known = TypeVar("Known")
-
-
 class Rows:
-    """Measurements by column: text columns as objects, numbers as float64 with NaN where they do not apply."""
+    """Measurements by column, which never change: text columns as objects, numbers as float64 with NaN where they do
+    not apply."""
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
         self._columns = dict(columns)
-        self._known: dict[Any, Any] = {}
 
     @classmethod
     def of(cls, path: Path, first_row: int, rows: int, **columns: Any) -> Rows:
@@ -88,37 +87,24 @@ class Rows:
         return Rows(self._columns | {name: _text(values, len(self)) if isinstance(values, str) else values
                                      for name, values in columns.items()})
 
-    def once(self, find: Callable[[Rows], Known]) -> Known:
-        """What a function finds in these rows, found once: they never change, and a fit asks at each of its steps."""
-        if find not in self._known:
-            self._known[find] = find(self)
-        return self._known[find]
-
+    @cached_property
     def kind(self) -> np.ndarray:
         """The operator of each row, one of `OPERATORS`, or what the file calls it."""
-        return self.once(Rows._kind)
-
-    def _kind(self) -> np.ndarray:
         kinds = {"elt": "elementwise"}
         names = [str(op).partition(":")[0] for op in self._columns["op"]]
         return np.array([kinds.get(name, name) for name in names], dtype=object)
 
     def of_kind(self, kind: str) -> Rows:
         """The rows of one operator."""
-        return self.select(self.kind() == kind)
+        return self.select(self.kind == kind)
 
     def distinct(self, *columns: str) -> np.ndarray:
         """A number for each row, equal where all `columns` are, int64[n]."""
-        keys = [_codes(self._columns[name]) for name in columns]
-        return np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        return alike(*(self._columns[name] for name in columns))
 
     def where(self, index: int) -> str:
         """File and row of one measurement, for messages."""
         return f"{self._columns['file'][index]}, row {self._columns['row'][index]}"
-
-
-def _codes(values: np.ndarray) -> np.ndarray:
-    return np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1]
 
 
 def _text(values: Any, rows: int) -> np.ndarray:
@@ -165,7 +151,7 @@ def complete(rows: Rows) -> Rows:
     """Fills in what follows from other columns and rows: context from new tokens and prefix, and the other way round,
     and what a chunk takes alone where it was measured beside decodes."""
     q, prefix, context = rows["q_len"], np.nan_to_num(rows["prefix"]), rows["context_len"]
-    kind = rows.kind()
+    kind = rows.kind
     prefill = kind == "attn_prefill"
     context = np.where(prefill & np.isnan(context), q + prefix, context)
     prefix = np.where(prefill & np.isnan(rows["prefix"]), np.maximum(context - q, 0.0), prefix)
@@ -193,7 +179,7 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
         The rows to fit, and what was left out and why.
     """
     rows = complete(rows)
-    kind, keep, excluded = rows.kind(), np.ones(len(rows), dtype=bool), []
+    kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []
 
     def leave_out(op: str, reason: str, mask: np.ndarray, bad: bool = True) -> None:
         nonlocal keep
@@ -264,7 +250,7 @@ def fastest_kernels(rows: Rows) -> tuple[Rows, dict[str, Any]]:
         The rows, and by operator how often each kernel was the fastest.
     """
     kept, chosen = [], {}
-    for op in sorted({str(item) for item in rows.kind()}):
+    for op in sorted({str(item) for item in rows.kind}):
         part = rows.of_kind(op)
         kernels = counted(part["kernel"])
         if len(kernels) > 1:

@@ -107,9 +107,8 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
         same = [name for name in known if chip_named(chosen) and chip_named(name) == chip_named(chosen)]
         if not same:
             raise unknown("device of the data", chosen, known)
-        same.sort(key=lambda name: -len(set(parts[name].kind()) & set(KINDS)))
-        others = f"; also of that chip: {', '.join(same[1:])} (device=NAME, also=[NAME])" if same[1:] else ""
-        notes.append(f"device '{chosen}' is '{same[0]}' in the data{others}")
+        same.sort(key=lambda name: -len(set(parts[name].kind) & set(KINDS)))
+        notes.append(f"device '{chosen}' is '{same[0]}' in the data")
         chosen = same[0]
     mine = rows.select(np.isin(rows["device"], [chosen, ""]))
     if source:
@@ -122,16 +121,13 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
         if name not in known:
             raise unknown("device of the data (also)", name, known)
         other = with_bytes(complete(parts[name]))[0]
-        missing = [kind for kind in KINDS if kind in set(other.kind()) - set(mine.kind())]
+        missing = [kind for kind in KINDS if kind in set(other.kind) - set(mine.kind)]
         if missing:
-            mine = Rows.join([mine, other.select(np.isin(other.kind(), missing))])
+            mine = Rows.join([mine, other.select(np.isin(other.kind, missing))])
             notes.append(f"{', '.join(missing)}: measured on '{name}', since '{chosen}' has none")
-    left = [f"{name} ({', '.join(f'{op} {count:,}' for op, count in counted(part.kind()).items())})"
-            for name, part in parts.items() if len(part) and name not in (chosen, *also)]
+    left = [name for name, part in parts.items() if len(part) and name not in (chosen, *also)]
     if left:
-        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-        notes.append(f"left out, of other devices (also=[NAME] takes what '{chosen}' lacks): {'; '.join(left[:4])}"
-                     f"{more}")
+        notes.append(f"left out, of other devices (also=[NAME] takes what '{chosen}' lacks): {', '.join(left)}")
     return chosen, mine, notes
 
 
@@ -211,7 +207,7 @@ def _fit_steps(result: Calibration, model: str | None, seed: int, tell: Callable
     result.steps, result.fits["ooco"]["steps"] = steps, roofline
     start = {"ooco": roofline.found, "extended": {op: item.found for op, item in result.fits["extended"].items()}}
     tell("unseen iterations")
-    operators = result.rows.select(result.rows.kind() != "all_reduce")
+    operators = result.rows.select(result.rows.kind != "all_reduce")
     predicted = composed.unseen(steps, operators, result.base, seed, start)
     result.points["iterations"] = Points("tokens of the iteration", steps.tokens, steps.seconds, predicted)
     several = len(steps.architectures) > 1

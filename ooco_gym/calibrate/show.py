@@ -65,31 +65,25 @@ def judged(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Errors with verdicts, poor ones marked, rows left out, and the roofline's parameters of `run.summary_of`."""
+def table(figures: Mapping[str, Any]) -> Table:
+    """Errors with verdicts of `run.summary_of`, poor ones marked."""
     fits = judged(figures)
     columns = [Column("what", "operation", align="l"), Column("form", "form", align="l"), Column("rows", "rows", ","),
                *(Column(name, key, ".1f") for name, key in (
                    ("median", "median"), ("P90", "p90"), ("MAPE", "mape"), ("worst", "worst"))),
                Column("verdict", "verdict", align="l")]
     title = f"Errors of {figures['device']} on what the fits have not seen, percent"
-    found = [replace(Table.of(columns, fits, title), marked=[
-        number for number, one in enumerate(fits) if one["advice"]])]
-    if figures["excluded"]:
-        found.append(Table("Rows left out", ("operator", "rows", "reason", "first"), [
-            (one["op"], f"{one['rows']:,}", one["reason"], "; ".join(one["first"][:1])) for one in figures["excluded"]],
-            align="lrl"))
-    units = (("flops_per_s", 1e12, "TFLOP/s"), ("bytes_per_s", 1e9, "GB/s"), ("", 1e-6, "µs"))
-    rows = [(key, next(f"{value / size:,.4g} {unit}" for ending, size, unit in units if key.endswith(ending)))
-            for key, value in figures["parameters"]["ooco"].items()]
-    return [*found, *([Table("Parameters of timing=ooco", ("parameter", "value"), rows)] if rows else [])]
+    return replace(Table.of(columns, fits, title), marked=[
+        number for number, one in enumerate(fits) if one["advice"]])
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """What else is to be known: poor fits and what to do, not fitted, not read, several kernels."""
+    """What else is to be known: poor fits and what to do, left out, not fitted, not read, several kernels."""
     lines = [f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median and "
              f"{one['p90']:.0f} % at the 90th percentile ({one['bias']:+.0f} % in the median): {one['advice']}"
              for one in judged(figures) if one["advice"]]
+    lines += [f"left out: {one['rows']:,} rows of {one['op']}: {one['reason']}"
+              + "".join(f" (such as {first})" for first in one["first"][:1]) for one in figures["excluded"]]
     lines += [f"not fitted: {text}" for text in figures["not_fitted"]]
     lines += [f"not read: {count:,} rows ({reason})" for reason, count in figures["skipped_by_readers"].items()]
     lines += [f"{op}: of several kernels the fastest counts, by shapes: "
@@ -103,9 +97,9 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def write_page(points: Mapping[str, Points], figures: Mapping[str, Any], path: Path) -> None:
-    """Writes the page: the tables, and a row of two plots for each operator and for iterations."""
+    """Writes the page: the table, and a row of two plots for each operator and for iterations."""
     report.write_page(path, f"Calibration of {figures['device']}", [
-        Section("Errors", tables=tables(figures), notes=notes(figures), note=COUNTED),
+        Section("Errors", tables=[table(figures)], notes=notes(figures), note=COUNTED),
         Section("Points", figures=[build_figure(points)])])
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.fitting import Fitted, Free, errors, folds, least_squares, sample, started
+from ooco_gym.calibrate.fitting import Fitted, Free, alike, errors, folds, least_squares, sample, started
 from ooco_gym.calibrate.operators import canonical, fit_kernels, parameters
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf import kernels
@@ -121,7 +121,7 @@ class _Tables:
     """Measured operators of one device, found by shape."""
 
     def __init__(self, rows: Rows) -> None:
-        self._rows, self._kind = rows, rows.kind()
+        self._rows, self._kind = rows, rows.kind
         gemm, attention = rows.of_kind("gemm"), rows.select(np.isin(self._kind, ("attn_prefill", "attn_decode")))
         self._shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
         self._heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
@@ -284,8 +284,7 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
     if len(steps.architectures) > 1:
         fold, known_to = steps.arch, _of_other_architectures
     else:
-        sizes = np.unique(np.stack([steps.batch, steps.q, steps.context], axis=1), axis=0, return_inverse=True)[1]
-        fold, known_to = folds(sizes.reshape(-1), seed), _of_other_sizes
+        fold, known_to = folds(alike(steps.batch, steps.q, steps.context), seed), _of_other_sizes
     predicted = {form: np.full(len(steps), np.nan) for form in ("ooco", "extended")}
     for number in range(int(fold.max()) + 1):
         which = fold == number
@@ -303,7 +302,7 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
 
 def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
     """Rows that do not have the shapes of the hidden iterations' one architecture."""
-    one, kind = hidden.architectures[hidden.arch[0]], rows.kind()
+    one, kind = hidden.architectures[hidden.arch[0]], rows.kind
     shapes = np.array([shape in set(one.gemms) for shape in zip(rows["d_in"], rows["d_out"], strict=True)])
     heads = (rows["h_q"] == one.heads) & (rows["h_kv"] == one.kv_heads)
     return ~(((kind == "gemm") & shapes) | (np.isin(kind, ("attn_prefill", "attn_decode")) & heads))
@@ -311,7 +310,7 @@ def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
 
 def _of_other_sizes(rows: Rows, hidden: Steps, seen: Steps) -> np.ndarray:
     """Rows that do not have the hidden iterations' contexts, or numbers of tokens that only these have."""
-    kind = rows.kind()
+    kind = rows.kind
     q = np.where(kind == "attn_decode", 1.0, rows["q_len"])
     keys = set(zip(hidden.batch, hidden.q, hidden.context, strict=True))
     shapes = [shape not in keys for shape in zip(rows["batch"], q, rows["context_len"], strict=True)]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.metrics.statistics import RESAMPLES
+from ooco_gym.metrics.statistics import CONFIDENCE, RESAMPLES
 
 _CHUNK = 1_000_000  # figures of one draw, which bounds its memory
 Statistic = Callable[..., np.ndarray]
@@ -69,8 +69,8 @@ def performance_profile(values: np.ndarray, thresholds: Any) -> np.ndarray:
 
 
 def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (), n_boot: int = RESAMPLES,
-             seed: int = 0, confidence: float = 0.95, weights: Sequence[float] | None = None) -> Estimate:
-    """A statistic of figures (runs, windows) with its bootstrap interval.
+             seed: int = 0, weights: Sequence[float] | None = None) -> Estimate:
+    """A statistic of figures (runs, windows) with its 95 % bootstrap interval.
 
     Args:
         values: figures of one policy, shape (runs, windows), or (windows,) of one run.
@@ -78,7 +78,6 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
         others: figures of other policies in the same windows; their runs are resampled on their own.
         n_boot: resamples.
         seed: key of the resampling; equal keys give equal intervals.
-        confidence: share of the interval.
         weights: how much of each of `others` is taken from `values` in a window, so that what is left varies between
             runs and between windows as the statistic does; None: the whole of a single other.
 
@@ -96,7 +95,7 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
         return Estimate(value, math.nan, math.nan)
     drawn = resampled(arrays, statistic, n_boot, seed)
     taken = [weight * other.mean(axis=0) for weight, other in zip(weights, arrays[1:], strict=True)]
-    tail = crossed_tail(arrays[0] - sum(taken, np.zeros(arrays[0].shape[1])), confidence)
+    tail = crossed_tail(arrays[0] - sum(taken, np.zeros(arrays[0].shape[1])))
     return Estimate(value, float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)))
 
 
@@ -114,7 +113,7 @@ def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = 
     return np.concatenate(found)
 
 
-def crossed_tail(values: np.ndarray, confidence: float = 0.95) -> float:
+def crossed_tail(values: np.ndarray) -> float:
     """Probability left in each tail of the bootstrap of figures (runs, windows), to cover like Student's t.
 
     Of a single run it is `statistics.expanded_tail` of its windows.
@@ -130,10 +129,10 @@ def crossed_tail(values: np.ndarray, confidence: float = 0.95) -> float:
             counts.append(len(means) - 1)
     total = sum(spreads)
     if total <= 0.0:
-        return 0.5 - confidence / 2
+        return 0.5 - CONFIDENCE / 2
     freedom = total**2 / sum(spread**2 / count for spread, count in zip(spreads, counts, strict=True))
     grown = total / sum(spread * share for spread, share in zip(spreads, shares, strict=True))
-    return float(stats.norm.cdf(-stats.t.ppf(0.5 + confidence / 2, freedom) * math.sqrt(grown)))
+    return float(stats.norm.cdf(-stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * math.sqrt(grown)))
 
 
 def _grid(values: Any) -> np.ndarray:

@@ -83,8 +83,7 @@ def _iterations(count: int = 300, seed: int = 0) -> EngineRows:
     prompt_of = np.repeat(np.arange(count), prompts)
     q = draws.integers(16, 512, len(prompt_of)).astype(float)
     return EngineRows("i.parquet", "cpu", "llama_3_1_8b", decodes, decodes * draws.integers(64, 2048, count),
-                      decodes + prompts, np.ones(count), prompt_of, q, q, np.full(count, "", dtype=object),
-                      np.arange(count))
+                      decodes + prompts, np.ones(count), prompt_of, q, q)
 
 
 @pytest.mark.parametrize("form", ["ooco", "extended"])

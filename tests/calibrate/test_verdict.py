@@ -9,7 +9,7 @@ import pytest
 
 from ooco_gym.calibrate.operators import OPERATORS, elementwise_kinds, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.calibrate.show import judged, notes, tables
+from ooco_gym.calibrate.show import judged, notes, table
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import load_chip
 
@@ -60,6 +60,6 @@ def test_a_poor_fit_says_what_to_do_wherever_it_is_shown() -> None:
                     ("iterations, unseen sizes", "ooco")}
     lines = [line for line in notes(figures) if line.startswith("poor: ")]
     assert len(lines) == 3 and all("take timing=" in line and "14 % off in the median" in line for line in lines)
-    shown = [cell for table in tables(figures) for row in table.rows for cell in row]
+    shown = [cell for row in table(figures).rows for cell in row]
     assert {"good", "poor"} <= set(shown)
-    assert tables(figures)[0].html().count("class=marked") == 3
+    assert table(figures).html().count("class=marked") == 3

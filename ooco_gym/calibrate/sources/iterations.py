@@ -45,11 +45,10 @@ def read(frame: Frame, context: Context, found: Found) -> None:
     decodes = np.nan_to_num(frame.numbers("n_decode"))
     sampled = frame.numbers("sequences_sampled") if "sequences_sampled" in frame else decodes + prompts
     devices, models = frame.texts("device", context.device), frame.texts("model", context.model)
-    labels = frame.texts("label")
     sizes, tp = _engine(frame.path.with_name("engine.json"))
     everything = EngineRows(
         frame.path.name, "", "", decodes, np.nan_to_num(frame.numbers("decode_context_sum")), np.nan_to_num(sampled),
-        1e-6 * frame.numbers("time_us"), prompt_of, q, kv, labels, frame.first_row + np.arange(rows), sizes, tp)
+        1e-6 * frame.numbers("time_us"), prompt_of, q, kv, sizes, tp)
     for device, model in sorted(set(zip(devices, models, strict=True))):
         part = everything.select((devices == device) & (models == model))
         found.engine.append(replace(part, device=str(device), model=str(model)))

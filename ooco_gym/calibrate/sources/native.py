@@ -54,5 +54,5 @@ def _iterations(rows: Rows, found: Found) -> None:
         model, tp = str(part["model"][0]), part["tp"][0]
         found.engine.append(EngineRows(
             str(part["file"][0]), str(part["device"][0]), model, np.where(prefill, 0.0, batch),
-            np.where(prefill, 0.0, batch * part["context_len"]), batch, part.seconds, prompt_of, q, q, part["op"],
-            part["row"], MODELS.get(model, {}), int(tp) if tp >= 1 else 0))
+            np.where(prefill, 0.0, batch * part["context_len"]), batch, part.seconds, prompt_of, q, q,
+            MODELS.get(model, {}), int(tp) if tp >= 1 else 0))
