@@ -33,12 +33,6 @@ from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import load_model
 
-_SIZE: dict[str, tuple[str, Callable[[Rows], np.ndarray]]] = {
-    "gemm": ("tokens", lambda rows: rows["n_tokens"]),
-    "attn_prefill": ("new tokens of a prompt", lambda rows: rows["q_len"]),
-    "all_reduce": ("bytes", lambda rows: rows["bytes"]),
-    "elementwise": ("bytes", lambda rows: rows["bytes"])}
-_ATTENTION = ("tokens of context in the batch", lambda rows: rows["batch"] * rows["context_len"])
 _UNSEEN = ("held_out_architecture", "whole_steps", "held_out_iterations")
 _NO_OVERHEAD = "none; counted once a layer or once an iteration, not both"
 
@@ -185,8 +179,7 @@ def _fit_operators(result: Calibration, seed: int, tell: Callable[[str], None]) 
         tell(kind)
         fitted = result.fits["extended"][kind] = fit(operator, part, result.base, seed)
         predicted, result.held_out[kind] = predict_unseen(operator, part, result.base, seed, fitted.found)
-        by, size = _SIZE.get(kind, _ATTENTION)
-        result.points[kind] = Points(by, size(part), part.seconds, {"extended": predicted})
+        result.points[kind] = Points(part.seconds, {"extended": predicted})
         found = result.shapes[kind] = {"extended": errors(predicted, part.seconds)}
         if kind == "elementwise":
             kinds = elementwise_kinds(part)
@@ -209,7 +202,7 @@ def _fit_steps(result: Calibration, model: str | None, seed: int, tell: Callable
     tell("unseen iterations")
     operators = result.rows.select(result.rows.kind != "all_reduce")
     predicted = composed.unseen(steps, operators, result.base, seed, start)
-    result.points["iterations"] = Points("tokens of the iteration", steps.tokens, steps.seconds, predicted)
+    result.points["iterations"] = Points(steps.seconds, predicted)
     several = len(steps.architectures) > 1
     result.unseen["held_out_architecture" if several else "whole_steps"] = {
         form: composed.errors_by_part(one, steps) for form, one in predicted.items()}
@@ -257,8 +250,7 @@ def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int, tell
             served.append(engine_fits.Served(rows, load_model(name), rows.tp or tp))
     if not served:
         return
-    tokens = np.concatenate([one.rows.tokens for one in served])
-    points = result.points["engine"] = Points("tokens of the iteration", tokens, engine_fits.measured(served), {})
+    points = result.points["engine"] = Points(engine_fits.measured(served), {})
     for form in ("ooco", "extended"):
         tell(f"whole iterations, {form}")
         extended = extended_of(result) if form == "extended" else result.base.extended
@@ -270,30 +262,27 @@ def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int, tell
 
 def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
     """The roofline's parameters, and of each where it comes from, in words."""
-    fits, found, said = result.fits["ooco"], {}, {}
-
-    def take(values: Mapping[str, float], words: str) -> None:
-        found.update(values)
-        said.update(dict.fromkeys(values, words))
-
+    fits, unseen = result.fits["ooco"], result.unseen
+    parts: list[tuple[Mapping[str, float], str]] = []
     if "all_reduce" in fits:
-        link = {f"allreduce_{key}": value for key, value in fits["all_reduce"].found.items()}
-        take(link, f"fitted to {fits['all_reduce'].rows} measured all-reduces")
+        parts.append(({f"allreduce_{key}": value for key, value in fits["all_reduce"].found.items()},
+                      f"fitted to {fits['all_reduce'].rows} measured all-reduces"))
     if "steps" in fits:
-        key = "held_out_architecture" if result.unseen["held_out_architecture"] else "whole_steps"
-        judged_on = {"held_out_architecture": "unseen architectures", "whole_steps": "unseen sizes"}[key]
-        error = result.unseen[key].get("ooco")
-        take(dict.fromkeys(("prefill_overhead_s", "decode_overhead_s"), 0.0), _NO_OVERHEAD)
-        take(fits["steps"].found, f"fitted to {fits['steps'].rows} iterations composed of measured operators"
-             + (f", {percents(error)} on {judged_on}" if error else ""))
+        judged_on, error = next(((words, unseen[key]["ooco"]) for key, words in (
+            ("held_out_architecture", "unseen architectures"), ("whole_steps", "unseen sizes"))
+            if "ooco" in unseen[key]), ("", None))
+        parts += [(dict.fromkeys(("prefill_overhead_s", "decode_overhead_s"), 0.0), _NO_OVERHEAD),
+                  (fits["steps"].found, f"fitted to {fits['steps'].rows} iterations composed of measured operators"
+                   + (f", {percents(error)} on {judged_on}" if error else ""))]
     if "engine" in fits:
-        error = result.unseen["held_out_iterations"]["ooco"]
-        take(dict.fromkeys(("prefill_layer_overhead_s", "decode_layer_overhead_s"), 0.0), _NO_OVERHEAD)
-        take(fits["engine"].found, f"fitted to {fits['engine'].rows} iterations of an engine, {percents(error)} on "
-                                   f"unseen {error['held_out']}")
+        error = unseen["held_out_iterations"]["ooco"]
+        parts += [(dict.fromkeys(("prefill_layer_overhead_s", "decode_layer_overhead_s"), 0.0), _NO_OVERHEAD),
+                  (fits["engine"].found, f"fitted to {fits['engine'].rows} iterations of an engine, {percents(error)} "
+                                         f"on unseen {error['held_out']}")]
+    said = {name: words for values, words in parts for name in values}
     if "prefill_attention_flops_per_s" in said:
         said["prefill_attention_flops_per_s"] += "; counts the masked half too, as timing=ooco does (causal_factor 1)"
-    return found, said
+    return {name: value for values, _ in parts for name, value in values.items()}, said
 
 
 def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:

@@ -25,10 +25,8 @@ _COLOURS = {"ooco": "#f58518", "extended": "#4c78a8"}
 
 
 class Points(NamedTuple):
-    """What is plotted of an operator or of iterations: sizes, measured seconds, seconds by form, float64[n] each."""
+    """What is plotted of an operator or of iterations: measured seconds, and seconds by form, float64[n] each."""
 
-    by: str
-    size: np.ndarray
     seconds: np.ndarray
     predicted: dict[str, np.ndarray]
 
@@ -78,7 +76,7 @@ def table(figures: Mapping[str, Any]) -> Table:
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """What else is to be known: poor fits and what to do, left out, not fitted, not read, several kernels."""
+    """What else is to be known: poor fits and what to do, left out, not fitted, not read."""
     lines = [f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median and "
              f"{one['p90']:.0f} % at the 90th percentile ({one['bias']:+.0f} % in the median): {one['advice']}"
              for one in judged(figures) if one["advice"]]
@@ -86,9 +84,6 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
               + "".join(f" (such as {first})" for first in one["first"][:1]) for one in figures["excluded"]]
     lines += [f"not fitted: {text}" for text in figures["not_fitted"]]
     lines += [f"not read: {count:,} rows ({reason})" for reason, count in figures["skipped_by_readers"].items()]
-    lines += [f"{op}: of several kernels the fastest counts, by shapes: "
-              + ", ".join(f"{name} {count}" for name, count in item["fastest"].items())
-              for op, item in figures["kernels"].items()]
     spread = figures["iterations"]["engine_noise"]
     if spread is not None:
         lines.append(f"the engine's iterations of the same batch lie {spread:.1f} % from their median on average: no "
@@ -97,37 +92,33 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def write_page(points: Mapping[str, Points], figures: Mapping[str, Any], path: Path) -> None:
-    """Writes the page: the table, and a row of two plots for each operator and for iterations."""
+    """Writes the page: the table, and a plot for each operator and for iterations."""
     report.write_page(path, f"Calibration of {figures['device']}", [
         Section("Errors", tables=[table(figures)], notes=notes(figures), note=COUNTED),
         Section("Points", figures=[build_figure(points)])])
 
 
 def build_figure(points: Mapping[str, Points]) -> Any:
-    """Draws predicted by measured time, and errors by size, of what the fits have not seen."""
+    """Draws predicted by measured time, of what the fits have not seen, two plots a row."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    titles = [title for name, one in points.items() for title in (
-        f"{name}: predicted by measured time (µs)", f"{name}: error (%) by {one.by}")]
-    figure = make_subplots(rows=max(len(points), 1), cols=2, subplot_titles=titles or None,
-                           vertical_spacing=0.25 / max(len(points), 1), horizontal_spacing=0.09)
+    rows = max(-(-len(points) // 2), 1)
+    figure = make_subplots(rows=rows, cols=2, subplot_titles=[f"{name}: predicted by measured time (µs)"
+                                                              for name in points] or None,
+                           vertical_spacing=0.25 / rows, horizontal_spacing=0.09)
     shown: set[str] = set()
-    for number, one in enumerate(points.values(), start=1):
+    for number, one in enumerate(points.values()):
+        row, column = number // 2 + 1, number % 2 + 1
         ends = [1e6 * float(one.seconds.min()), 1e6 * float(one.seconds.max())]
         figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line={"color": "#999", "dash": "dot"},
-                                    showlegend=False, hoverinfo="skip"), row=number, col=1)
+                                    showlegend=False, hoverinfo="skip"), row=row, col=column)
         index = sample(len(one.seconds), _POINTS, 0)
-        seconds, limit = one.seconds[index], 20.0
         for form, predicted in one.predicted.items():
-            errors = 100 * (predicted / one.seconds - 1)
-            limit = max(limit, float(np.percentile(np.abs(errors), 98)))
-            marker = {"color": _COLOURS[form], "size": 4, "opacity": 0.5}
-            for column, x, y in ((1, 1e6 * seconds, 1e6 * predicted[index]), (2, one.size[index], errors[index])):
-                figure.add_trace(go.Scattergl(x=x, y=y, mode="markers", marker=marker, name=form, legendgroup=form,
-                                              showlegend=form not in shown), row=number, col=column)
-                shown.add(form)
-        figure.update_xaxes(type="log", row=number)
-        figure.update_yaxes(type="log", row=number, col=1)
-        figure.update_yaxes(range=[-min(limit, 200), min(limit, 200)], row=number, col=2)
-    return layout(figure, 380 * max(len(points), 1) + 120, legend="side", top=80, legend_itemsizing="constant")
+            figure.add_trace(go.Scattergl(
+                x=1e6 * one.seconds[index], y=1e6 * predicted[index], mode="markers", name=form, legendgroup=form,
+                marker={"color": _COLOURS[form], "size": 4, "opacity": 0.5}, showlegend=form not in shown), row=row, col=column)
+            shown.add(form)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return layout(figure, 380 * rows + 120, legend="side", top=80, legend_itemsizing="constant")

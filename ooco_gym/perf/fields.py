@@ -69,25 +69,20 @@ def at_least_0(where: str, _: str, value: Any) -> float:
     return found
 
 
-def size(where: str, _: str, value: Any) -> int | None:
-    """A whole number of at least 1, or None.
+def sizes(where: str, kind: str, value: Any) -> Any:
+    """A whole number of at least 1, or None; of a field that is a tuple, a list of them.
 
     Raises:
         UserError: it is none.
     """
+    if kind.startswith("tuple"):
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise UserError(f"{where} must be a list of whole numbers, got '{value}'")
+        return tuple(sizes(where, "int", one) for one in value)
     found = 1.0 if value is None else number(value)
     if isinstance(value, str) or found % 1 != 0 or found < 1:
         raise UserError(f"{where} must be a whole number of at least 1, got '{value}'")
     return None if value is None else int(found)
-
-
-def sizes(where: str, kind: str, value: Any) -> Any:
-    """As `size`; of a field that is a tuple, a list of them."""
-    if not kind.startswith("tuple"):
-        return size(where, kind, value)
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
-        raise UserError(f"{where} must be a list of whole numbers, got '{value}'")
-    return tuple(size(where, kind, one) for one in value)
 
 
 def load_values(group: str, source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -118,15 +118,15 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
         attention_lines = _lines_of(mixed.decode_s, batch, beside_s, contexts, rising=True)
     return CostTable(
         decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1], form.floor_s(shard, "decode"), contexts),
-        attention_lines=_lines_ps(attention_lines),
-        prefill_ps=_table_ps(prefill_s),
+        attention_lines=_whole_ps(attention_lines),
+        prefill_ps=_whole_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
         prefill_floor_ps=int(np.rint((floor_s + overhead_s[0]) * PS_PER_S)) if floor_s else 0,
         attention=form.attention(shard, "prefill"),
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
         mixed=mixed and mixed._replace(decode_s=None),
         decode_skew=form.decode_skew(shard),
-        head_ps=_table_ps(head_s),
+        head_ps=_whole_ps(head_s),
         layers=deployment.model.layers,
         kv_blocks=deployment.kv_blocks,
         kv_bytes_per_token=deployment.kv_bytes_per_token,
@@ -186,7 +186,7 @@ def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float,
         total = batch[:, None] * contexts
         steps = np.maximum(lines[1:, :1] + lines[1:, 1:2] * total, lines[1:, 2:3] + lines[1:, 3:] * total)
         lines[1:] = fit_lines(np.maximum(steps, floor_s), batch, 0.0, contexts)
-    ps = _lines_ps(lines)
+    ps = _whole_ps(lines)
     ps[1:, 0::2] += round(overhead_s * PS_PER_S)
     return ps
 
@@ -225,12 +225,8 @@ def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], com
         prompts: `(q, kv)` of each prompt: new tokens, and context with the new tokens.
         completed: how many of them end their prefill (all, unless told).
     """
-    if not prompts:
-        return 0
-    q, kv = (np.array(part, dtype=np.float64) for part in zip(*prompts, strict=True))
-    heads = table.head_ps[len(prompts) if completed is None else completed]
-    attention = attention_ps(table, *table.attention.features(q, kv))
-    return max(table.prefill_floor_ps, int(dense_ps(table, int(q.sum())) + heads + np.rint(attention)))
+    new, before = [q for q, _ in prompts], [kv - q for q, kv in prompts]
+    return int(mixed_latency_ps(table, [new], [before], [0], [0], completed)[0])
 
 
 def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
@@ -250,16 +246,11 @@ def _seconds(costs: Sequence) -> np.ndarray:
     return np.sum([cost.seconds for cost in costs], axis=0)
 
 
-def _table_ps(seconds: np.ndarray) -> np.ndarray:
+def _whole_ps(seconds: np.ndarray) -> np.ndarray:
+    """Whole picoseconds of a table whose first row is of no batch, which takes no time."""
     table = np.rint(seconds * PS_PER_S).astype(np.int64)
     table[0] = 0
     return table
-
-
-def _lines_ps(lines: np.ndarray) -> np.ndarray:
-    ps = np.rint(lines * PS_PER_S).astype(np.int64)
-    ps[0] = 0
-    return ps
 
 
 def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:

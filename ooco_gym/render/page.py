@@ -17,7 +17,6 @@ from ooco_gym.protocol import baseline_among
 from ooco_gym.render.outcome import Outcome, compare, metrics_of
 from ooco_gym.render.record import RunRecord, differing_conditions, grouped, one_seed, with_distinct_labels
 from ooco_gym.report import (
-    NONE,
     Axis,
     Panel,
     Section,
@@ -38,6 +37,10 @@ BINS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0
 MOST_BINS = 60
 LEAST_BIN_S = 120.0  # where the window has five of them
 HOURS_FROM_S = 7200.0  # windows that long have the time of day as their axis
+CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
+    ("TTFT P99", "ttft_p99_s", duration), ("TPOT P99", "tpot_p99_s", duration),
+    ("output tokens/s", "output_tokens_per_s", number))
 WORK = ("busy", "online_prefill", "offline_prefill", "decode")
 
 
@@ -157,20 +160,18 @@ def class_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table | None
     Args:
         runs: summaries by policy, of one run each seed.
     """
-    head = ("class", "promise", "arrived", "finished", "violations", "missed", "TTFT P50, P99", "TPOT P50, P99",
-            "prompt, output tokens/s")
     rows = []
     for label, summaries in runs.items():
-        mine = [one["classes"] for one in summaries if "classes" in one]
-        for name in dict.fromkeys(name for classes in mine for name in classes):
-            rows.append((label, *_class_row(name, [classes[name] for classes in mine if name in classes])))
-    if not rows:
-        return None
-    note = ("Violations of offline classes are requests that missed their deadline, of those for which that is "
-            "decided; prompt and output tokens are those of requests completed in the window.")
-    if len(runs) == 1:
-        return Table("Classes of requests", head, [row[1:] for row in rows], note)
-    return Table("Classes of requests", ("policy", *head), rows, note)
+        named = [one["classes"] for one in summaries if "classes" in one]
+        for name in dict.fromkeys(name for classes in named for name in classes):
+            mine = [classes[name] for classes in named if name in classes]
+            known = {key: [one[key] for one in mine if one.get(key) is not None] for key in dict.fromkeys(
+                key for _, key, _ in CLASS_FIGURES)}
+            rows.append((label, name, promise_of(mine[0]), *(
+                write(float(np.mean(known[key])) if known[key] else None) for _, key, write in CLASS_FIGURES)))
+    return Table("Classes of requests", ("policy", "class", "promise", *(head for head, *_ in CLASS_FIGURES)), rows, (
+        "Violations of offline classes are requests that missed their deadline, of those for which that is decided; "
+        "tokens are those of requests completed in the window.")) if rows else None
 
 
 def promise_of(one: Mapping[str, Any]) -> str:
@@ -182,22 +183,6 @@ def promise_of(one: Mapping[str, Any]) -> str:
     ttft_s, tpot_s = (one.get(f"{key}_slo_s", one.get(f"{key}_s")) for key in ("ttft", "tpot"))
     weight = "" if one["weight"] == 1 else f", weight {one['weight']:g}"
     return f"TTFT {ttft_s:g} s, TPOT {1000 * (tpot_s or 0.0):g} ms{weight}"
-
-
-def _class_row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    def mean(key: str) -> float | None:
-        values = [one[key] for one in runs if one.get(key) is not None]
-        return float(np.mean(values)) if values else None
-
-    def both(form: Any, *keys: str) -> str:
-        return ", ".join(form(mean(key)) for key in keys) if mean(keys[-1]) is not None else NONE
-
-    counts = [(word, mean(key)) for word, key in (("TTFT", "ttft_misses"), ("TPOT", "tpot_misses"),
-                                                 ("deadline", "deadline_misses"), ("open", "deadline_undecided"))]
-    missed = ", ".join(f"{word} {number(count)}" for word, count in counts if count is not None)
-    return (name, promise_of(runs[0]), number(mean("arrived")), number(mean("finished")),
-            percent(mean("violation_rate")), missed or NONE, both(duration, "ttft_p50_s", "ttft_p99_s"),
-            both(duration, "tpot_p50_s", "tpot_p99_s"), both(number, "prompt_tokens_per_s", "output_tokens_per_s"))
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------

@@ -48,21 +48,14 @@ def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top:
     return figure.update_layout(**more)
 
 
-def error_bars(mean: Any, low: Any, high: Any, *, factor: float = 1.0, **look: Any) -> dict[str, Any] | None:
-    """Intervals as Plotly's error bars; None where no point has one.
-
-    Args:
-        mean, low, high: of one point, or of each point of a trace; None or NaN where there is none.
-        factor: from their unit to the axis' (100 for shares in percent).
-        look: what else Plotly takes, such as `thickness` and `width`.
-    """
-    points = list(zip(mean, low, high, strict=True)) if isinstance(mean, Sequence) else [(mean, low, high)]
-    whole = [not any(map(missing, point)) for point in points]
-    if not any(whole):
+def error_bars(mean: Sequence[Any], low: Sequence[Any], high: Sequence[Any]) -> dict[str, Any] | None:
+    """Intervals of the points of a trace as Plotly's error bars, none where an end is None or NaN; None where no point
+    has one."""
+    points = [None if any(map(missing, point)) else point for point in zip(mean, low, high, strict=True)]
+    if not any(points):
         return None
-    return {"type": "data", "symmetric": False, **look,
-            "array": [factor * (p[2] - p[0]) if there else 0.0 for p, there in zip(points, whole, strict=True)],
-            "arrayminus": [factor * (p[0] - p[1]) if there else 0.0 for p, there in zip(points, whole, strict=True)]}
+    return {"type": "data", "symmetric": False, "array": [one[2] - one[0] if one else 0.0 for one in points],
+            "arrayminus": [one[0] - one[1] if one else 0.0 for one in points]}
 
 
 # --- Small plots as SVG: the same figures give the same bytes, and nothing has to be loaded -------------------------
@@ -171,7 +164,6 @@ class Section:
         figures: Plotly figures, below the tables.
         note: how to read it.
         commands: how to make it again.
-        warning: stands out at the top.
         notes: what a reader should not overlook, below the tables.
         charts: plots, in the place of figures where nothing has to be loaded, and `legend`, the names of their colours.
     """
@@ -182,7 +174,6 @@ class Section:
     figures: Sequence[Any] = ()
     note: str = ""
     commands: Sequence[str] = ()
-    warning: str = ""
     notes: Sequence[str] = ()
     charts: Sequence[Panel] = ()
     legend: Sequence[str] = ()
@@ -211,8 +202,6 @@ def _section(index: int, part: Section) -> str:
     pieces = [f'<section id="s{index}">']
     if part.title:
         pieces.append(f"<h2>{html.escape(part.title)}</h2>")
-    if part.warning:
-        pieces.append(f'<p class="warn">{html.escape(part.warning)}</p>')
     if part.sentences:
         seen = "".join(f"<li>{_prose(line)}</li>" for line in part.sentences)
         pieces.append(f'<ul class="seen">{seen}</ul>')

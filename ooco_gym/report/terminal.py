@@ -39,54 +39,23 @@ def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
 
 # --- Progress --------------------------------------------------------------------------------------------------------
 class Bar:
-    """A bar to push forward; this one shows nothing."""
+    """A bar to push forward; this one keeps what it is told and draws nothing."""
+
+    def __init__(self, text: str = "") -> None:
+        self.label, self.done = text, 0.0
 
     def advance(self, steps: float = 1.0) -> None:
         """Moves the bar forward by `steps` of its total."""
+        self.done += steps
+        self.draw()
 
     def text(self, text: str) -> None:
         """Says what is being done."""
+        self.label = text
+        self.draw()
 
-
-class _Drawn(Bar):
-    """At a terminal."""
-
-    def __init__(self, display: Any, task: Any) -> None:
-        self._display, self._task = display, task
-
-    def advance(self, steps: float = 1.0) -> None:
-        self._display.advance(self._task, steps)
-
-    def text(self, text: str) -> None:
-        self._display.update(self._task, description=text)
-
-
-class _Lines(Bar):
-    """Where stderr is no terminal: a line now and then, the first after `FIRST_LINE_S`; short work says nothing."""
-
-    def __init__(self, text: str, total: float | None, percent: bool) -> None:
-        self._text, self._total, self._percent, self._done = text, total, percent, 0.0
-        self._started, self._over = time.monotonic(), threading.Event()
-        threading.Thread(target=self._tell, daemon=True).start()
-
-    def advance(self, steps: float = 1.0) -> None:
-        self._done += steps
-
-    def text(self, text: str) -> None:
-        self._text = text
-
-    def end(self) -> None:
-        """Says nothing more."""
-        self._over.set()
-
-    def _tell(self) -> None:
-        wait_s = FIRST_LINE_S
-        while not self._over.wait(wait_s):
-            of = " %" if self._percent else f"/{self._total:,.0f}" if self._total else ""
-            done = f", {self._done:,.0f}{of}" if of or self._done else ""  # of work that is not counted, the time alone
-            minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-            print(f"{self._text}{done} ({minutes}:{seconds:02d})", file=sys.stderr, flush=True)
-            wait_s = LINE_EVERY_S
+    def draw(self) -> None:
+        """Shows what has changed."""
 
 
 def watched() -> bool:
@@ -104,22 +73,35 @@ def progress(text: str, total: float | None = None, percent: bool = False) -> It
         total: steps until done; None where unknown.
         percent: whether steps are per cent.
     """
-    if not watched():
-        if multiprocessing.parent_process() is not None:
-            yield Bar()
-            return
-        lines = _Lines(text, total, percent)
-        try:
-            yield lines
-        finally:
-            lines.end()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    bar = Bar(text)
+    if watched():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        yield _Drawn(display, display.add_task(text, total=total))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+            task = display.add_task(text, total=total)
+            bar.draw = lambda: display.update(task, completed=bar.done, description=bar.label)
+            yield bar
+        return
+    over = threading.Event()
+    if multiprocessing.parent_process() is None:
+        of = " %" if percent else f"/{total:,.0f}" if total else ""
+        threading.Thread(target=_tell, args=(bar, of, over), daemon=True).start()
+    try:
+        yield bar
+    finally:
+        over.set()
+
+
+def _tell(bar: Bar, of: str, over: threading.Event) -> None:
+    """Prints a line now and then until it is `over`; of work that is not counted the time alone."""
+    begun_s, wait_s = time.monotonic(), FIRST_LINE_S
+    while not over.wait(wait_s):
+        done = f", {bar.done:,.0f}{of}" if of or bar.done else ""
+        minutes, seconds = divmod(int(time.monotonic() - begun_s), 60)
+        print(f"{bar.label}{done} ({minutes}:{seconds:02d})", file=sys.stderr, flush=True)
+        wait_s = LINE_EVERY_S
 
 
 def track(items: Iterable[Item], text: str, total: int | None = None) -> Iterator[Item]:
