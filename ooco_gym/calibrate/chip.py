@@ -142,7 +142,7 @@ _Dumper.add_representer(float, _float)
 def chip_named(device: str) -> str:
     """The chip of a device's name: without the table's prefix and the socket's suffix; '' where there is none."""
     name = plain(device)
-    for prefix in ("vidur_", "splitwise_", "nvidia_"):
+    for prefix in ("vidur_", "nvidia_"):
         name = name.removeprefix(prefix)
     known = list_chips()
     for part in (name, name.removesuffix("_sxm"), name.split("_")[0]):

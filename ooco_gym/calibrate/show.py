@@ -117,7 +117,8 @@ def build_figure(points: Mapping[str, Points]) -> Any:
         for form, predicted in one.predicted.items():
             figure.add_trace(go.Scattergl(
                 x=1e6 * one.seconds[index], y=1e6 * predicted[index], mode="markers", name=form, legendgroup=form,
-                marker={"color": _COLOURS[form], "size": 4, "opacity": 0.5}, showlegend=form not in shown), row=row, col=column)
+                marker={"color": _COLOURS[form], "size": 4, "opacity": 0.5}, showlegend=form not in shown),
+                row=row, col=column)
             shown.add(form)
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")

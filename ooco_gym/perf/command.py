@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
-from ooco_gym.perf.chip import load_chip
 from ooco_gym.perf.deployment import Deployment, validity_warnings
-from ooco_gym.perf.describe import (
-    KINDS,
-    TABLE_6_TOKENS_PER_S,
-    colocated_throughput,
-    describe_iteration,
-    prefill_saturation,
-)
+from ooco_gym.perf.describe import KINDS, colocated_throughput, describe_iteration, prefill_saturation
 from ooco_gym.report import Column, Table, console, layout, write_figure
 
 if TYPE_CHECKING:
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
 
 _DEPLOYMENT = ("chip", "model", "tp", "pp", "kv_fraction", "timing")
 SCHEMA = "ooco-gym/perf/1"
-_THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch", "prompts_per_prefill")
+_THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch")
 _SHORT = {"memory bandwidth": "memory", "communication": "links"}
 _COLUMNS = {"gemm": "linear", "attention": "attn", "elementwise": "other", "communication": "links",
             "overhead": "engine"}  # "other": norms, rotary positions, activations, embedding
@@ -46,22 +39,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(cfg, resolve=True)
-    shared = {key: values[key] for key in _DEPLOYMENT if key in values}
-    deployment = Deployment.from_config(shared)
-    other, refusal, compared = None, "", values.get("compare_chip")
-    if compared and load_chip(compared) != deployment.chip:
-        try:
-            other = Deployment.from_config(shared | {"chip": compared})
-            other = other if other.bs_sat else None  # asked for, since a timing may lack the chip's figures
-        except UserError as error:
-            other, refusal = None, f"no comparison: {error}"
+    deployment = Deployment.from_config({key: values[key] for key in _DEPLOYMENT if key in values})
     figures = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
-                    throughput=values["throughput"], other=other)
+                    throughput=values["throughput"])
     screen = console()
     decode, prefill = _tables(figures)
     decode.show(screen, unbroken=99)
     prefill.show(screen)
-    for line in [*summary_lines(figures), *([refusal] if refusal else [])]:
+    for line in summary_lines(figures):
         screen.print(line, highlight=False)
     for warning in figures["warnings"]:
         screen.print(f"Note: {warning}", highlight=False, style="yellow")
@@ -71,7 +56,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int],
-          throughput: Mapping[str, float], other: Deployment | None = None) -> dict[str, Any]:
+          throughput: Mapping[str, float]) -> dict[str, Any]:
     """Collects everything that `ooco-gym perf` shows.
 
     Args:
@@ -80,19 +65,15 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         contexts: context lengths, the same for each request of a batch.
         prompts: lengths of a single prompt.
         throughput: keyword arguments of `colocated_throughput`.
-        other: an instance to compare throughput with.
 
     Returns:
         A JSON-able mapping: `capacity`, `saturation`, `decode` and `prefill` (one row a cell), `throughput`,
-        `comparison` (None without `other`), `warnings` (where the sizes leave what the chip's figures were fitted on).
+        `warnings` (where the sizes leave what the chip's figures were fitted on).
     """
     check_keys("throughput", throughput, _THROUGHPUT_KEYS)
     for name, value in throughput.items():
-        whole = name in ("batch", "prompts_per_prefill")
-        if not (is_whole(value) if whole else is_number(value)):
-            raise UserError(f"throughput.{name} must be a {'whole ' if whole else ''}number, got '{value}'")
-    arguments: dict[str, Any] = dict(throughput)
-    estimate = colocated_throughput(deployment, **arguments)
+        if not (is_whole(value) if name == "batch" else is_number(value)):
+            raise UserError(f"throughput.{name} must be a {'whole ' if name == 'batch' else ''}number, got '{value}'")
     for name, values in (("contexts", contexts), ("batches", batches), ("prompts", prompts)):
         if isinstance(values, (str, int)) or not values:
             raise UserError(f"{name} must be a list of whole numbers, got '{values}'")
@@ -104,14 +85,7 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
     prefill = [{"prompt_tokens": tokens, **_row(deployment, prefill=[(tokens, tokens)])} for tokens in prompts]
     steps = [row for row in decode if row["fits"]]
     tokens = [row["prompt_tokens"] for row in prefill if row["fits"]]
-    comparison = None
-    if other:
-        there = colocated_throughput(other, **arguments)
-        measured, chips = TABLE_6_TOKENS_PER_S, (deployment.chip.name, other.chip.name)
-        known = deployment.model.name == "qwen2_5_7b" and deployment.chips == 1 and set(chips) <= set(measured)
-        comparison = {"chip": chips[1], "tokens_per_s": there.tokens_per_s, "over": chips[0],
-                      "ratio": there.tokens_per_s / estimate.tokens_per_s,
-                      "table_6_ratio": measured[chips[1]] / measured[chips[0]] if known else None}
+    arguments: dict[str, Any] = dict(throughput)
     return {
         "schema": SCHEMA,
         "chip": deployment.chip.name, "model": deployment.model.name, "timing": deployment.timing,
@@ -120,14 +94,10 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
             "parameters": deployment.model.parameters, "weight_bytes": deployment.weight_bytes,
             "kv_bytes_per_token": deployment.kv_bytes_per_token, "kv_tokens": deployment.kv_tokens,
         },
-        "saturation": {
-            "bs_sat": deployment.bs_sat, "decode_gemm_batch": deployment.bs_sat,
-            "prefill_tokens": prefill_saturation(deployment),
-        },
+        "saturation": {"bs_sat": deployment.bs_sat, "prefill_tokens": prefill_saturation(deployment)},
         "decode": decode,
         "prefill": prefill,
-        "throughput": estimate._asdict(),
-        "comparison": comparison,
+        "throughput": colocated_throughput(deployment, **arguments)._asdict(),
         "warnings": validity_warnings(
             deployment, max_batch=max((row["batch"] for row in steps), default=None),
             max_tokens=max(tokens, default=None),
@@ -137,34 +107,26 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
 
 def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
     report = describe_iteration(deployment, **batch)
-    return {"latency_s": report.latency_s, "tokens_per_s": report.tokens_per_s, "bottleneck": report.bottleneck,
-            "kv_share": report.kv_share, "fits": report.kv_share <= 1, "operator_shares": report.operator_shares,
-            "kind_shares": report.kind_shares, "resource_shares": report.resource_shares}
+    return {**vars(report), "tokens_per_s": report.tokens_per_s, "fits": report.kv_share <= 1}
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
     """The figures that are one number each, as sentences."""
     capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
-    prefill, other = saturation["prefill_tokens"], figures["comparison"]
-    prefill_from = (f"Prefill saturates at {prefill} tokens: from there on" if prefill
+    tokens = saturation["prefill_tokens"]
+    prefill_from = (f"Prefill saturates at {tokens} tokens: from there on" if tokens
                     else "Prefill never saturates: nowhere do")
-    lines = [
+    return [
         (f"KV capacity: {capacity['kv_tokens']:,} tokens of {capacity['kv_bytes_per_token']:,} bytes beside "
          f"{capacity['weight_bytes'] / 1e9:.1f} GB of weights ({capacity['parameters'] / 1e9:.2f} billion parameters)"),
-        (f"Decode GEMMs saturate at a batch of {saturation['decode_gemm_batch']} (bs_sat): from there on every linear "
-         "layer is bound by compute"),
+        (f"Decode GEMMs saturate at a batch of {saturation['bs_sat']} (bs_sat): from there on every linear layer is "
+         "bound by compute"),
         (f"{prefill_from} compute-bound operators take more than half of the operators' time "
          "(overhead and links left out)"),
         (f"Throughput, prefill and decode in turn at a batch of {rate['batch']}: {rate['tokens_per_s']:,.0f} prompt "
          f"and output tokens/s, {rate['output_tokens_per_s']:,.0f} of them output; {rate['prefill_share']:.0%} of "
          "the time goes to prefill"),
     ]
-    if other:
-        measured = other["table_6_ratio"]
-        beside = f" (measured, OOCO Table 6: {measured:.2f})" if measured else ""
-        lines.append(f"{other['chip']}: {other['tokens_per_s']:,.0f} tokens/s, {other['ratio']:.2f} times "
-                     f"{other['over']}{beside}")
-    return lines
 
 
 def _title(figures: dict[str, Any]) -> str:
@@ -223,7 +185,7 @@ def build_figure(figures: dict[str, Any]) -> Any:
             figure.add_scatter(x=sizes, y=[row["operator_shares"].get(name, 0.0) for row in rows], name=name,
                                mode="lines", stackgroup="operators", row=2, col=column)
     saturation = figures["saturation"]
-    _mark(figure, 1, saturation["decode_gemm_batch"], f"bs_sat {saturation['bs_sat']}")
+    _mark(figure, 1, saturation["bs_sat"], f"bs_sat {saturation['bs_sat']}")
     if saturation["prefill_tokens"]:
         _mark(figure, 2, saturation["prefill_tokens"], f"{saturation['prefill_tokens']} tokens", log=True)
     figure.update_xaxes(type="log", col=2)

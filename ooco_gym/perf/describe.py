@@ -22,8 +22,6 @@ AZURE_CONV_OUTPUT_TOKENS = 98.75
 """Mean output length of Azure Conv (OOCO, Table 5)."""
 DEFAULT_BATCH = 256
 """Decode batch; the default limit on running sequences of the engines that Table 6 compares."""
-TABLE_6_TOKENS_PER_S = {"h800": 36_099.72, "ascend_910c": 12_083.43}
-"""Measured, Qwen2.5-7B: vLLM on H800 and xLLM on one 910C chip (OOCO, Table 6). Shown beside the estimate only."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,10 @@ class Throughput(NamedTuple):
 
 
 def colocated_throughput(deployment: Deployment, prompt_tokens: float = AZURE_CONV_PROMPT_TOKENS,
-                         output_tokens: float = AZURE_CONV_OUTPUT_TOKENS, batch: int = DEFAULT_BATCH,
-                         prompts_per_prefill: int = 1) -> Throughput:
+                         output_tokens: float = AZURE_CONV_OUTPUT_TOKENS, batch: int = DEFAULT_BATCH) -> Throughput:
     """Estimates the throughput of one non-disaggregated instance at its limit, all requests of mean length.
 
-    A request costs its share of a prefill iteration, and for each output token after the first its share of a decode
+    A request costs a prefill iteration of its own, and for each output token after the first its share of a decode
     step of `batch` requests, half of their output generated.
 
     Args:
@@ -170,21 +167,18 @@ def colocated_throughput(deployment: Deployment, prompt_tokens: float = AZURE_CO
         prompt_tokens: mean prompt length.
         output_tokens: mean output length, at least 1.
         batch: decode batch wanted; less where KV memory does not hold as many whole requests.
-        prompts_per_prefill: prompts computed in one prefill iteration.
 
     Raises:
         UserError: a length or size below 1, or not one request fits.
     """
-    for name, value in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens), ("batch", batch),
-                        ("prompts_per_prefill", prompts_per_prefill)):
+    for name, value in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens), ("batch", batch)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
     batch = min(batch, int(deployment.kv_tokens // (prompt_tokens + output_tokens)))
     if batch < 1:
         raise UserError(f"KV memory holds {deployment.kv_tokens} tokens: not one request of "
                         f"{prompt_tokens + output_tokens:g} tokens fits")
-    prompts = [(prompt_tokens, prompt_tokens)] * prompts_per_prefill
-    prefill_s = describe_iteration(deployment, prefill=prompts).latency_s / prompts_per_prefill
+    prefill_s = describe_iteration(deployment, prefill=[(prompt_tokens, prompt_tokens)]).latency_s
     contexts = [prompt_tokens + output_tokens / 2] * batch
     decode_s = (output_tokens - 1) * describe_iteration(deployment, decode=contexts).latency_s / batch
     requests_per_s = 1.0 / (prefill_s + decode_s)

@@ -14,7 +14,6 @@ import synthetic
 from ooco_gym.calibrate import chip as chips
 from ooco_gym.calibrate.rows import COLUMNS, Rows
 from ooco_gym.calibrate.sources import Context, read
-from ooco_gym.calibrate.sources.native import MODELS
 from ooco_gym.cli import main
 from ooco_gym.perf.chip import load_chip
 from ooco_gym.perf.deployment import Deployment
@@ -124,29 +123,38 @@ def test_a_chip_s_name_finds_its_device_and_shared_data_are_found_by_name(
 
 
 @pytest.mark.parametrize("device, name", [("a100_sxm", "a100_80g"), ("vidur_a40", "a40"), ("h200_sxm", "h200"),
-                                          ("splitwise_a100-80gb", "a100_80g"), ("NVIDIA H100", "h100"),
+                                          ("NVIDIA H100", "h100"),
                                           ("RTX 4090", "rtx4090"), ("tpu_v5", "")])
 def test_devices_of_public_tables_are_known_chips(device: str, name: str) -> None:
     assert chips.chip_named(device) == name
 
 
 def test_whole_iterations_of_two_degrees_make_a_chip_and_judge_each_other(tmp_path: Path) -> None:
-    rows = []
+    model, iterations = load_model("llama_3_70b"), 0
+    config = {"num_hidden_layers": model.layers, "hidden_size": model.hidden, "num_attention_heads": model.heads,
+              "num_key_value_heads": model.kv_heads, "intermediate_size": model.intermediate, "vocab_size": model.vocab}
     for tp in (4, 8):
         deployment = Deployment(replace(load_chip("a100_80g"), prefill_overhead_s=0.02, decode_overhead_s=0.02),
-                                load_model(MODELS["llama2-70b"]), tp=tp)
-        table = cost_table(deployment, 64, 65_536)
+                                model, tp=tp)
+        table, rows = cost_table(deployment, 64, 65_536), []
         for batch in (1, 2, 4, 8, 16):
             for context in (128, 512, 1024, 2048):
-                common = {"device": "engine", "model": "llama2-70b", "tp": tp, "batch": batch, "context_len": context}
                 prefill = prefill_latency_ps(table, [(context, context)] * batch)
                 decode = decode_latency_ps(table, batch, batch * context)
-                rows += [{**common, "op": "e2e_prefill", "q_len": context, "time_us": 1e-6 * prefill},
-                         {**common, "op": "e2e_decode", "q_len": 1, "time_us": 1e-6 * decode}]
-    data = synthetic.write(tmp_path / "rows.csv", rows)
-    assert main(["calibrate", f"data={data}", "base=a100_80g", f"out={tmp_path / 'out'}"]) == 0
+                alone = {"device": "engine", "model": model.name, "sequences_sampled": batch}
+                rows += [{**alone, "n_decode": 0, "decode_context_sum": 0, "n_prefill": batch,
+                          "prefill_tokens": batch * context, "time_us": 1e-6 * prefill},
+                         {**alone, "n_decode": batch, "decode_context_sum": batch * context, "n_prefill": 0,
+                          "prefill_tokens": 0, "time_us": 1e-6 * decode}]
+        folder = tmp_path / "data" / f"tp{tp}"
+        folder.mkdir(parents=True)
+        synthetic.write(folder / "iterations.csv", rows)
+        (folder / "engine.json").write_text(json.dumps({"model": model.name, "tensor_parallel": tp,
+                                                        "model_config": config}))
+        iterations += len(rows)
+    assert main(["calibrate", f"data={tmp_path / 'data'}", "base=a100_80g", f"out={tmp_path / 'out'}"]) == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["iterations"]["engine"] == len(rows)
+    assert summary["iterations"]["engine"] == iterations
     for form in ("ooco", "extended"):
         judged = summary["held_out_iterations"][form]
         assert judged["held_out"].startswith("models") and judged["mape"] < 10

@@ -143,7 +143,7 @@ def test_what_cannot_be_transferred_is_named(change, message):
 def test_a_command_says_it_once_on_a_plain_line_and_keeps_it(tmp_path, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert main(["perf", "chip=mi300x", "model=llama_3_70b", "tp=4", "compare_chip=null", f"out={tmp_path}"]) == 0
+        assert main(["perf", "chip=mi300x", "model=llama_3_70b", "tp=4", f"out={tmp_path}"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "mi300x" in line]
     assert sum(one.startswith("note: chip 'mi300x': not measured: the efficiency of 'h200'") for one in said) == 1
     assert sum("144.0 GB/s over 4 chips" in one for one in said) == 1
