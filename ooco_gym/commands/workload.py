@@ -73,7 +73,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     origin = f"{dataset.publisher} ({dataset.name}), " if dataset else ""
     with Console(stderr=True).status("fitting") as status:
         fitted = fit(sample, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
-                     seed=int(values["seed"]), arrivals=str(values["arrivals"]), lengths=str(values["lengths"]),
+                     seed=int(values["seed"]), arrivals=str(values["arrivals"]),
                      assume=values["assume"], tell=lambda text: status.update(f"fitting: {text}"))
     if dataset:
         fitted.spec["licence"] = f"{dataset.licence}; figures only"
@@ -123,8 +123,7 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
             for window, item in arrivals["dispersion"].items()], align="l"))
     for side in ("prompt", "output"):
         found = lengths[side]["ks"]
-        rows.append((f"KS of {side} lengths", "not in the data" if found is None else
-                     f"{found:.4f} ({lengths['form']})"))
+        rows.append((f"KS of {side} lengths", "not in the data" if found is None else f"{found:.4f}"))
     if lengths["rank_correlation"] is not None:
         rows.append(("rank correlation of lengths",
                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ooco_gym.rounding import steady
-from ooco_gym.workload.keyed import keyed_generator, keyed_uniform
+from ooco_gym.workload.keyed import keyed_generator
 
 BLOCK_S = 600.0
 DAY_S = 86_400.0
@@ -24,7 +24,6 @@ _MIN_CELLS = 80
 _BLOCKS_AT_ONCE = 128
 _LOWEST_LAYER = 2.0**-8
 DRIFT_HARMONICS = 3
-_LATEST = 0.999             # of a batch's time: what is let in last, so that none comes with the next batch
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class Arrivals:
         bursts: an on/off process, or None.
         drift: standard deviation of the logarithm by which one week's tide differs from the mean one; 0: all alike.
         batch_s: requests are let in at whole multiples of this many seconds; 0: as they come.
-        batch_jitter_s: by how much they come after that in the mean; 0: all of a batch at the same instant.
     """
 
     mean_rate_per_s: float
@@ -64,7 +62,6 @@ class Arrivals:
     bursts: Bursts | None = None
     drift: float = 0.0
     batch_s: float = 0.0
-    batch_jitter_s: float = 0.0
 
 
 def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
@@ -163,25 +160,14 @@ def draw_requests(arrivals: Arrivals, *, start_s: float, duration_s: float, seed
                   for row in range(count)]
         arrival_s, draws, numbers = (np.concatenate(column, axis=-1) for column in zip(*pieces, strict=True))
         if arrivals.batch_s:
-            arrival_s = let_in(arrivals, arrival_s, numbers, seed, stream)
-        if arrivals.batch_jitter_s:
-            order = np.argsort(arrival_s, kind="stable")
-            arrival_s, draws, numbers = arrival_s[order], draws[:, order], numbers[order]
+            arrival_s = let_in(arrivals, arrival_s)
         inside = slice(*np.searchsorted(arrival_s, [start_s, end_s], side="left"))
         yield arrival_s[inside], draws[:, inside], numbers[inside]
 
 
-def let_in(arrivals: Arrivals, arrival_s: np.ndarray, numbers: np.ndarray, seed: int, stream: str) -> np.ndarray:
-    """Returns when requests that arrive at such times are let in, float64[n]: in batches, each within its `batch_s`.
-
-    With jitter each comes a while after its batch's time, by its own number; the square root of that while is
-    exponential (Weibull's distribution of shape 1/2): most come almost at once, a few much later.
-    """
-    begin_s = np.floor(arrival_s / arrivals.batch_s) * arrivals.batch_s
-    if not arrivals.batch_jitter_s:
-        return begin_s
-    late = steady(np.log1p(-keyed_uniform(numbers, seed, f"{stream}/jitter"))) ** 2 / 2
-    return begin_s + np.minimum(arrivals.batch_jitter_s * late, _LATEST * arrivals.batch_s)
+def let_in(arrivals: Arrivals, arrival_s: np.ndarray) -> np.ndarray:
+    """Returns when requests that arrive at such times are let in, float64[n]: in batches, each at its beginning."""
+    return np.floor(arrival_s / arrivals.batch_s) * arrivals.batch_s
 
 
 def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream: str, block: int,

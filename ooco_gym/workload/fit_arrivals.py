@@ -1,4 +1,4 @@
-"""What a trace's arrivals tell of seconds to minutes: batches, processes on the log-intensity, on/off bursts."""
+"""What a trace's arrivals tell: a tide over the day, batches, processes on the log-intensity, on/off bursts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,50 @@ import math
 
 import numpy as np
 
-from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Bursts, OrnsteinUhlenbeck
+from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Bursts, OrnsteinUhlenbeck, tide_at
 from ooco_gym.workload.dispersion import expected_dispersion
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.sharing import Chat
 
 BATCHED_FROM = 0.3          # share of requests at the same instant as the one before
-CLOCK_S = (0.02, 1.0)       # steps of a clock that are looked for
-CLOCKED_FROM = 0.2          # mean cosine of the phase between two requests
-_CLOCK_LIKE, _CLOCK_SHARP = 0.6, 3.0
-_CLOCK_REQUESTS = 20_000
+TIDE_FROM_S = 20 * 3600.0
+FLAT = (1.0,) * 24
+_TIDE_STEP_S = 30.0
 SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
 WIDEST = 1.5            # standard deviation of a log-intensity
 MOST_BINS = 6000
 BAUM_WELCH_ROUNDS = 40
 LARGEST_FACTOR = 1000.0
+
+
+def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
+    """Returns (24 hourly rates of mean 1, mean rate over a day, what was assumed)."""
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    rate = (len(arrival_s) - 1) / span_s
+    if span_s < TIDE_FROM_S:
+        return FLAT, rate, ["no tide: the trace is shorter than 20 hours"]
+    edges = np.arange(np.floor(arrival_s[0] / 3600.0), np.ceil(arrival_s[-1] / 3600.0) + 1)
+    counts = np.diff(np.searchsorted(arrival_s, edges * 3600.0))
+    there_s = np.minimum(edges[1:] * 3600.0, arrival_s[-1]) - np.maximum(edges[:-1] * 3600.0, arrival_s[0])
+    hour = np.mod(edges[:-1], 24).astype(np.int64)
+    requests = np.bincount(hour, counts, minlength=24)
+    exposed_s = np.bincount(hour, there_s, minlength=24)
+    known = exposed_s > 600.0
+    level = np.interp(np.arange(24), np.flatnonzero(known), (requests[known] / exposed_s[known]), period=24)
+    level = np.maximum(level, 1e-4 * level.max())
+    note = "the trace's time 0 is taken for midnight, and each day's tide for the mean day's"
+    if not known.all():
+        note += f"; hours {', '.join(str(x) for x in np.flatnonzero(~known))} are not in the trace"
+    return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
+
+
+def without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
+    """Returns the arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
+    if len(set(tide)) == 1:
+        return arrival_s
+    grid = np.arange(arrival_s[0], arrival_s[-1] + 2 * _TIDE_STEP_S, _TIDE_STEP_S)
+    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
+    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level / level.mean() * _TIDE_STEP_S)]))
 
 
 def find_batches(arrival_s: np.ndarray) -> float:
@@ -33,40 +62,6 @@ def find_batches(arrival_s: np.ndarray) -> float:
     if step < 0.01 or np.mean(np.abs(steps - multiples * step) < 0.05 * step) < 0.8:
         return 0.0
     return BLOCK_S / max(1, round(BLOCK_S / step))
-
-
-def find_clock(arrival_s: np.ndarray) -> float:
-    """Returns the step in seconds, a whole part of 600, at about whose multiples requests arrive; 0 if at none.
-
-    A client that asks ten times a second shows neither in counts nor as equal times, but half of the gaps are then
-    whole multiples of its step. The measure is how alike two requests' phases are, within pieces of 30 steps, as the
-    clock may drift; a burst makes them alike at all steps, a clock at its own (and at half of it, and so on).
-    """
-    arrival_s = arrival_s[:_CLOCK_REQUESTS]
-    steps = np.geomspace(*CLOCK_S, 1 + round(math.log(CLOCK_S[1] / CLOCK_S[0]) / 0.01))
-    alike = np.array([_in_phase(arrival_s, float(step)) for step in steps])
-    high = np.flatnonzero(alike >= _CLOCK_LIKE * alike.max())
-    best = high[-1]     # the longest step: a clock's phases are as alike at its half
-    while best and alike[best - 1] > alike[best]:
-        best -= 1
-    beside = max(_in_phase(arrival_s, float(steps[best]) * factor) for factor in (0.8, 0.87, 1.15, 1.25))
-    if alike[best] < CLOCKED_FROM or alike[best] < _CLOCK_SHARP * beside:
-        return 0.0
-    fine = steps[best] * np.linspace(0.985, 1.015, 61)
-    step = float(fine[np.argmax([_in_phase(arrival_s, float(one)) for one in fine])])
-    plain = float(f"{step:.2g}")
-    whole = abs(plain / step - 1) < 0.003 and abs(BLOCK_S / plain - round(BLOCK_S / plain)) < 1e-9
-    return plain if whole else BLOCK_S / max(1, round(BLOCK_S / step))
-
-
-def _in_phase(arrival_s: np.ndarray, step_s: float) -> float:
-    """Returns the mean cosine of the phase between two requests of one piece of 30 steps: 1 on a clock, 0 by chance."""
-    piece = (arrival_s // (30 * step_s)).astype(np.int64)
-    piece -= piece[0]
-    angle = 2 * np.pi * arrival_s / step_s
-    count = np.bincount(piece)
-    power = np.bincount(piece, np.cos(angle)) ** 2 + np.bincount(piece, np.sin(angle)) ** 2
-    return float((power - count).sum() / max(1, (count * (count - 1)).sum()))
 
 
 def spread_batches(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:

@@ -14,28 +14,29 @@ from ooco_gym.workload.checks import Section
 from ooco_gym.workload.checks import plain as plain_values
 from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, ks, likeness, rank_correlation
 from ooco_gym.workload.dispersion import expected_dispersion
-from ooco_gym.workload.fit_arrivals import find_batches, find_bursts, find_clock, fit_processes, spread_batches
+from ooco_gym.workload.fit_arrivals import (
+    FLAT,
+    find_batches,
+    find_bursts,
+    fit_processes,
+    fit_tide,
+    spread_batches,
+    without_tide,
+)
 from ooco_gym.workload.fit_sharing import Found, compare_sharing, find_sharing, fit_sharing
-from ooco_gym.workload.fit_tide import Slow, fit_slow
 from ooco_gym.workload.generate import generate_lengths
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.sharing import Chat
 
 SIDES = ("prompt", "output")
-LENGTH_FORMS = ("quantiles", "mixture")
 ARRIVAL_FORMS = ("auto", "cox", "on_off", "poisson")
 FEWEST_REQUESTS = 200
 MOST_REQUESTS = 2_000_000       # whose arrivals are fitted; a tide is taken from all
-JITTERS = (0.06, 0.01, 0.02, 0.04, 0.09, 0.13, 0.2)     # of a batch's step; the first before one is chosen
 BIN_S = (0.5, 2.0, 8.0)
 BETTER = 0.7                    # on/off is picked where its score is below this share of the Cox process's
 LONG_WINDOWS_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
 QUANTILES = (0.0, 0.001, 0.005, *(i / 100 for i in range(1, 100)), 0.995, 0.999, 1.0)
-MOST_COMPONENTS = 4
-NARROWEST = 0.03
-ROUNDS = 150
-MOST_TOKENS = 50_000
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class Fit:
 
 
 def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str = "auto",
-        lengths: str = "quantiles", assume: Mapping[str, Any] | None = None,
-        tell: Callable[[str], None] = lambda text: None) -> Fit:
+        assume: Mapping[str, Any] | None = None, tell: Callable[[str], None] = lambda text: None) -> Fit:
     """Fits arrivals and lengths.
 
     Args:
@@ -64,7 +64,6 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         seed: of the generators that are compared with the trace.
         arrivals: `cox` (OU processes), `on_off` (on/off bursts besides), `poisson`, or `auto`: on/off where gaps,
             counts and dispersion are clearly more alike with it.
-        lengths: `quantiles` (a table of 105 points) or `mixture` (up to four lognormals).
         assume: lengths that the sample does not have: `prompt` or `output` to a mapping as a workload's YAML has it.
         tell: called with what is being done.
 
@@ -73,8 +72,6 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
     """
     if arrivals not in ARRIVAL_FORMS:
         raise unknown("form of arrivals", arrivals, ARRIVAL_FORMS)
-    if lengths not in LENGTH_FORMS:
-        raise unknown("form of lengths", lengths, LENGTH_FORMS)
     given = {side: value for side, value in (assume or {}).items() if value is not None}
     for side in SIDES:
         there = getattr(sample, f"{side}_tokens") is not None
@@ -88,21 +85,22 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
     assumed = [f"{side} lengths: given, not fitted" for side in given]
     notes = list(sample.notes)
     tell("lengths")
-    length_spec, model, length_report = _fit_lengths(sample, lengths, given, seed)
+    length_spec, model, length_report = _fit_lengths(sample, given, seed)
     report: dict[str, Any] = {"requests": sample.requests, "lengths": length_report, "sharing": None}
     found = None
     if sample.trace is None:
         assumed.append("arrivals: a Poisson process of one request a second")
-        process = Arrivals(1.0, (1.0,) * 24)
+        process = Arrivals(1.0, FLAT)
         report |= {"form": "poisson", "arrivals": None}
     else:
         tell("shared prefixes")
         found = find_sharing(sample.trace, model)
-        base, slow = _fit_slow(sample.trace.arrival_s, seed)
+        base, more = _base(sample.trace.arrival_s, seed)
+        assumed += more
         if found is not None:
             found = fit_sharing(found, sample.trace, base, model, seed)
         chat = found.sharing if found and isinstance(found.sharing, Chat) else None
-        process, arrival_report, more = _fit_arrivals(base, slow, sample.trace.arrival_s, arrivals, seed, tell, chat)
+        process, arrival_report, more = _fit_arrivals(base, sample.trace.arrival_s, arrivals, seed, tell, chat)
         if found is not None:
             report["sharing"], last = compare_sharing(found, sample.trace, process, model, seed)
             more += found.assumed
@@ -116,11 +114,9 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         "measured": ", ".join(_measured(process, found, model, [side for side in SIDES if side not in given], sample)),
         "assumed": "; ".join(assumed), "mean_rate_per_s": _round(process.mean_rate_per_s, 6),
         "tide": [_round(x, 5) for x in process.tide] if len(set(process.tide)) > 1 else None,
-        "drift": {"sigma": _round(process.drift)} if process.drift else None,
         "ou": [{"sigma": _round(x.sigma), "tau_s": _round(x.tau_s)} for x in process.ou],
         "bursts": {key: _round(x) for key, x in asdict(process.bursts).items()} if process.bursts else None,
         "batch_s": process.batch_s or None,
-        **({"batch_jitter_s": process.batch_jitter_s} if process.batch_jitter_s else {}),
         "lengths": length_spec, "length_correlation": model.correlation or None,
         "sharing": found.spec if found else None,
     }
@@ -131,34 +127,29 @@ def _measured(process: Arrivals, found: Found | None, model: LengthModel, sides:
               sample: Sample) -> list[str]:
     """Returns what of the workload comes from the data, in words."""
     there = sample.trace is not None
-    known = {"mean rate": there, "tide": len(set(process.tide)) > 1, "drift of the tide": process.drift > 0,
+    known = {"mean rate": there, "tide": len(set(process.tide)) > 1,
              "OU processes": bool(process.ou), "on/off bursts": process.bursts is not None,
              "batches": process.batch_s > 0, **{f"{side} lengths": side in sides for side in SIDES},
              "rank correlation of lengths": model.correlation != 0, "sharing of prefixes": found is not None}
     return [what for what, is_known in known.items() if is_known]
 
 
-def _fit_slow(arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, Slow]:
-    """Returns the process without its bursts, and the slow course of the trace's own rate."""
+def _base(arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, list[str]]:
+    """Returns the process without its bursts, and what was assumed."""
     if arrival_s[-1] <= arrival_s[0]:
         raise UserError("all requests arrive at the same time: there are no arrivals to fit")
     batch_s = find_batches(arrival_s)
-    slow = fit_slow(spread_batches(arrival_s, batch_s, seed) if batch_s else arrival_s)
-    jitter_s = 0.0
-    if not batch_s:
-        batch_s = find_clock(arrival_s)
-        jitter_s = JITTERS[0] * batch_s
-    return Arrivals(slow.rate_per_s, slow.tide, drift=slow.drift, batch_s=batch_s, batch_jitter_s=jitter_s), slow
+    tide, rate, assumed = fit_tide(spread_batches(arrival_s, batch_s, seed) if batch_s else arrival_s)
+    return Arrivals(rate, tide, batch_s=batch_s), assumed
 
 
-def _fit_arrivals(base: Arrivals, slow: Slow, arrival_s: np.ndarray, form: str, seed: int,
-                  tell: Callable[[str], None], chat: Chat | None) -> tuple[Arrivals, dict[str, Any], list[str]]:
-    assumed = list(slow.assumed)
+def _fit_arrivals(base: Arrivals, arrival_s: np.ndarray, form: str, seed: int, tell: Callable[[str], None],
+                  chat: Chat | None) -> tuple[Arrivals, dict[str, Any], list[str]]:
+    assumed: list[str] = []
     part = arrival_s[:MOST_REQUESTS]
     if len(part) < len(arrival_s):
         assumed.append(f"bursts are those of the first {MOST_REQUESTS:,} requests")
-    together = base.batch_s and not base.batch_jitter_s
-    plain = slow.plain(spread_batches(part, base.batch_s, seed) if together else part)
+    plain = without_tide(spread_batches(part, base.batch_s, seed) if base.batch_s else part, base.tide)
     tried: dict[str, tuple[Arrivals, float]] = {}
     if form in ("auto", "cox", "poisson"):
         tell("Cox process")
@@ -173,22 +164,12 @@ def _fit_arrivals(base: Arrivals, slow: Slow, arrival_s: np.ndarray, form: str, 
             raise UserError("no on/off bursts were found in this trace; expected arrivals=auto, cox or poisson")
     chosen = min(tried, key=lambda key: tried[key][1] * (BETTER if key == "cox" else 1.0))
     process = tried[chosen][0]
-    if process.batch_jitter_s:
-        tell("clock")
-        process = _with_jitter(process, part, seed, chat)
     tell("comparison")
     # By other seeds than those the form was chosen by.
     alike = likeness(process, part, seed + 1, most=100, chat=chat)
     shown = "poisson" if chosen == "cox" and not process.ou else chosen
     return process, {"form": shown, "arrivals": alike.describe(),
                      "scores": {key: unlike for key, (_, unlike) in tried.items()}}, assumed
-
-
-def _with_jitter(process: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None) -> Arrivals:
-    """Returns the process with the jitter whose gaps are most like the trace's; without batches if these are."""
-    tried = [replace(process, batch_s=0.0, batch_jitter_s=0.0),
-             *(replace(process, batch_jitter_s=_round(share * process.batch_s, 3)) for share in JITTERS)]
-    return min(tried, key=lambda one: likeness(one, arrival_s, seed, chat=chat, fewest=1).ks_gaps)
 
 
 def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> list[str]:
@@ -248,11 +229,11 @@ def _rounded(process: OrnsteinUhlenbeck) -> OrnsteinUhlenbeck:
     return OrnsteinUhlenbeck(_round(process.sigma), float(np.clip(_round(process.tau_s), 0.2, DAY_S)))
 
 
-def _fit_lengths(sample: Sample, form: str, given: Mapping[str, Any],
+def _fit_lengths(sample: Sample, given: Mapping[str, Any],
                  seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
     """Returns (what the YAML says, the same parsed, how like it is)."""
     spec: dict[str, Any] = {}
-    report: dict[str, Any] = {"form": form, "rank_correlation": None}
+    report: dict[str, Any] = {"rank_correlation": None}
     measured = {side: np.asarray(tokens) for side in SIDES
                 if (tokens := getattr(sample, f"{side}_tokens")) is not None}
     for side in SIDES:
@@ -260,9 +241,8 @@ def _fit_lengths(sample: Sample, form: str, given: Mapping[str, Any],
             spec[side] = plain_values(given[side])
             continue
         tokens = measured[side]
-        spec[side] = fit_mixture(tokens, seed) if form == "mixture" else {
-            "quantiles": list(QUANTILES), "tokens": [_round(x, 6) for x in np.quantile(tokens, QUANTILES)]}
-        spec[side]["mean"] = _round(float(tokens.mean()), 6)
+        spec[side] = {"quantiles": list(QUANTILES), "tokens": [_round(x, 6) for x in np.quantile(tokens, QUANTILES)],
+                      "mean": _round(float(tokens.mean()), 6)}
     if len(measured) == 2:
         report["rank_correlation"] = rank_correlation(measured["prompt"], measured["output"])
     model = parse_lengths(Section(spec, "fit", "assume" if given else ""), round(report["rank_correlation"] or 0.0, 3))
@@ -277,47 +257,3 @@ def _fit_lengths(sample: Sample, form: str, given: Mapping[str, Any],
 
 def _round(value: float, digits: int = 4) -> float:
     return float(f"{float(value):.{digits}g}")
-
-
-def fit_mixture(tokens: np.ndarray, seed: int) -> dict[str, Any]:
-    """Returns a length model `{weights, mu, sigma, clip}`: of one to four lognormals the one with the best BIC.
-
-    Args:
-        tokens: int[n], >= 1; of more than 50,000 a random part is used.
-        seed: of that part.
-    """
-    part = tokens if len(tokens) <= MOST_TOKENS else np.random.default_rng(seed).choice(tokens, MOST_TOKENS)
-    log = np.log(part.astype(np.float64))
-    best, best_bic = None, np.inf
-    for count in range(1, MOST_COMPONENTS + 1):
-        weights, mu, sigma, likelihood = _maximise(log, count)
-        bic = (3 * count - 1) * np.log(len(log)) - 2 * likelihood
-        if bic < best_bic:
-            best, best_bic = (weights, mu, sigma), bic
-    assert best is not None
-    names = ("weights", "mu", "sigma")
-    fitted = {name: [float(f"{x:.5g}") for x in values] for name, values in zip(names, best, strict=True)}
-    return {**fitted, "clip": [int(tokens.min()), int(tokens.max())]}
-
-
-def _maximise(log: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Returns (weights, means, standard deviations, each float64[count], and the log-likelihood)."""
-    weights = np.full(count, 1 / count)
-    mu = np.quantile(log, (np.arange(count) + 0.5) / count)
-    sigma = np.full(count, max(log.std(), NARROWEST))
-    likelihood = -np.inf
-    for _ in range(ROUNDS):
-        density = np.log(np.maximum(weights, 1e-12)) - np.log(sigma) - ((log[:, None] - mu) / sigma) ** 2 / 2
-        highest = density.max(axis=1, keepdims=True)
-        share = np.exp(density - highest)
-        total = share.sum(axis=1, keepdims=True)
-        found = float(np.sum(highest + np.log(total)))
-        share /= total
-        mass = np.maximum(share.sum(axis=0), 1e-9)
-        weights, mu = mass / mass.sum(), (share * log[:, None]).sum(axis=0) / mass
-        sigma = np.maximum(np.sqrt((share * (log[:, None] - mu) ** 2).sum(axis=0) / mass), NARROWEST)
-        if found - likelihood < 1e-6 * len(log):
-            likelihood = found
-            break
-        likelihood = found
-    return weights, mu, sigma, likelihood

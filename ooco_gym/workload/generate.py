@@ -28,7 +28,7 @@ from ooco_gym.workload.trace import Trace
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _USE = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "mix", "defaults")
-_KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "batch_jitter_s", "lengths",
+_KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths",
          "length_correlation", "sharing", "peak_start_s")
 SPEC_KEYS = NOTES + _USE + _KEYS
 MAX_REQUESTS = 100_000_000
@@ -131,13 +131,11 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
     batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
     section.demand("batch_s", batch_s == 0 or abs(BLOCK_S / batch_s - round(BLOCK_S / batch_s)) < 1e-9,
                    f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
-    jitter_s = section.number("batch_jitter_s", 0.0, BLOCK_S) if section.has("batch_jitter_s") else 0.0
-    section.demand("batch_jitter_s", jitter_s <= batch_s, "at most batch_s")
     rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
     begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
     lengths = parse_lengths(section.section("lengths"), _correlation(section))
     return WorkloadSpec(name, Arrivals(
-        rate, tide, tuple(processes), bursts, drift, batch_s, jitter_s), lengths,
+        rate, tide, tuple(processes), bursts, drift, batch_s), lengths,
                         peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths))
 
 

@@ -174,15 +174,14 @@ class Chat:
              stream: str, rate_scale: float) -> tuple[np.ndarray, ...]:
         """Returns (arrival_s float64[n], prompt int32[n], output int32[n], session int64[n], own number int64[n])."""
         first_s = float(np.floor((start_s - self.longest_s) / BLOCK_S) * BLOCK_S)
-        sessions = replace(arrivals, mean_rate_per_s=arrivals.mean_rate_per_s / self.turns, batch_s=0.0,
-                           batch_jitter_s=0.0)
+        sessions = replace(arrivals, mean_rate_per_s=arrivals.mean_rate_per_s / self.turns, batch_s=0.0)
         last_s = start_s + duration_s + arrivals.batch_s
         parts = []
         for begin_s, _, numbers in draw_requests(sessions, start_s=first_s, duration_s=last_s - first_s, seed=seed,
                                                  stream=stream, rate_scale=rate_scale):
             asked_s, session, turn = self._turns(begin_s, numbers, seed, stream)
             if arrivals.batch_s:
-                asked_s = let_in(arrivals, asked_s, session * MOST_TURNS + turn, seed, stream)
+                asked_s = let_in(arrivals, asked_s)
             # Whole sessions, so that their prompts can be put in order, but only those that reach into the window.
             wanted = np.isin(session, session[(asked_s >= start_s) & (asked_s < start_s + duration_s)])
             asked_s, session, turn = asked_s[wanted], session[wanted], turn[wanted]

@@ -21,7 +21,7 @@ from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import DISPERSION_S, dispersion, ks, likeness, play
 from ooco_gym.workload.dispersion import burst_moments, expected_dispersion
 from ooco_gym.workload.fit_arrivals import find_bursts, fit_processes
-from ooco_gym.workload.fitting import fit, fit_mixture
+from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.reading import Sample, read_sample
 
 FLAT = (1.0,) * 24
@@ -132,17 +132,6 @@ def test_what_the_generator_cannot_do_is_said() -> None:
     assert "dispersion differs by more than 10 %" in notes and fitted.spec["lengths"]["prompt"]["mean"] == 9
 
 
-def test_mixtures_come_back() -> None:
-    rng = np.random.default_rng(1)
-    tokens = np.rint(np.exp(np.where(rng.random(20_000) < 0.3, rng.normal(3, 0.2, 20_000),
-                                     rng.normal(6, 0.5, 20_000)))).astype(int)
-    found = fit_mixture(tokens, 1)
-    heavy = np.argmax(found["weights"])
-    assert found["mu"][heavy] == pytest.approx(6.0, abs=0.1) and found["sigma"][heavy] == pytest.approx(0.5, abs=0.06)
-    assert found["clip"] == [tokens.min(), tokens.max()] and sum(found["weights"]) == pytest.approx(1.0, abs=1e-3)
-    assert fit_mixture(np.full(300, 7), 1)["clip"] == [7, 7]
-
-
 @pytest.mark.parametrize(("sample", "said"), [
     (Sample.of(Trace(np.arange(50.0), np.ones(50), np.ones(50), name="few")), "holds 50 requests: a fit needs 200"),
     (Sample("half", None, None, np.ones(500, int)), "'half' has no prompt_tokens"),
@@ -156,8 +145,6 @@ def test_unknown_forms() -> None:
     sample = Sample.of(generate(STEADY, duration_s=100, seed=1))
     with pytest.raises(UserError, match="unknown form of arrivals 'onoff'.*'on_off'"):
         fit(sample, name="x", source="y", arrivals="onoff")
-    with pytest.raises(UserError, match="unknown form of lengths"):
-        fit(sample, name="x", source="y", lengths="gamma")
 
 
 def run(folder: Path, *words: str) -> dict[str, Any]:
@@ -197,7 +184,7 @@ def test_a_set_of_lengths(tmp_path: Path) -> None:
     path = tmp_path / "set.csv"
     path.write_text("a,b\n" + "".join(f"{i + 1},{i % 7 + 1}\n" for i in range(400)))
     columns = ("columns.prompt_tokens=a", "columns.output_tokens=b")
-    summary = run(tmp_path, "fit", str(path), *columns, f"to={tmp_path / 'w.yaml'}", "name=w", "lengths=mixture")
+    summary = run(tmp_path, "fit", str(path), *columns, f"to={tmp_path / 'w.yaml'}", "name=w")
     assert summary["form"] == "poisson" and summary["arrivals"] is None
     assert "one request a second" in yaml.safe_load((tmp_path / "w.yaml").read_text())["assumed"]
     assert generate(str(tmp_path / "w.yaml"), duration_s=500, seed=1).prompt_tokens.max() <= 400

@@ -99,7 +99,7 @@ def test_a_prefix_outlives_what_follows_it() -> None:
 
 @settings(deadline=None, max_examples=8)
 @given(st.floats(0, 50_000), st.floats(1, 1500), st.integers(0, 99), st.sampled_from([0.3, 1.0, 1.7]),
-       st.sampled_from([{}, {"batch_s": 0.5, "batch_jitter_s": 0.05}]))
+       st.sampled_from([{}, {"batch_s": 0.5}]))
 def test_a_window_is_that_part_of_a_longer_one(start_s: float, duration_s: float, seed: int, factor: float,
                                                batches: dict[str, float]) -> None:
     shared = spec(sharing=SLOW, mean_rate_per_s=1.0, **batches)
