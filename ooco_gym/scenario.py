@@ -27,7 +27,6 @@ from ooco_gym.workload import (
     resolve_workload,
     split_workload,
     with_dataset,
-    workload_window_rate,
 )
 from ooco_gym.workload.classes import promised, tightest, with_defaults, without_classes
 
@@ -259,7 +258,7 @@ class Scenario:
     def _scale_for(self, rate: float) -> float:
         """The factor that gives so many online requests a second in the measured window."""
         start_s, duration_s = self.window()
-        own = workload_window_rate(self.workload, start_s, duration_s)
+        own = resolve_workload(self.workload).window_rate(start_s, duration_s)
         if own == 0:
             raise UserError(f"online_rate={rate:g}: workload '{short_name(self.workload)}' has no request to be scaled "
                             f"in the window of {duration_s:g} s from start_s={start_s:g}")

@@ -126,10 +126,10 @@ def test_an_offline_dataset_in_the_workload_becomes_the_offline_load():
 @pytest.mark.parametrize("start_s", [None, 3600.0])
 def test_the_online_rate_is_that_of_the_window(workload: str, start_s: float | None):
     """Of generators in the mean: drifting and bursting rates have their own in each window."""
-    from ooco_gym.workload import load_workload, workload_peak_start_s
+    from ooco_gym.workload import load_workload, resolve_workload
 
     scenario = Scenario(workload=workload, online_rate=3.0, duration_s=7200.0, start_s=start_s)
-    begin_s = workload_peak_start_s(workload, 7200.0) if start_s is None else start_s
+    begin_s = resolve_workload(workload).peak_start_s(7200.0) if start_s is None else start_s
     counts = [len(load_workload(workload, start_s=begin_s, duration_s=7200.0, seed=seed,
                                 rate_scale=scenario.online_scale())) for seed in range(6)]
     assert sum(counts) / 6 / 7200.0 == pytest.approx(3.0, rel=0.06)

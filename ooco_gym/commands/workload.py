@@ -19,7 +19,7 @@ from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
 from ooco_gym.workload.fitting import Fit, fit
 from ooco_gym.workload.generate import generate, list_workloads
-from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
+from ooco_gym.workload.load import parse_workload, resolve_workload
 from ooco_gym.workload.reading import Sample, read_sample
 from ooco_gym.workload.writing import write_trace
 
@@ -149,13 +149,12 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
     elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz") and "+" not in source:
         sample = read_sample(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]))
     else:
-        parse_workload(source)
-        start_s = values["start_s"] if values["start_s"] is not None else workload_peak_start_s(source, duration_s)
-        factor = min(1.0, SHOWN_REQUESTS / max(1.0, workload_mean_rate(source) * duration_s))
-        trace = load_workload(source, start_s=float(start_s), duration_s=duration_s, seed=int(values["seed"]),
-                              rate_scale=factor)
+        workload = resolve_workload(source)
+        start_s, _ = workload.window(values["start_s"], duration_s)
+        factor = min(1.0, SHOWN_REQUESTS / max(1.0, workload.mean_rate() * duration_s))
+        trace = workload.draw(start_s=start_s, duration_s=duration_s, seed=int(values["seed"]), rate_scale=factor)
         if len(trace) == 0:
-            raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {float(start_s):g} s")
+            raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {start_s:g} s")
         notes = (f"drawn at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
         sample = Sample(source, trace, trace.prompt_tokens, trace.output_tokens, notes)
     figures = describe(sample)
@@ -180,10 +179,9 @@ def _origin(source: str) -> list[str]:
 
 def _make(values: dict[str, Any]) -> dict[str, Any]:
     source, duration_s, rate_scale = str(values["source"]), float(values["duration_s"]), float(values["rate_scale"])
-    parse_workload(source)
-    start_s = float(values["start_s"] if values["start_s"] is not None else workload_peak_start_s(source, duration_s))
-    trace = load_workload(source, start_s=start_s, duration_s=duration_s, seed=int(values["seed"]),
-                          rate_scale=rate_scale)
+    workload = resolve_workload(source)
+    start_s, _ = workload.window(values["start_s"], duration_s)
+    trace = workload.draw(start_s=start_s, duration_s=duration_s, seed=int(values["seed"]), rate_scale=rate_scale)
     to = write_trace(trace, Path(values["to"] or Path(values["out"]) / "trace.parquet").expanduser().absolute())
     print(f"{len(trace):,} requests from {start_s:g} s to {start_s + duration_s:g} s written to '{to}'")
     return {"to": to, "requests": len(trace), "start_s": start_s, "duration_s": duration_s}

@@ -18,8 +18,6 @@ from ooco_gym.workload.load import (
     split_workload,
     trace_files,
     workload_mean_rate,
-    workload_peak_start_s,
-    workload_window_rate,
 )
 from ooco_gym.workload.offline import (
     OFFLINE_MODES,
@@ -35,20 +33,19 @@ from ooco_gym.workload.trace import Trace, merge
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
-    from ooco_gym.workload.transforms import TimeBlock, mix, scale, split, thin, time_blocks, window
+    from ooco_gym.workload.transforms import TimeBlock, scale, split, time_blocks
     from ooco_gym.workload.writing import write_trace
 
 __all__ = [
     "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload",
     "WorkloadSpec", "from_file", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec",
-    "load_workload", "merge", "mix", "of_trace", "offline_load", "offline_trace", "open_trace", "parse_classes",
+    "load_workload", "merge", "of_trace", "offline_load", "offline_trace", "open_trace", "parse_classes",
     "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio", "split",
-    "split_workload", "thin", "time_blocks", "trace_files", "window", "with_dataset", "workload_mean_rate",
-    "workload_peak_start_s", "workload_window_rate", "write_trace",
+    "split_workload", "time_blocks", "trace_files", "with_dataset", "workload_mean_rate", "write_trace",
 ]
 
 _FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),
-          **dict.fromkeys(("TimeBlock", "mix", "scale", "split", "thin", "time_blocks", "window"), "transforms"),
+          **dict.fromkeys(("TimeBlock", "scale", "split", "time_blocks"), "transforms"),
           "write_trace": "writing"}  # imported when they are asked for: most simulations read no file
 
 

@@ -191,7 +191,7 @@ class WorkloadPart:
             _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Where the busiest `duration_s` begin (`workload_peak_start_s`)."""
+        """Where the busiest `duration_s` begin ."""
         if isinstance(self.source, WorkloadSpec):
             return self.source.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
                 self.source.arrivals.tide, duration_s)
@@ -251,7 +251,7 @@ class Workload:
         return self.peak_start_s(duration_s) if start_s is None else start_s, duration_s
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Where the busiest `duration_s` begin (`workload_peak_start_s`)."""
+        """Where the busiest `duration_s` begin ."""
         if len(self.parts) == 1:
             return self.parts[0].peak_start_s(duration_s)
         total = sum((part.weight * self.factor * part.by_hour() for part in self.parts), np.zeros(24))
@@ -331,23 +331,6 @@ def trace_files(spec: Source | Workload) -> list[TraceFile]:
 def workload_mean_rate(spec: Source) -> float:
     """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
     return resolve_workload(spec).mean_rate()
-
-
-def workload_window_rate(spec: Source, start_s: float, duration_s: float) -> float:
-    """Returns the rate of a workload in a window, requests per second, scales included.
-
-    Of generators the expected one, by their tide; of trace files what the window holds.
-    """
-    return resolve_workload(spec).window_rate(start_s, duration_s)
-
-
-def workload_peak_start_s(spec: Source, duration_s: float = WINDOW_S) -> float:
-    """Returns where the busiest `duration_s` around a workload's peak begin: time of day, or time in a trace file.
-
-    Generators give their YAML's `peak_start_s` (made for 4 h) or find it on their tide; mixes the peak of the sum.
-    A trace file gives the busiest window of that length, on a grid of 10 minutes from its first request.
-    """
-    return resolve_workload(spec).peak_start_s(duration_s)
 
 
 def _opened(path: str, *how: Any) -> TraceFile:

@@ -1,4 +1,4 @@
-"""Parts of traces: time windows, thinning, mixing, and blocks of time for training, validation and test."""
+"""Traces at another rate, kept apart in a mix, and cut into blocks of time for training, validation and test."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload.checks import number
-from ooco_gym.workload.keyed import check_seed, keyed_generator, keyed_uniform, scattered
-from ooco_gym.workload.trace import NO_SESSION, Trace, merge
+from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
+from ooco_gym.workload.trace import NO_SESSION, Trace
 
 SHARES = {"train": 0.7, "validation": 0.15, "test": 0.15}
 MOST_BLOCKS = 1_000_000
@@ -24,64 +24,6 @@ class TimeBlock:
     part: str
     start_s: float
     end_s: float
-
-
-def window(trace: Trace, start_s: float, duration_s: float, *, from_zero: bool = False) -> Trace:
-    """Returns the requests that arrive in `[start_s, start_s + duration_s)`.
-
-    Args:
-        trace: what to cut.
-        start_s: seconds, >= 0.
-        duration_s: seconds, >= 0; infinity means to the end.
-        from_zero: whether times then count from `start_s`; otherwise they stay as they are.
-    """
-    start_s = number(start_s, "start_s", 0.0)
-    if not duration_s >= 0:
-        raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
-    cut = trace.slice_time(start_s, start_s + duration_s)
-    return cut.shift(-start_s) if from_zero else cut
-
-
-def thin(trace: Trace, share: float, seed: int, *, by: str = "request") -> Trace:
-    """Returns a random part of the requests, each kept with probability `share`; times stay.
-
-    With one seed, what a smaller share keeps is among what a larger one does.
-
-    Args:
-        trace: what to thin.
-        share: from 0 to 1.
-        seed: any whole number.
-        by: `request`: each by itself, as `scale` does; `session`: conversations are kept or dropped as a whole, so
-            that no turn loses the ones before it; requests without a session go each by itself.
-    """
-    share = number(share, "share", 0.0, 1.0)
-    if by not in ("request", "session"):
-        raise UserError(f"thin: by must be 'request' or 'session', found {by!r}")
-    if by == "request" or trace.session is None:
-        return scale(trace, share, seed)
-    alone = keyed_generator(check_seed(seed), "thin/alone").random(len(trace))
-    together = keyed_uniform(trace.session, check_seed(seed), "thin/session")
-    return trace.take(np.where(trace.session == NO_SESSION, alone, together) < share)
-
-
-def mix(traces: Sequence[Trace], weights: Sequence[float] | None = None, *, seed: int = 0,
-        name: str | None = None) -> Trace:
-    """Returns all requests of several services in order of arrival, each at `weights[i]` times its rate.
-
-    Sessions and prefix hashes of different traces become different, whatever numbers they had, where two traces
-    have any; `merge` leaves them as they are.
-
-    Args:
-        traces: the parts.
-        weights: factors >= 0; 1 each unless given.
-        seed: any whole number; decides what scaling drops or adds.
-        name: of the result.
-    """
-    factors = [1.0] * len(traces) if weights is None else list(weights)
-    if len(factors) != len(traces):
-        raise UserError(f"mix: found {len(factors)} weights for {len(traces)} traces; expected one for each")
-    parts = [scale(trace, factor, seed + i) for i, (trace, factor) in enumerate(zip(traces, factors, strict=True))]
-    return merge(*with_own_numbers(parts), name=name)
 
 
 def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:

@@ -17,9 +17,9 @@ from ooco_gym.workload import (
     merge,
     offline_load,
     parse_workload,
+    resolve_workload,
     scale,
     workload_mean_rate,
-    workload_peak_start_s,
 )
 from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck, intensity, peak_start_s, tide_at
 
@@ -187,7 +187,7 @@ def test_mixes_are_the_sum_of_their_parts() -> None:
     assert len(np.unique(twice.arrival_s)) == len(twice), "the two parts must be independent"
     assert workload_mean_rate("ooc+0.5*azure_conv") == pytest.approx(
         workload_mean_rate("ooc") + 0.5 * workload_mean_rate("azure_conv"))
-    assert 0 <= workload_peak_start_s("ooc+azure_conv") < 86_400
+    assert 0 <= resolve_workload("ooc+azure_conv").peak_start_s(14_400.0) < 86_400
     assert [part.weight for part in parse_workload("2*ooc + azure_code")] == [2.0, 1.0]
 
 

@@ -1,4 +1,4 @@
-"""Windows, thinning, mixing, and blocks of time with gaps: nothing is invented, nothing straddles."""
+"""Mixes, and blocks of time with gaps: nothing is invented, nothing straddles."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ from ooco_gym.workload import (
     generate,
     load_workload,
     merge,
-    mix,
     read_trace,
     sharing_ratio,
     split,
-    thin,
     time_blocks,
-    window,
     write_trace,
 )
 
@@ -77,52 +74,15 @@ def test_a_split_keeps_what_lies_in_blocks_and_no_conversation_in_two_parts() ->
     assert shuffled["test"].arrival_s[0] < shuffled["train"].arrival_s[-1]
 
 
-@settings(deadline=None, max_examples=15)
-@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99), st.sampled_from(["request", "session"]))
-def test_thinning_is_nested(a: float, b: float, seed: int, by: str) -> None:
-    trace = generate(CHATTY, duration_s=600, seed=1)
-    small, large = (thin(trace, share, seed, by=by) for share in sorted((a, b)))
-    assert set(small.arrival_s) <= set(large.arrival_s) <= set(trace.arrival_s)
-    assert abs(len(large) - max(a, b) * len(trace)) < 6 * np.sqrt(3 * len(trace)) + 1
-
-
-def test_thinning_by_session_keeps_whole_conversations() -> None:
-    trace = generate(CHATTY, duration_s=7200, seed=1)
-    by_session, by_request = (thin(trace, 0.3, 5, by=by) for by in ("session", "request"))
-    assert trace.session is not None and by_session.session is not None
-    kept = trace.take(np.isin(trace.session, by_session.session))
-    assert kept.equals(by_session)
-    whole = sharing_ratio(trace)
-    assert sharing_ratio(by_session) == pytest.approx(whole, abs=0.03)
-    assert (sharing_ratio(by_request) or 0) < (whole or 0) - 0.1, "turns lose the ones before them"
-    with pytest.raises(UserError, match="'request' or 'session'"):
-        thin(trace, 0.3, 5, by="token")
-    with pytest.raises(UserError, match="share must be"):
-        thin(trace, 1.3, 5)
-
-
-def test_mixing_tells_conversations_of_two_services_apart(tmp_path: Path) -> None:
+def test_a_mix_tells_conversations_of_two_services_apart(tmp_path: Path) -> None:
     trace = generate(CHATTY, duration_s=1200, seed=1)
-    both = mix([trace, trace, generate("lmsys", duration_s=1200, seed=1)], [1.0, 1.0, 2.0], seed=4)
-    assert both.session is not None and trace.session is not None
-    assert len(np.unique(both.session)) == 2 * len(np.unique(trace.session)) + 1, "and none for the third"
     assert sharing_ratio(merge(trace, trace)) > 0.5 + (sharing_ratio(trace) or 0) / 3  # type: ignore[operator]
-    assert sharing_ratio(mix([trace, trace])) == pytest.approx(sharing_ratio(trace))
-    assert mix([trace]).equals(trace)
     path = write_trace(trace, tmp_path / "t.parquet")
-    twice = load_workload(f"{path}+{path}", duration_s=1200, seed=1)
-    assert sharing_ratio(twice) == pytest.approx(sharing_ratio(trace))
-    with pytest.raises(UserError, match="found 1 weights for 2 traces"):
-        mix([trace, trace], [1.0])
-
-
-def test_windows() -> None:
-    trace = generate(CHATTY, duration_s=1200, seed=1)
-    cut = window(trace, 300.0, 60.0, from_zero=True)
-    assert cut.equals(trace.slice_time(300, 360).shift(-300)) and 0 <= cut.arrival_s[0] < 60
-    assert window(trace, 300.0, np.inf).equals(trace.slice_time(300, np.inf))
-    with pytest.raises(UserError, match="duration_s"):
-        window(trace, 0.0, -1.0)
+    twice = load_workload(f"{path}+{path}+lmsys", duration_s=1200, seed=1)
+    assert twice.session is not None and trace.session is not None
+    assert len(np.unique(twice.session)) == 2 * len(np.unique(trace.session)) + 1, "and none for the third"
+    ratio = sharing_ratio(load_workload(f"{path}+{path}", duration_s=1200, seed=1))
+    assert ratio == pytest.approx(sharing_ratio(trace))
 
 
 def test_split_and_make_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import ooco_gym.workload.writing as writing_module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, read_trace, scale, workload_mean_rate, write_trace
-from ooco_gym.workload.load import workload_peak_start_s
+from ooco_gym.workload.load import resolve_workload
 from ooco_gym.workload.reading import TraceFile
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
@@ -122,8 +122,8 @@ def test_rates_and_peaks_of_files_are_those_of_their_requests(tmp_path: Path,
     times = np.sort(np.concatenate([rng.uniform(0, 40_000, 2000), rng.uniform(21_000, 23_000, 2000)]))
     ones = np.ones(4000, np.int64)
     paths = [write_trace(Trace(times, ones, ones), tmp_path / f"t.{ending}") for ending in ("parquet", "csv")]
-    found = [(workload_mean_rate(str(path)), workload_peak_start_s(str(path), 1800.0),
-              workload_peak_start_s(f"{path}+0.001*ooc", 3600.0)) for path in paths]
+    found = [(workload_mean_rate(str(path)), resolve_workload(str(path)).peak_start_s(1800.0),
+              resolve_workload(f"{path}+0.001*ooc").peak_start_s(3600.0)) for path in paths]
     assert found[0] == pytest.approx(found[1])
     assert found[0][0] == pytest.approx(0.1, rel=0.01) and 20_400 <= found[0][1] <= 22_200
     assert 5 * 3600 <= found[0][2] <= 6.5 * 3600
