@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -21,6 +20,7 @@ from packaging.requirements import Requirement
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_folder
+from ooco_gym.jobs import cores
 from ooco_gym.private import not_private
 from ooco_gym.report import NONE, Table
 from ooco_gym.version import __version__
@@ -44,7 +44,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Returns:
         `findings`, each with `about`, `found`, `state` (ok, note or problem) and `advice`; and `problems`, how many.
     """
-    findings = [*_packages(), *_machine(), *_folders(), *_services()]
+    findings = [*_packages(), *_machine(), *_folders(), *_engine()]
     Table("ooco-gym doctor", ("", "found", "", "what to do"), findings, align="l").show(frame="simple", unbroken=1)
     problems = sum(state == PROBLEM for _, _, state, _ in findings)
     print("no problem found" if problems == 0 else f"{problems} to mend: see 'what to do'")
@@ -72,11 +72,6 @@ def _packages() -> Iterator[Finding]:
             continue
         version = _version(needed.name)
         found.setdefault(wanted, {})[needed.name] = version
-        for one in map(Requirement, metadata.requires(needed.name) or () if version and needed.extras else ()):
-            marker = one.marker  # of a requirement's own extras: `ray` alone is not `ray[rllib]`
-            if marker and not marker.evaluate({"extra": ""}) and not _version(one.name) and any(
-                    marker.evaluate({"extra": extra}) for extra in needed.extras):
-                found[wanted][one.name] = None
         if version and not needed.specifier.contains(version, prereleases=True):
             yield needed.name, version, PROBLEM, f"pip install '{needed.name}{needed.specifier}'"
     for extra, versions in found.items():
@@ -89,21 +84,15 @@ def _packages() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    """Python, cores, threads, memory."""
+    """Python, cores, threads."""
     yield "Python", f"{platform.python_version()} ({platform.machine()}, {platform.system()})", OK, ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield "cores", f"{cores} of {os.cpu_count()}", OK, ""
+    yield "cores", f"{cores()} of {os.cpu_count()}", OK, ""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         if value := os.environ.get(name):
-            many = value.isdecimal() and int(value) > cores
-            yield name, value, NOTE if many else OK, f"at most {cores} are of use" * many
+            many = value.isdecimal() and int(value) > cores()
+            yield name, value, NOTE if many else OK, f"at most {cores()} are of use" * many
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         yield "NUMBA_DISABLE_JIT", "set", PROBLEM, "unset it: the simulator runs only compiled"
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        yield "memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB", OK, ""
-    encoding = sys.getfilesystemencoding()
-    if encoding.lower().replace("-", "") != "utf8":
-        yield "file names", encoding, NOTE, "names beyond ASCII may be refused: set LC_ALL=C.UTF-8"
 
 
 def _folders() -> Iterator[Finding]:
@@ -145,18 +134,8 @@ def _short(path: Path) -> str:
     return f"~{str(path)[len(home):]}" if len(home) > 1 and path.is_relative_to(home) else str(path)
 
 
-def _services() -> Iterator[Finding]:
-    """Weights & Biases and Ray, as far as can be told without a connection, and the serving engine's own Python."""
-    if _version("wandb"):
-        mode, netrc = os.environ.get("WANDB_MODE", "online"), Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-        known = bool(os.environ.get("WANDB_API_KEY")) or (
-            netrc.is_file() and "wandb" in netrc.read_text("utf-8", "replace"))
-        offline = mode in ("offline", "disabled", "dryrun")
-        yield ("W&B", f"{'logged in' if known else 'no login'}, mode {mode}", OK,
-               "" if known or offline else "logger=wandb stays offline; wandb login for online")
-    if address := os.environ.get("RAY_ADDRESS"):
-        yield ("Ray", f"cluster at {address}", OK, "") if _version("ray") else (
-            "Ray", "RAY_ADDRESS is set, ray is missing", PROBLEM, "pip install 'ooco-gym[sweep]'")
+def _engine() -> Iterator[Finding]:
+    """The serving engine's own Python."""
     try:
         python = find_python(None)
     except UserError as error:

@@ -14,10 +14,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
+from numba import extending, njit
 from numba.core import cgutils, typeinfer, types
 from numba.core.dispatcher import Dispatcher
-from numba.extending import intrinsic
 
 from ooco_gym.compile.notice import watch
 from ooco_gym.compile.parts import PartCompiler
@@ -64,6 +63,11 @@ def _part(function: Callable[..., Any], inline: bool) -> Any:
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False,
                                "forceinline": inline, "pipeline_class": PartCompiler}
     return njit(**options)(function)
+
+
+def intrinsic(build: Callable[..., Any]) -> Any:
+    """Numba's decorator of functions that write LLVM's own code; what they make may be called with fewer arguments."""
+    return extending.intrinsic(build)
 
 
 def address_of(compiled: Any, signature: Any) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.cpython.unsafe import numbers
-from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
+
+from ooco_gym.compile import intrinsic
 
 LANES = 8  # numbers of a vector register of the widest processors
 
@@ -16,7 +17,8 @@ leading_zeros: Any = numbers.leading_zeros
 trailing_zeros: Any = numbers.trailing_zeros
 
 
-def _prefetch(typing_context, record, offset):
+@intrinsic
+def prefetch(typing_context, record, offset):
     """Tells the processor that what is at so many bytes of a record is about to be used: it is on the way by then."""
 
     def build(context, builder, signature, arguments):
@@ -31,10 +33,8 @@ def _prefetch(typing_context, record, offset):
     return types.void(record, offset), build
 
 
-prefetch: Any = intrinsic(_prefetch)
-
-
-def _bits_of(typing_context, value):
+@intrinsic
+def bits_of(typing_context, value):
     """Bits of a float64, as int64."""
 
     def build(context, builder, signature, arguments):
@@ -43,7 +43,8 @@ def _bits_of(typing_context, value):
     return types.int64(types.float64), build
 
 
-def _float_of(typing_context, bits):
+@intrinsic
+def float_of(typing_context, bits):
     """The float64 of these bits."""
 
     def build(context, builder, signature, arguments):
@@ -52,18 +53,14 @@ def _float_of(typing_context, bits):
     return types.float64(types.int64), build
 
 
-def _quotient(typing_context, value, divisor):
+@intrinsic
+def quotient(typing_context, value, divisor):
     """value / divisor, unchecked: with the check for a zero, no loop becomes vector code."""
 
     def build(context, builder, signature, arguments):
         return builder.fdiv(*arguments)
 
     return types.float64(types.float64, types.float64), build
-
-
-bits_of: Any = intrinsic(_bits_of)
-float_of: Any = intrinsic(_float_of)
-quotient: Any = intrinsic(_quotient)
 
 
 def stack_floats(size: int) -> Any:
@@ -90,7 +87,8 @@ def stack_floats(size: int) -> Any:
     return intrinsic(floats)
 
 
-def _count_below(typing_context, values, first, limit):
+@intrinsic
+def count_below(typing_context, values, first, limit):
     """How many of the LANES numbers of float64[n] from `first` on are less than a limit."""
 
     def build(context, builder, signature, arguments):
@@ -106,4 +104,3 @@ def _count_below(typing_context, values, first, limit):
     return types.int64(values, types.int64, types.float64), build
 
 
-count_below: Any = intrinsic(_count_below)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,72 +15,54 @@ from numba.core import event
 
 from ooco_gym.compile.source_cache import SourceCache
 
-AFTER_S, EVERY_S = 5.0, 30.0  # of compiling: to the first word (a rule of one's own takes less), and between two
+AFTER_S, EVERY_S = 5.0, 30.0  # from the first function on (a rule of one's own takes less), and between two words
 WORDS = "compiling what is not compiled yet, which is kept for later starts; 'ooco-gym compile' does all of it at once"
 
 
 class Notice(event.Listener):
-    """Says that compiling goes on, when it has taken `after_s` seconds in all, and again every `every_s`.
-
-    Only what is kept on disk counts (`jit` of this package), not functions of others.
+    """Says that compiling goes on, as a function begins or ends that is compiled `after_s` seconds after the first one,
+    and again every `every_s`. Only what is kept on disk counts (`jit` of this package), not functions of others.
 
     Attributes:
         functions: how many were compiled so far.
     """
 
     def __init__(self, after_s: float, every_s: float, say: Callable[[int], None]):
-        self.functions = 0
-        self._left_s, self._every_s, self._say = after_s, every_s, say
-        self._depth, self._began_s, self._timer = 0, 0.0, threading.Timer(0.0, say)
+        self.functions, self._every_s, self._say = 0, every_s, say
+        self._due_s, self._after_s = 0.0, after_s
 
     def on_start(self, event: Any) -> None:
         """One function begins to compile; others may begin within it."""
-        if not _kept(event):
-            return
-        self._depth += 1
-        if self._depth == 1:
-            self._wait()
-
-    def _wait(self) -> None:
-        self._began_s = time.monotonic()
-        self._timer = threading.Timer(self._left_s, self._due)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _due(self) -> None:
-        if self._depth:  # not as one ends
-            self._say(self.functions)
-            self._left_s = self._every_s
-            self._wait()
+        if _kept(event):
+            self._due_s = self._due_s or time.monotonic() + self._after_s
+            self._tell()
 
     def on_end(self, event: Any) -> None:
         """It is compiled, or cannot be."""
-        if not _kept(event):
-            return
-        self._depth -= 1
-        self.functions += 1
-        if self._depth == 0:
-            self._timer.cancel()
-            self._left_s = max(0.0, self._left_s - (time.monotonic() - self._began_s))
+        if _kept(event):
+            self.functions += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + self._every_s
+            self._say(self.functions)
 
 
 def _kept(event: Any) -> bool:
     return isinstance(event.data["dispatcher"]._cache, SourceCache)
 
 
-_BEGAN_S = time.monotonic()
+_SAID: list[str] = []
 
 
 def _say(functions: int) -> None:
     """A line on stderr; worker processes keep quiet, since the process that asked says what goes on."""
     if multiprocessing.parent_process() is None:
-        minutes, seconds = divmod(int(time.monotonic() - _BEGAN_S), 60)
-        said = f"{functions} functions compiled ({minutes}:{seconds:02d})" if _SAID else WORDS
-        _SAID.append(said)
-        print(said, file=sys.stderr, flush=True)
+        _SAID.append(f"{functions} functions compiled" if _SAID else WORDS)
+        print(_SAID[-1], file=sys.stderr, flush=True)
 
 
-_SAID: list[str] = []
 _NOTICE = Notice(AFTER_S, EVERY_S, _say)
 
 

@@ -15,9 +15,9 @@ from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import NativeValue, infer_getattr, intrinsic, register_model, unbox
+from numba.extending import NativeValue, infer_getattr, register_model, unbox
 
-from ooco_gym.compile import jit
+from ooco_gym.compile import intrinsic, jit
 
 
 class RecordType(types.Record):
@@ -79,7 +79,8 @@ def _load_parts(builder: Any, pointer: Any) -> Any:
     return whole
 
 
-def _refer(typing_context, value):
+@intrinsic
+def refer(typing_context, value):
     """Reference to a NamedTuple that a compiled function was given, for the time of its call."""
 
     def build(context, builder, signature, arguments):
@@ -92,10 +93,8 @@ def _refer(typing_context, value):
     return Reference(value)(value), build
 
 
-refer: Any = intrinsic(_refer)
-
-
-def _write_at(typing_context, value, address):
+@intrinsic
+def write_at(typing_context, value, address):
     """Writes a NamedTuple to where a `Handle` keeps it."""
 
     def build(context, builder, signature, arguments):
@@ -104,9 +103,6 @@ def _write_at(typing_context, value, address):
         return context.get_dummy_value()
 
     return types.void(value, types.int64), build
-
-
-write_at: Any = intrinsic(_write_at)
 
 
 def layer(target: Any) -> Any:

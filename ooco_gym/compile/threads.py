@@ -10,7 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from ooco_gym.compile import intrinsic
 
 _WORD = ir.IntType(64)
 _ORDER = "seq_cst"
@@ -22,7 +23,8 @@ def _place(builder: Any, block: Any, word: Any) -> Any:
     return builder.gep(builder.inttoptr(block, _WORD.as_pointer()), [word])
 
 
-def _load_word(typing_context, block, word):
+@intrinsic
+def load_word(typing_context, block, word):
     """The word as it stands."""
 
     def build(context, builder, signature, arguments):
@@ -31,7 +33,8 @@ def _load_word(typing_context, block, word):
     return types.int64(types.int64, types.int64), build
 
 
-def _store_word(typing_context, block, word, value):
+@intrinsic
+def store_word(typing_context, block, word, value):
     """Writes a word."""
 
     def build(context, builder, signature, arguments):
@@ -41,7 +44,8 @@ def _store_word(typing_context, block, word, value):
     return types.void(types.int64, types.int64, types.int64), build
 
 
-def _add_word(typing_context, block, word, value):
+@intrinsic
+def add_word(typing_context, block, word, value):
     """Adds to a word. Returns what stood there before: no two threads find the same."""
 
     def build(context, builder, signature, arguments):
@@ -50,7 +54,8 @@ def _add_word(typing_context, block, word, value):
     return types.int64(types.int64, types.int64, types.int64), build
 
 
-def _pause(typing_context):
+@intrinsic
+def pause(typing_context):
     """Tells the processor that a loop waits for another thread."""
 
     def build(context, builder, signature, arguments):
@@ -61,12 +66,6 @@ def _pause(typing_context):
         return context.get_dummy_value()
 
     return types.void(), build
-
-
-load_word: Any = intrinsic(_load_word)
-store_word: Any = intrinsic(_store_word)
-add_word: Any = intrinsic(_add_word)
-pause: Any = intrinsic(_pause)
 
 
 def _of_the_system(name: str, arguments: int) -> Any:

@@ -52,17 +52,6 @@ def test_a_version_that_is_refused_is_a_problem(tmp_path, monkeypatch):
     assert found["[train]"]["state"] == doctor.NOTE
 
 
-def test_what_an_extra_of_a_requirement_lacks_is_named(tmp_path, monkeypatch):
-    """Ray alone is not RLlib, which has requirements of its own."""
-    ours = ["rich>=13", "ray[rllib]>=2; extra == 'rllib'"]
-    theirs = ["click", "dm-tree; extra == 'rllib'", "lz4; extra == 'rllib'", "fastapi; extra == 'serve'"]
-    monkeypatch.setattr(doctor.metadata, "requires", {"ooco-gym": ours, "ray": theirs}.get)
-    monkeypatch.setattr(doctor, "_version", {"rich": "14.0", "ray": "2.9", "lz4": "4.0"}.get)
-    found = findings(tmp_path)
-    assert found["[rllib]"]["found"] == "ray 2.9; without dm-tree"
-    assert found["[rllib]"]["state"] == doctor.NOTE and "ooco-gym[rllib]" in found["[rllib]"]["advice"]
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs a system that tells the cores of a process")
 def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(10 * len(os.sched_getaffinity(0)) + 10))
