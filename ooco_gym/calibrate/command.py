@@ -55,12 +55,11 @@ def main(cfg: DictConfig) -> dict[str, Any] | None:
         raise UserError(f"to={values['to']}: a chip is a YAML file; expected an ending .yaml")
     also = [values["also"]] if isinstance(values["also"], str) else list(values["also"] or [])
     model = model_named(texts["model"] or "") or texts["model"]
-    with Console(stderr=True).status("reading") as status:
+    with Console(stderr=True).status("fitting"):
         found = sources.read(data, sources.Context(texts["device"] or "", model or "", tp))
         device, rows, notes = run.device_rows(found, texts["device"], also, texts["source"])
         base, said = chips.base_chip(device, texts["base"], values["chip"] or {}, named=bool(texts["device"]))
-        result = run.calibrate(found, base, device, rows, model=model, tp=tp or 1, seed=seed,
-                               tell=lambda text: status.update(f"fitting {text}"))
+        result = run.calibrate(found, base, device, rows, model=model, tp=tp or 1, seed=seed)
         result.notes += notes
         valid = chips.validity(result.rows, [one.rows for one in result.engine])
         chip = chips.chip_of(base, plain(texts["name"] or device), run.roofline_of(result)[0], run.extended_of(result),

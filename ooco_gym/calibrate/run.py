@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,11 +88,10 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
     rows, notes = Rows.join(found.rows), []
     names = counted([*rows["device"], *(part.device for part in found.engine)])
     known = [name for name in names if name]
-    if device is None and len(known) > 1:
-        raise UserError(f"the data are of {len(known)} devices; choose one with device=NAME: {', '.join(known)}")
-    if device is None and not known:
-        raise UserError("the data do not say which device was measured; name it with device=NAME")
-    chosen = known[0] if device is None else device
+    if device is None and len(known) != 1:
+        raise UserError("the data do not say which device was measured; name it with device=NAME" if not known else
+                        f"the data are of {len(known)} devices; choose one with device=NAME: {', '.join(known)}")
+    chosen = device or known[0]
     if not found.engine and len(known) == 1 and chip_named(chosen) and not chip_named(known[0]):
         notes.append(f"the measurements of '{known[0]}', which is no known chip, count as those of '{chosen}'")
         rows, known = rows.with_columns(device=chosen), [chosen]
@@ -126,7 +125,7 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
 
 
 def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: str | None = None, tp: int = 1,
-              seed: int = 0, tell: Callable[[str], None] = lambda _: None) -> Calibration:
+              seed: int = 0) -> Calibration:
     """Fits both forms to what was measured, and judges them on what the fits have not seen.
 
     Args:
@@ -138,7 +137,6 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
             iterations are composed of.
         tp: of an engine's iterations, where the file does not say.
         seed: of folds and draws.
-        tell: is told what is being done.
 
     Raises:
         UserError: nothing is left to fit.
@@ -150,33 +148,29 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
         excluded.append(Excluded("elementwise", "element-wise operator of unknown size", unknown_bytes, False, []))
     result = Calibration(device, chip, found, kept, excluded, chosen, notes=list(found.notes))
     if len(kept):
-        _fit_operators(result, seed, tell)
-        _fit_steps(result, model, seed, tell)
+        _fit_operators(result, seed)
+        _fit_steps(result, model, seed)
     else:
         result.not_fitted.append("operators: none was measured")
     _fit_sampler(result, rows)
-    _fit_engine(result, model, tp, seed, tell)
+    _fit_engine(result, model, tp, seed)
+    if not any(result.fits.values()):
+        reasons = [*result.not_fitted, *(f"{item.rows} rows of {item.op}: {item.reason}" for item in result.excluded)]
+        raise UserError(f"nothing to fit for device '{device}': {'; '.join(reasons)}")
     if not result.fits["ooco"].keys() & {"steps", "engine"}:
         result.not_fitted.append("ooco: no whole iteration was measured or can be composed of the operators (of "
                                  f"another model: model=FILE.yaml), so the chip keeps the roofline of '{chip.name}'; "
                                  "take timing=extended")
-    if not any(result.fits.values()):
-        reasons = [f"{item.rows} rows of {item.op}: {item.reason}" for item in result.excluded[:4]]
-        few = ", ".join(f"{len(kept.of_kind(kind))} of {kind}" for kind in KINDS if len(kept.of_kind(kind)))
-        reasons = [f"too few measurements ({few}; an operator takes at least {FEW})"] * bool(few) + reasons
-        raise UserError(f"nothing to fit for device '{device}': "
-                        f"{'; '.join(reasons) or 'no measured operator or iteration'}")
     return result
 
 
-def _fit_operators(result: Calibration, seed: int, tell: Callable[[str], None]) -> None:
+def _fit_operators(result: Calibration, seed: int) -> None:
     for kind, operator in OPERATORS.items():
         part = result.rows.of_kind(kind)
         if len(part) < FEW:
             result.not_fitted.append(f"{kind}: {len(part)} rows, at least {FEW} are needed" if len(part)
                                      else f"{kind}: not measured")
             continue
-        tell(kind)
         fitted = result.fits["extended"][kind] = fit(operator, part, result.base, seed)
         predicted, result.held_out[kind] = predict_unseen(operator, part, result.base, seed, fitted.found)
         result.points[kind] = Points(part.seconds, {"extended": predicted})
@@ -190,16 +184,14 @@ def _fit_operators(result: Calibration, seed: int, tell: Callable[[str], None]) 
             result.fits["ooco"][kind] = fit(LINK, part, result.base, seed)
 
 
-def _fit_steps(result: Calibration, model: str | None, seed: int, tell: Callable[[str], None]) -> None:
+def _fit_steps(result: Calibration, model: str | None, seed: int) -> None:
     """The roofline's parameters, and both forms on iterations composed of operators."""
     steps = composed.compose(result.rows, model)
     if steps is None or len(steps) < 4 * FEW:
         return
-    tell("iterations")
     roofline = composed.fit_roofline(steps, result.base, seed)
     result.steps, result.fits["ooco"]["steps"] = steps, roofline
     start = {"ooco": roofline.found, "extended": {op: item.found for op, item in result.fits["extended"].items()}}
-    tell("unseen iterations")
     operators = result.rows.select(result.rows.kind != "all_reduce")
     predicted = composed.unseen(steps, operators, result.base, seed, start)
     result.points["iterations"] = Points(steps.seconds, predicted)
@@ -231,7 +223,7 @@ def _sampler(rows: Rows) -> Rows:
     return rows.select(names & (rows["time_us"] > 0))
 
 
-def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int, tell: Callable[[str], None]) -> None:
+def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int) -> None:
     grouped: dict[tuple, list[engine_fits.EngineRows]] = {}
     for part in result.found.engine:
         if part.device in (result.device, ""):
@@ -252,7 +244,6 @@ def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int, tell
         return
     points = result.points["engine"] = Points(engine_fits.measured(served), {})
     for form in ("ooco", "extended"):
-        tell(f"whole iterations, {form}")
         extended = extended_of(result) if form == "extended" else result.base.extended
         chip = replace(result.base, extended=extended if extended and extended.to_mapping() else None)
         fitted = result.fits[form]["engine"] = engine_fits.fit(form, chip, served, seed)

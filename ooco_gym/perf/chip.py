@@ -200,11 +200,9 @@ def load_link(name: str) -> Link:
     Raises:
         UserError: there is none of that name.
     """
-    values: Mapping[str, Any] = resources.load_yaml("link", name)
-    ranks = sorted((int(number), float(one["latency_s"]), float(one["bytes_per_s"]))
-                   for number, one in values["ranks"].items())
-    return Link(str(values["name"]), str(values["title"]), float(values["peak_bytes_per_s"]), bool(values["nearest"]),
-                bool(values["measured"]), tuple(values["chips"]), tuple(ranks), str(values.get("elsewhere", "")))
+    values = {key: value for key, value in resources.load_yaml("link", name).items() if key != "sources"}
+    ranks = sorted((number, one["latency_s"], one["bytes_per_s"]) for number, one in values["ranks"].items())
+    return Link(**values | {"ranks": tuple(ranks), "chips": tuple(values["chips"])})
 
 
 @cache

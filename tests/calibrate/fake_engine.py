@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_driver.interface import Batch, Outcome  # pyright: ignore[reportMissingImports]
+from engine_driver.loop import Batch, Outcome  # pyright: ignore[reportMissingImports]
 
 
 class FakeEngine:

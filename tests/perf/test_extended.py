@@ -21,7 +21,7 @@ from ooco_gym.perf import (
     load_chip,
     prefill_latency_ps,
 )
-from ooco_gym.perf.describe import describe_iteration
+from ooco_gym.perf.command import describe_iteration
 
 FORMS = [deploy("ooco"), deploy("ooco_xllm"), deploy("extended"), deploy("measured"),
          deploy("extended", model="qwen2_5_72b", tp=4), deploy("ooco", model="qwen2_5_72b", tp=4),

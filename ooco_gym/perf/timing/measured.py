@@ -156,8 +156,9 @@ class Form(extended.Form):
     def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
         """Attention of the tables; a phase that they lack takes the roofline's time."""
         found, layers = self._found(shard), shard.model.layers
+        by_batch, by_prompt = found.decode, found.prefill
         decode, prefill = (super(Form, self).attention(shard, phase) for phase in ("decode", "prefill"))
-        if not found.decode and not found.prefill:
+        if not by_batch and not by_prompt:
             return None
 
         def decode_roof(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
@@ -166,17 +167,11 @@ class Form(extended.Form):
         def prefill_roof(q: np.ndarray, earlier: np.ndarray) -> np.ndarray:
             return prefill.seconds(*prefill.of_prompts(q, earlier + q))
 
-        def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
-            if not found.decode:
-                return decode_roof(batch, context)
-            return layers * found.decode.seconds(batch, context, decode_roof)
-
-        def prefill_s(q: np.ndarray, kv: np.ndarray) -> np.ndarray:
-            if not found.prefill:
-                return prefill_roof(q, kv - q)
-            return layers * found.prefill.seconds(q, kv - q, prefill_roof)
-
-        return MeasuredAttention(decode_s, prefill_s)
+        return MeasuredAttention(
+            lambda batch, context: layers * by_batch.seconds(batch, context, decode_roof) if by_batch
+            else decode_roof(batch, context),
+            lambda q, kv: layers * by_prompt.seconds(q, kv - q, prefill_roof) if by_prompt
+            else prefill_roof(q, kv - q))
 
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
         """The extended form's, with the work of decodes as measured."""
@@ -448,24 +443,17 @@ def _load(name: str, path: str, version: str) -> Measurements:
     for column in ("op", "time_us"):
         if column not in table.column_names:
             raise UserError(f"{where}: column '{column}' is missing; found: {', '.join(table.column_names)}")
-    rows = table.num_rows
-    sizes = {size: _numbers(where, table, size) if size in table.column_names else np.full(rows, np.nan)
-             for size in SIZES}
-    seconds = 1e-6 * _numbers(where, table, "time_us")
+    sizes: dict[str, np.ndarray] = dict.fromkeys(SIZES, np.full(table.num_rows, np.nan))
+    for column in {*SIZES, "time_us"} & set(table.column_names):
+        try:
+            sizes[column] = table[column].cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+        except pyarrow.ArrowException as error:
+            raise UserError(f"{where}: column '{column}' must hold numbers") from error
+    seconds = 1e-6 * sizes.pop("time_us")
     wrong = np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))
     if len(wrong):
         raise UserError(f"{where}, row {wrong[0] + 1}: time_us must be positive, got {1e6 * seconds[wrong[0]]:g}")
     return Measurements(np.array(table["op"].to_pylist(), dtype=object).astype(str), sizes, seconds)
-
-
-def _numbers(where: str, table: object, column: str) -> np.ndarray:
-    import pyarrow
-
-    try:
-        values = table[column].cast(pyarrow.float64())  # type: ignore[index]
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{where}: column '{column}' must hold numbers") from error
-    return values.to_numpy(zero_copy_only=False)
 
 
 def _neighbours(sizes: list[float], size: float) -> list[tuple[float, float]]:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any
 
-from .interface import Batch, Outcome
+from .loop import Batch, Outcome
 
 _POOL = 1 << 16
 
