@@ -46,7 +46,7 @@ PROCESSES ?=
 # For make engine-live: further words, such as engine_live.repeats=5.
 LIVE_FLAGS ?=
 
-# For make zoo: its working folder, and further words, such as 'envs=[gating]'.
+# For make zoo: its working folder, and further words, such as policies=learned_gate.
 ZOO ?= zoo
 ZOO_FLAGS ?=
 
@@ -106,8 +106,8 @@ bench: $(VENV)/.demo
 validity: $(VENV)/.demo
 	$(BIN)/python -m experiments.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) prompts=$(PROMPTS)
 
-# All trained policies and tuned opponents from nothing, within three hours on two cores (docs/zoo.md); what is there
-# already is kept. With cards into the package: ooco-gym zoo ship=true zoo=zoo out=shipped
+# The learned policies and the heuristics that they are held against, from nothing (docs/learned.md); what is there
+# already is kept.
 zoo: $(VENV)/.all
 	$(BIN)/ooco-gym zoo out=$(ZOO) $(ZOO_FLAGS)
 

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agents.search.contest import late, play_held_out, ratio, search_config
 from experiments.common.policies import names_of, seeds_of
 from ooco_gym.again import command_line
 from ooco_gym.errors import UserError, end_if_interrupted, is_whole
 from ooco_gym.jobs import processes
-from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
-from ooco_gym.policy import get_policy
 from ooco_gym.render import RunRecord, outcome_of, record_of
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import held_windows
 from ooco_gym.report import Axis, Panel, Section, Series, percent, write_page
 from ooco_gym.report.terminal import progress
-from ooco_gym.resources import load_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -62,14 +60,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     walls["search"] = time.monotonic() - begun - sum(walls.values())
     searched = {name: str(out / name / "policy.yaml") for name in found}
     played = {options["reference"]: options["reference"], **searched, **{name: name for name in heuristics}}
-    outcomes = play_held_out(options, played)
+    outcomes, _ = play_held_out(options["env"], played, int(options["windows"]))
     walls["held_out"] = time.monotonic() - begun - sum(walls.values())
     records = _play_days(day, played, seeds)
     walls["day"] = time.monotonic() - begun - sum(walls.values())
     budget = float(records[0].scenario["protocol"]["violation_budget"])
     learned = learned_figures(outcomes, found, options, budget) if found else None
     lead = sentence(learned, options) if learned else f"No gate was learned: {reason}."
-    windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": _late(one).tolist()}
+    windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": late(one).tolist()}
                for name, one in outcomes.items()]
     held = held_windows(windows, options["reference"], budget)
     console = Console(soft_wrap=True)
@@ -137,32 +135,6 @@ def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     return report
 
 
-def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, Any]:
-    """The configuration of a search: that of `train`, with what the demo says of all searches and of this one."""
-    settings = {key: value for key, value in load_yaml("", "train").items() if key != "defaults"}
-    return {**settings, "env": options["env"], "logger": "none", "seed": options["seed"], "overwrite": True, "out": out,
-            "agent": {**options["agent"], "reference": options["reference"], **options["searches"][name]}}
-
-
-def play_held_out(options: Mapping[str, Any], played: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Plays windows of the test split, which no search has seen: OUTCOME[windows] of each policy, by its name."""
-    from agents.environments import make_env, split_seeds
-    from agents.search.episodes import Field
-    from ooco_gym.population import Candidate
-
-    made: Any = make_env(options["env"])
-    field = Field([made.unwrapped.config], split_seeds(options["env"], "test"), int(options["windows"]), None)
-    made.close()
-    with progress("playing held-out windows", len(played) * int(options["windows"])) as bar:
-        found = field.population.play([Candidate(get_policy(one)) for one in played.values()], played=bar.advance)
-    return dict(zip(played, found, strict=True))
-
-
-def _late(outcome: np.ndarray) -> np.ndarray:
-    """Share of the online requests of each window that missed an SLO."""
-    return outcome["violated"] / np.maximum(outcome["arrived"], 1)
-
-
 def _play_days(day: Scenario, played: Mapping[str, str], seeds: Sequence[int]) -> list[RunRecord]:
     """The day under each policy, for each seed."""
     with processes(2) as pool:
@@ -176,24 +148,16 @@ def _play_days(day: Scenario, played: Mapping[str, str], seeds: Sequence[int]) -
     return records
 
 
-def ratio(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float]:
-    """How many times as much service, over all windows, with its 95 % interval: windows resampled in pairs."""
-    draws = np.random.default_rng(0).integers(len(mine), size=(RESAMPLES, len(mine)))
-    low, high = resampled_interval(mine[draws].sum(axis=1) / theirs[draws].sum(axis=1), len(mine))
-    return float(mine.sum() / theirs.sum()), low, high
-
-
 def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapping[str, Any]],
                     options: Mapping[str, Any], budget: float) -> dict[str, Any]:
     """What the learned gate serves beside the others on held-out windows, and what it took to learn."""
     service = {name: one["service"] for name, one in outcomes.items()}
-    over = {name: dict(zip(("ratio", "ci_low", "ci_high"), ratio(service[GATE], theirs), strict=True))
-            for name, theirs in service.items() if name != GATE}
+    over = {name: ratio(service[GATE], theirs) for name, theirs in service.items() if name != GATE}
     tuned = max((name for name in found if name != GATE), key=lambda name: service[name].sum(), default=None)
     published, report = over[options["reference"]], found[GATE]
     return {"ratio_to_ooco": published["ratio"], "ci_low": published["ci_low"], "ci_high": published["ci_high"],
             "ratio_to_tuned": None if tuned is None else over[tuned]["ratio"], "over": over,
-            "violation_rate": float(_late(outcomes[GATE]).mean()), "violation_budget": budget,
+            "violation_rate": float(late(outcomes[GATE]).mean()), "violation_budget": budget,
             "windows": int(options["windows"]), "wall_s": report["wall_s"], "windows_played": report["windows_played"]}
 
 

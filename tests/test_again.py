@@ -135,7 +135,7 @@ def test_the_command_on_a_page_makes_its_figures_again(words, page, own_files):
     ("train", "env=control", "agent=pid_lagrangian", "agent.lagrangian.most=9.5"),
     ("train", "env=control", "agent=ppo_search", "agent.imitate.windows=8", "logger=tensorboard", "max_wall_s=60"),
     ("demo", "agent.generations=5", "env.scenario.rate_scale=0.05", "policies=[ooco,slack]"),
-    ("zoo", "envs=[gating]", "environments.gating.train.total_timesteps=1000", "~environments.gating.tried"),
+    ("zoo", "policies=[learned_gate]", "generations=3", "~recipes.learned_gate.searches.slack"),
     ("report", "runs=[a/b,c d]", "title='What, then = there: is it?'"),
 ], ids=lambda words: " ".join(words[:2]))
 def test_the_command_of_a_configuration_composes_it_again(words, own_files, capsys):

@@ -43,7 +43,6 @@ from ooco_gym.jobs import in_processes
 from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
 from ooco_gym.resources import RENAMED, load_yaml, names
-from ooco_gym.zoo import folder_of
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
 SCHEMA = "ooco-gym/evaluation/1"
@@ -169,7 +168,7 @@ def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
 
 def _entrants(policies: Any) -> list[Entrant]:
     """The policies as given; a folder is labelled by its last part unless that is ambiguous."""
-    given = [folder_of(str(policy)) for policy in ([policies] if isinstance(policies, str) else list(policies or []))]
+    given = [str(policy) for policy in ([policies] if isinstance(policies, str) else list(policies or []))]
     if not given:
         raise UserError("policies is empty; expected names or run folders, such as policies=[ooco,always,never]")
     labels = [Path(policy).name if os.path.isdir(policy) else policy for policy in given]

@@ -29,14 +29,13 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import in_unit, is_flag, kinds
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, kind_name
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.errors import UserError
 from ooco_gym.files import write_json, write_sealed
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.policy import spelling_of
 from ooco_gym.report import Section, Table, percent, with_interval, write_page
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
-from ooco_gym.zoo import folder_of, names
 
 SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/3", "explain.html", "explain.json", "its rule"
 UNKNOWN = -1  # the partner's answer where there is none
@@ -54,11 +53,10 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     for key in ("fit_windows", "episodes", "decisions", "repeats", "leaves", "seed"):
         whole(config, key, {"leaves": 2, "seed": 0}.get(key, 1))
-    folder, seed, most = folder_of(str(config["policy"])), int(config["seed"]), int(config["decisions"])
+    folder, seed, most = str(config["policy"]), int(config["seed"]), int(config["decisions"])
     if not os.path.isdir(folder):
-        raise UserError(f"policy folder '{folder}' does not exist{nearest(folder, names())}; expected the 'out' of "
-                        "'ooco-gym train' or of 'ooco-gym export', or one of: "
-                        f"{', '.join(names()) or 'none comes with this installation'}")
+        raise UserError(f"policy folder '{folder}' does not exist; expected the 'out' of 'ooco-gym train' or of "
+                        "'ooco-gym export'")
     require("explain")
     policy, name, started = load_learned(folder), Path(folder).name, time.monotonic()
     if not policy.env:

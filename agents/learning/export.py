@@ -33,7 +33,6 @@ from ooco_gym.runtime.bundle import graph_network
 from ooco_gym.runtime.manifest import read_arrays
 from ooco_gym.runtime.networks import Sizes, built
 from ooco_gym.runtime.writing import FORMS, VECTORS
-from ooco_gym.zoo import folder_of
 
 _TOLERANCE = 1e-4
 # Layers of `agents.learning.networks` as `weights.npz` calls them.
@@ -58,7 +57,7 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
     wanted = forms_wanted(config)
-    source = folder_of(str(config["policy"]))
+    source = str(config["policy"])
     if (Path(source) / MANIFEST_FILE).is_file():
         return export_bundle(source, config, wanted)
     if not Path(source).is_dir() and is_policy(source):
@@ -94,7 +93,7 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def export_bundle(source: str, config: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
-    """Writes a bundle (one of the zoo, say) anew in the forms asked for; its weights and its origin stay.
+    """Writes a bundle anew in the forms asked for; its weights and its origin stay.
 
     Raises:
         UserError: the bundle is broken, or cannot be written in a form that is asked for.

@@ -1,17 +1,13 @@
 """Policies, the baseline and seeds by name: registered policies, and learned ones in their seats beside one.
 
-`learned:ZOO/gating/seed_3+ZOO/eviction/seed_1` is the partner that they were trained beside, with these decisions taken
-by the network of the folder that was trained on them; names of the zoo stand for its folders. They decide in the
-measured window; warm-up and drain are the partner's, as in the environments. `…@ooco:interrupt=slack` at the end names
-another partner than that of their training. Where a folder holds several training runs, as `seed_<n>`, the one that was
-best on validation is taken, as the zoo ships it, and a note says which. `…@tuned:ooco` is for `compare sustain=true`,
-which puts OOCO there as it is tuned for each cell.
+`learned:RUNS/gating+RUNS/eviction` is the partner that they were trained beside, with these decisions taken by the
+network of the folder that was trained on them. They decide in the measured window; warm-up and drain are the partner's,
+as in the environments. `…@ooco:interrupt=slack` at the end names another partner than that of their training.
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from experiments.common.store import code_digest
 from ooco_gym.cli.commands import read_choice
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.jobs import is_worker
 from ooco_gym.policy import Policy, get_policy, spelling_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS, baseline_among
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
 
 LEARNED = "learned:"
 BESIDE = "@"  # behind learned policies: the partner
-TUNED = "tuned:"  # before that partner: as it is tuned for each cell of `compare sustain=true`
 JOIN = "+"
 DEFAULT_PARTNER = "ooco"
 CLOCKED = ("levels", "interval_s")  # of `conf/env`
@@ -103,12 +97,6 @@ def is_learned(policy: str) -> bool:
     return policy.startswith(LEARNED)
 
 
-def tuned_partner(policy: str) -> str | None:
-    """The policy that has to be tuned before learned ones play beside it; None: there is none."""
-    partner = policy.partition(BESIDE)[2]
-    return partner.removeprefix(TUNED) if is_learned(policy) and partner.startswith(TUNED) else None
-
-
 def base_policy(policy: str) -> Policy:
     """The registered policy of a name; of learned ones, that beside which they play.
 
@@ -116,7 +104,7 @@ def base_policy(policy: str) -> Policy:
         UserError: no such policy or folder.
     """
     if is_learned(policy):
-        return get_policy(team_of(policy.replace(BESIDE + TUNED, BESIDE)).partner)
+        return get_policy(team_of(policy).partner)
     return get_policy(policy)
 
 
@@ -155,14 +143,10 @@ def team_of(policy: str) -> Team:
     """The learned policies under a name, by the decision that each takes.
 
     Raises:
-        UserError: a folder that is no policy, a decision that two of them take, different partners, or one that is
-            still to be tuned.
+        UserError: a folder that is no policy, a decision that two of them take, or different partners.
     """
     from agents.evaluation.players import environment_of, is_policy, load_learned
 
-    if tuned_partner(policy):
-        raise UserError(f"'{policy}': only ooco-gym compare sustain=true knows how it is tuned for each cell; name the "
-                        f"partner with its parameters, as {BESIDE}{tuned_partner(policy)}:interrupt=slack")
     seats: dict[str, LearnedPolicy] = {}
     partners: list[str] = []
     clocks: dict[str, Any] = {}
@@ -190,32 +174,8 @@ def team_of(policy: str) -> Team:
 
 
 def _folders(policy: str) -> list[str]:
-    from ooco_gym.zoo import folder_of
-
     named = policy.removeprefix(LEARNED).partition(BESIDE)[0]
     folders = [part.strip() for part in named.split(JOIN) if part.strip()]
     if not folders:
-        raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
-    return [_run_of(folder_of(folder)) for folder in folders]
-
-
-@lru_cache(maxsize=64)
-def _run_of(folder: str) -> str:
-    """The one policy that a folder stands for.
-
-    Raises:
-        UserError: it holds several training runs, none of them with a validation.
-    """
-    from agents.evaluation.players import runs_of
-
-    runs = runs_of(folder)
-    if len(runs) == 1:
-        return next(iter(runs.values()))
-    from agents.zoo.ship import best_run
-
-    best, validation, _ = best_run(Path(folder))
-    if not is_worker():  # said once, not by every worker
-        warnings.warn(f"{LEARNED}{folder} holds {len(runs)} training runs; {best.name} is taken, the best on "
-                      f"validation (reward {validation['reward']:.4g}, violations {validation['violation_rate']:.2%})",
-                      UserWarning, stacklevel=2)
-    return str(best)
+        raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}RUNS/gating/seed_1")
+    return folders

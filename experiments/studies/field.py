@@ -20,17 +20,14 @@ import numpy as np
 from experiments.capacity import definitions_of, notes_of
 from experiments.common.output import check_page
 from experiments.common.policies import (
-    BESIDE,
-    TUNED,
     base_policy,
     baseline_of,
     check_names,
     is_learned,
     names_of,
     seeds_of,
-    tuned_partner,
 )
-from experiments.common.rate_search import Limits, Plan, Point, Tuning, candidates_of, tune
+from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
@@ -102,7 +99,6 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     baseline = baseline_of(options, policies)
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
-    _check_partners(options, policies)
     for key in ("page", "figures"):
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
@@ -192,37 +188,21 @@ def _without(where: str, given: Sequence[str], policies: Sequence[str], options:
     return tuple(given)
 
 
-def _check_partners(options: Mapping[str, Any], policies: Sequence[str]) -> None:
-    """Refuses learned policies beside one that is to be tuned, but has no settings."""
-    for partner in filter(None, map(tuned_partner, policies)):
-        if not (options["tuning"]["policies"] or {}).get(partner):
-            raise UserError(f"'{BESIDE}{TUNED}{partner}' needs settings to try in tuning.policies, under {partner}, "
-                            f"such as [{{interrupt: slack}}]; or name the partner alone, as {BESIDE}{partner}")
-
-
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],
                settings: Mapping[str, Sequence[Mapping[str, Any]]], shipped: bool = True) -> list[Entry]:
     """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds.
 
-    Learned ones beside a policy that is tuned here: beside what that came to, and nothing else. Without `shipped`, a
-    policy that is tuned to something else is measured so alone.
+    Without `shipped`, a policy that is tuned to something else is measured so alone.
     """
 
     def sustained(name: str, near: float | None = None) -> dict[str, Sustained]:
         return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name), near)
                 for definition in definitions}
 
-    def tuned(name: str) -> Tuning:
-        return tune(name, candidates_of(name, settings[name]),
-                    lambda one, rate: trial.measure(cell.full_name(one), rate), trial.plan, trial.limits)
-
-    partner = tuned_partner(policy)
-    if partner:  # its simulations are done once, whoever asks
-        name = policy.replace(TUNED + partner, tuned(partner).policy)
-        return [Entry(cell, policy, name, sustained(name))]
     if not settings.get(policy):
         return [Entry(cell, policy, None, sustained(policy))]
-    best = tuned(policy)
+    best = tune(policy, candidates_of(policy, settings[policy]),
+                lambda one, rate: trial.measure(cell.full_name(one), rate), trial.plan, trial.limits)
     entries = []
     if shipped or best.policy == policy:
         entries.append(Entry(cell, policy, None, sustained(policy, best.default_rate)))

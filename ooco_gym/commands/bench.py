@@ -97,7 +97,7 @@ FIGURES = (
     Figure("vector_all_cores_ratio", 3.0, True, "", "vector_all_cores_per_s over env_steps_per_s"),
     Figure("vector_threads", None, True, "", "threads of that run: one for each core that this process may use"),
     Figure("numpy_us", None, False, "us", "a decision of an exported policy among 64 candidates in numpy, as an "
-           "engine asks for it: a deep set of the zoo's size; processor time"),
+           "engine asks for it: a deep set with 32 hidden numbers; processor time"),
     Figure("c_us", 20.0, False, "us", "the same in C, compiled for this processor: -O3 -march=native"),
     Figure("onnx_us", 60.0, False, "us", "the same in onnxruntime"),
     Figure("features_us", 150.0, False, "us", "what a policy sees of an engine with 64 requests running and 64 "
@@ -500,7 +500,7 @@ def best_us(call: Callable[[], Any]) -> float:
 
 
 def _policy() -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Manifest, arrays and reference vectors of a deep set of the zoo's size with random weights."""
+    """Manifest, arrays and reference vectors of a deep set with 32 hidden numbers and random weights."""
     from ooco_gym.runtime.features import ENGINE, ENTRY
     from ooco_gym.runtime.networks import Sizes, built, shapes_of
     from ooco_gym.runtime.writing import feature_row

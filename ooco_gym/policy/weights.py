@@ -11,7 +11,7 @@ What they mean outside of the simulator, a rule says with its `Policy`:
   candidate of the least score is taken. The bundle scores each by -(logarithm of the rule's score) - weights · figures.
 
 `write_linear_bundle` writes the bundle that an engine runs either from. What is known of the training of weights that
-ship stands in their policy's YAML, under `bundle` (`origin_of`), so that another learned policy is a file, and no code.
+ship stands in their policy's YAML, under `card` (`origin_of`), so that another learned policy is a file, and no code.
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ def write_weights(path: str | os.PathLike[str], layout: Layout, weights: np.ndar
 
 
 PLACES = 16  # candidates that the forms of a fixed size take
-ORIGIN = "bundle"  # key of a policy's YAML
-_KNOWN = ("training", "trained_for", "scores", "seen", "environment")
+ORIGIN = "card"  # key of a policy's YAML: what is known of its weights
+_KNOWN = ("training", "trained_for", "scores", "seen", "environment")  # what a manifest takes of it
+_FOR_READERS = ("decides", "fails", "live_engine")
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray 
     """
     if policy.layout is None:
         raise UserError(f"policy '{policy.name}' is a rule without weights: an engine needs no bundle of it; expected "
-                        "one that is learned, such as learned_deadline, a run of ooco-gym train, or a name of the zoo")
+                        "one that is learned, such as learned_deadline, or a run of ooco-gym train")
     if policy.linear is None:
         raise UserError(f"policy '{policy.name}': no engine runs a bundle of its weights; its order without them is a "
                         "rule of the scheduler inside vLLM (docs/vllm.md)")
@@ -276,11 +277,11 @@ def origin_of(file: Path) -> dict[str, Any]:
     if not isinstance(own, dict) or "weights" not in own or ORIGIN not in own:
         return {}
     said = own[ORIGIN]
-    strange = [key for key in said if key not in _KNOWN] if isinstance(said, dict) else [said]
+    strange = [key for key in said if key not in (*_KNOWN, *_FOR_READERS)] if isinstance(said, dict) else [said]
     if strange:
         raise UserError(f"policy file '{file}': {ORIGIN} has {strange[0]!r}; expected a mapping with some of "
-                        f"{', '.join(_KNOWN)}")
-    return dict(said)
+                        f"{', '.join((*_KNOWN, *_FOR_READERS))}")
+    return {key: value for key, value in said.items() if key in _KNOWN}
 
 
 def _noted(table: Sequence[Any], seen: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:

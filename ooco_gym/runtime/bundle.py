@@ -117,7 +117,6 @@ class Policy:
         parts: what each part of an action sets, where an action is a vector of levels: `name`, `levels` (values, or
             choices), `tuned` (the level that leaves it as it was); else empty.
         history: how many of the last cluster vectors, the newest first, make up `cluster`; `memory` keeps them.
-        card: what is known of a policy of the zoo (`ooco_gym.load_policy`): data, seeds, scores; else empty.
     """
 
     kind = "candidates"
@@ -134,7 +133,6 @@ class Policy:
         self._firsts = np.cumsum([0, *(len(part["levels"]) for part in self.parts[:-1])]) if self.parts else None
         self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
         self.history: int = manifest["history"]
-        self.card: dict[str, Any] = {}
 
     @classmethod
     def load(cls, folder: str | Path, threads: int = 1, form: str | None = None) -> Any:
@@ -356,7 +354,6 @@ class ParameterPolicy:
         self.constants: dict[str, float] = dict(manifest.get("constants", {}))
         self.low, self.high = (np.array([one[key] for one in manifest["parameters"]]) for key in ("low", "high"))
         self.decisions: list[str] = list(manifest["decisions"])
-        self.card: dict[str, Any] = {}
         self.check_bounds(str(self.rule))
 
     def check_bounds(self, rule: str) -> None:

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from composing import GATE
 from gating_double import CONFIG
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -271,7 +272,7 @@ def test_interval_covers_the_spread_of_windows():
     ({"episodes": 0}, "episodes must be a whole number of at least 1, got 0"),
     ({"env": {**CARTPOLE, "partner": "ooco"}}, "the environment 'CartPole-v1' takes no argument 'partner'"),
     ({"env": CARTPOLE, "episodes": 2, "seeds": None}, "nor a run folder; known: none in this environment"),
-    ({"env": CARTPOLE, "policies": ["gating-ppo-v1"], "episodes": 2, "seeds": None}, "but the environment gives Box"),
+    ({"env": CARTPOLE, "policies": [str(GATE)], "episodes": 2, "seeds": None}, "but the environment gives Box"),
     ({"bound": True}, "bound=true is for environments that ooco_gym simulates, not for 'gating_double"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):

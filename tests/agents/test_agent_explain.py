@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from composing import GATE
 from gating_double import CONFIG, FC, FIXED, SHORT, A, D, F, K
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -243,15 +244,15 @@ def test_mistakes_are_named(run_folder, tmp_path, change, match):
     assert not out.exists()
 
 
-def test_a_policy_of_the_zoo_is_explained_by_name_and_not_on_decisions_that_it_never_learned(tmp_path):
-    short = {**CHANGES, "policy": "gating-ppo-v1", "window_s": 10.0, "warmup_s": 5.0, "fit_windows": 1, "episodes": 1,
+def test_an_exported_policy_is_explained_and_not_on_decisions_that_it_never_learned(tmp_path):
+    short = {**CHANGES, "policy": str(GATE), "window_s": 10.0, "warmup_s": 5.0, "fit_windows": 1, "episodes": 1,
              "decisions": 40, "repeats": 1, "heuristics": [], "out": str(tmp_path / "out")}
-    with pytest.raises(UserError, match="'gating-ppo-v1' was never asked to evict, only to gate"):
+    with pytest.raises(UserError, match="'gate_network' was never asked to evict, only to gate"):
         explain.main({**short, "env": "eviction"})
-    with pytest.raises(UserError, match=r"'gating-ppo-v2' does not exist \(did you mean 'gating-ppo-v1'\?\)"):
-        explain.main({**short, "policy": "gating-ppo-v2"})
+    with pytest.raises(UserError, match="policy folder 'nowhere' does not exist; expected the 'out'"):
+        explain.main({**short, "policy": "nowhere"})
     assert not (tmp_path / "out").exists()
-    assert explain.main(short)["policy"] == "gating-ppo-v1"
+    assert explain.main(short)["policy"] == "gate_network"
 
 
 @pytest.mark.parametrize("text, match", [(None, "does not exist"), ("{", "not valid JSON"),

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from composing import composed
 from gating_double import FC, A, D, F, K, train_config
 
 from agents.environments import OBSERVATION_KEYS, make_env, windows
@@ -11,7 +12,6 @@ from agents.evaluation.players import check_fit, load_learned, play
 from agents.learning import export, train
 from agents.learning.runs import load_run
 from agents.search.optimisers import is_search
-from agents.zoo.command import composed
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.runtime import ClusterStack, Policy

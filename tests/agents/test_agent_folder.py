@@ -1,8 +1,6 @@
-"""A folder that holds a training run is not trained into by oversight, and the zoo says what it makes again."""
+"""A folder that holds a training run is not trained into by oversight."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import yaml
@@ -11,9 +9,7 @@ from gating_double import train_config
 from agents.learning import train
 from agents.learning.runs import clear, holds_run
 from agents.search import tune
-from agents.zoo import command as zoo
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
 
 QUICK = {"total_timesteps": 75, "checkpoint_every_steps": None, "validation": {"windows": 0}}
 
@@ -74,28 +70,6 @@ def test_clearing_follows_no_link(tmp_path):
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
     clear(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir()) and (tmp_path / "elsewhere" / "file").exists()
-
-
-# --- The zoo ------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def job(tmp_path):
-    """A job of a zoo that is complete, as it would be without the key `overwrite`."""
-    out = tmp_path / "gating" / "seed_1"
-    one = zoo.Job(zoo.TRAIN, "gating", "seed_1", out, train_config(out, **QUICK))
-    out.mkdir(parents=True)
-    (out / "job.yaml").write_text(yaml.safe_dump({"kind": "train", **{
-        key: value for key, value in one.config.items() if key != "out"}}))
-    write_json(out / "summary.json", {"command": "train"})
-    return one
-
-
-def test_a_job_under_other_settings_replaces_what_lies_there(job):
-    train.main({**job.config, "overwrite": True})
-    old = job.folder / "checkpoints" / "latest.state"
-    assert old.is_file()
-    zoo.do(job._replace(config={**job.config, "seed": 2, "resumable": False}))
-    assert not old.exists() and json.loads((job.folder / "summary.json").read_text())["seed"] == 2
-    assert (job.folder / "log.txt").is_file() and (job.folder / "job.yaml").is_file()
 
 
 @pytest.mark.parametrize("policy, words", [("nosuch", "unknown policy 'nosuch'"), ("ooco:slo_margn=1", "slo_margn")])

@@ -42,9 +42,10 @@ def test_who_starts_from_a_heuristic_sees_the_past_too(tmp_path):
 
 
 def test_every_agent_is_called_by_the_name_it_is_chosen_by():
+    from composing import composed
+
     from agents.learning.algorithms import ALGORITHMS, recipe_of
     from agents.search.optimisers import CMA
-    from agents.zoo.command import composed
     from ooco_gym.resources import names
 
     agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
@@ -53,8 +54,9 @@ def test_every_agent_is_called_by_the_name_it_is_chosen_by():
 
 
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
+    from composing import composed
+
     from agents.learning.algorithms import check_agent
-    from agents.zoo.command import composed
 
     def imitated(name):
         return composed("train", f"agent={name}")["agent"]["imitate"]

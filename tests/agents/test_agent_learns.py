@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from composing import composed
 
 pytest.importorskip("sb3_contrib")
 from agents.environments import split_seeds, windows
 from agents.evaluation.players import load_learned, play
 from agents.learning import train
-from agents.zoo import command as zoo
+from ooco_gym.resources import merged
 
 SHORT = {"window_s": 60.0, "warmup_s": 60.0}
 GAMES = 96  # windows of the validation split
@@ -15,12 +16,12 @@ GAMES = 96  # windows of the validation split
 
 def config(out, **changes):
     """Packing from random play, without a start and without a choice on validation."""
-    base = zoo.composed("train", "env=packing")
+    base = composed("train", "env=packing")
     agent = {"imitate": {"rule": None}, "learning_rate": 1e-3, "n_envs": 32, "discount_per_s": 0.97,
              "gae_lambda_per_s": 0.9}
     short = {"window_s": 60.0, "seed": 2, "env": SHORT, "validation": {"windows": 0}, "resumable": False,
              "checkpoint_every_steps": None, "agent": agent}
-    return zoo.merged(base, {**short, **changes, "out": str(out)}, "train")
+    return merged(base, {**short, **changes, "out": str(out)})
 
 
 @pytest.mark.slow

@@ -224,12 +224,12 @@ def test_other_weights_take_nothing_from_the_shipped_ones(tmp_path):
     assert manifest["training"] == {"data": {}, "seeds": []} and manifest["scores"] == []
     own = tmp_path / "mine.yaml"
     own.write_text("extends: learned_router\nname: mine\nweights: mine.npz\n"
-                   "bundle:\n  training: {seeds: [7], data: {a: b}}\n")
+                   "card:\n  training: {seeds: [7], data: {a: b}}\n")
     exported(str(own), tmp_path / "own", forms=["npz"])
     manifest = json.loads((tmp_path / "own" / "manifest.json").read_text())
     assert manifest["training"]["seeds"] == [7] and manifest["scores"] == [] and manifest["name"] == "mine"
-    own.write_text("extends: learned_router\nweights: mine.npz\nbundle: {trainning: {}}\n")
-    with pytest.raises(UserError, match="bundle has 'trainning'"):
+    own.write_text("extends: learned_router\nweights: mine.npz\ncard: {trainning: {}}\n")
+    with pytest.raises(UserError, match="card has 'trainning'"):
         exported(str(own), tmp_path / "wrong")
 
 

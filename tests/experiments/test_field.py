@@ -15,11 +15,9 @@ import yaml
 from experiments.common.output import END
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.sustain import Bench, sustain
-from experiments.studies import field
 from experiments.studies.field import Cell, Entry, entries_of, rows_of
 from experiments.studies.field_page import BEGIN, body, write_results
 from ooco_gym.cli import main
-from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
@@ -99,13 +97,13 @@ def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open
     assert caching.full_name("base_pd") == "base_pd"
     assert caching.full_name("vllm_fcfs") == "vllm_fcfs:prefix_caching='on'"
     assert caching.full_name("vllm_fcfs:prefix_caching='off'") == "vllm_fcfs:prefix_caching='off'"
-    assert caching.full_name("learned:ZOO/gating+ZOO/eviction@ooco") == "learned:ZOO/gating+ZOO/eviction@ooco"
+    assert caching.full_name("learned:RUNS/gating+RUNS/eviction@ooco") == "learned:RUNS/gating+RUNS/eviction@ooco"
     full = caching.full_name("vllm_fcfs:max_num_seqs=8")
     assert get_policy(full).values["prefix_caching"] == "on" and get_policy(full).values["max_num_seqs"] == 8
     assert spelled("ooco:interrupt=slack,max_pull=4", {"max_pull": 2}) == "ooco:interrupt=slack,max_pull=2"
 
 
-KNEES = {"ooco": 2.0, "ooco:interrupt=slack": 6.0, "learned:A@ooco": 3.0, "learned:A@ooco:interrupt=slack": 8.0}
+KNEES = {"ooco": 2.0, "ooco:interrupt=slack": 6.0, "learned:A@ooco": 3.0}
 
 
 class KneeBench(Bench):
@@ -121,15 +119,10 @@ def found_by(policy, settings, shipped=True, screen=0):
     return entries_of(cell(), policy, bench, bench, ("first_token",), settings, shipped)
 
 
-def test_learned_policies_sit_beside_what_tuning_came_to_in_the_cell():
+def test_a_policy_with_settings_is_measured_as_it_ships_and_as_tuned():
     tried = {"ooco": [{"interrupt": "slack"}]}
     assert [(one.policy, one.tuned_as) for one in found_by("ooco", tried)] == [
         ("ooco", None), ("ooco", "ooco:interrupt=slack")]
-    beside, = found_by("learned:A@tuned:ooco", tried)
-    assert (beside.policy, beside.tuned_as) == ("learned:A@tuned:ooco", "learned:A@ooco:interrupt=slack")
-    assert beside.found["first_token"].rate == pytest.approx(8.0, rel=0.1)
-    with pytest.raises(UserError, match="'@tuned:ooco' needs settings to try in tuning.policies, under ooco"):
-        field._check_partners({"tuning": {"policies": {"base_pd": [{}]}}}, ["base_pd", "learned:A@tuned:ooco"])
     alone, = found_by("learned:A@ooco", tried)
     assert alone.tuned_as is None and alone.found["first_token"].rate == pytest.approx(3.0, rel=0.1)
 

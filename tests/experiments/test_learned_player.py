@@ -1,6 +1,5 @@
 """Learned policies in their seats: the rest is the partner's, and the sustainable rate is searched with them."""
 
-import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from experiments.common import policies
 from experiments.common.policies import Team, policy_identity, team_of
 from experiments.common.runner import run_of
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
 from ooco_gym.scenario import Scenario
 
 SCENARIO = Scenario(workload="azure_conv", cluster="pair_7b", offline={"mode": "rate", "rate": 3.0}, duration_s=60.0,
@@ -89,27 +87,6 @@ def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
     assert policy_identity(name)["learned"] == policy_identity(other)["learned"]
     with pytest.raises(UserError, match="two of its policies were trained to gate"):
         team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
-    with pytest.raises(UserError, match="for each cell; name the partner with its parameters"):
-        team_of(f"{name}@tuned:ooco")
-    assert policies.base_policy(f"{name}@tuned:ooco").name == "ooco"
-
-
-def test_of_several_training_runs_the_best_on_validation_is_taken_and_named(runs, tmp_path):
-    """Feasible first: seed_2 has less reward than seed_1, which breaks the budget, and seed_10 less than it."""
-    found = {"seed_1": (9.0, 0.05), "seed_2": (5.0, 0.01), "seed_10": (4.0, 0.0)}
-    for name, (reward, rate) in found.items():
-        shutil.copytree(runs / "gating", tmp_path / name)
-        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text(encoding="utf-8"))
-        config["validation"] = {"windows": 1, "violation_limit": 0.03}
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        write_json(tmp_path / name / "summary.json", {"best": {"reward": reward, "violation_rate": rate}})
-    with pytest.warns(UserWarning, match="holds 3 training runs; seed_2 is taken"):
-        assert policies._folders(f"learned:{tmp_path}@ooco") == [str(tmp_path / "seed_2")]
-    for name in found:
-        (tmp_path / name / "summary.json").unlink()
-    policies._run_of.cache_clear()
-    with pytest.raises(UserError, match="no complete run with a validation"):
-        policies._folders(f"learned:{tmp_path}")
 
 
 def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):

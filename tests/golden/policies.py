@@ -1,18 +1,19 @@
-"""The answers of each shipped policy to 1,000 observations, which are recorded by playing its environment."""
+"""The answers of an exported network to 1,000 observations, which are recorded by playing its environment."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import ooco_gym
+from ooco_gym.runtime import Policy
 from tests.golden.digests import Digests, digest
 from tests.golden.trajectories import make, random_legal
 
 OBSERVATIONS = 1_000
-SHIPPED = {f"{name}-ppo-v1": f"ooco_gym/{name.capitalize()}-v0" for name in (
-    "colocation", "control", "eviction", "gating", "migration", "packing", "preemption")}
+NETWORKS = {"gate_network": "ooco_gym/Gating-v0"}
+FOLDER = Path(__file__).parents[1] / "data"
 
 
 def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
@@ -20,7 +21,7 @@ def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
 
     Every third action is the policy's own, every third the partner's, every third a random legal one.
     """
-    policy, env = ooco_gym.load_policy(name), make(SHIPPED[name])
+    policy, env = Policy.load(FOLDER / name), make(NETWORKS[name])
     random, actions, seen = np.random.default_rng(9), [], []
     observation: dict[str, Any] = {}
     memory, over, seed = policy.memory(), True, 20
@@ -43,4 +44,4 @@ def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
 
 def group(every: int = 1) -> Digests:
     """The digests of every n-th policy."""
-    return {name: answers(name) for name in list(SHIPPED)[::every]}
+    return {name: answers(name) for name in list(NETWORKS)[::every]}

@@ -121,16 +121,9 @@ def _conditions() -> Iterator[Case]:
 
 
 def _learned() -> Iterator[Case]:
-    """Each shipped policy in its seat, and those of the same training environment side by side."""
-    yield from (_case(f"learned:{name}", cluster, load) for name, cluster, load in (
-        ("gating-ppo-v1", "pair_7b", POOLS["pair_7b"][0]),
-        ("preemption-ppo-v1", "pair_7b", POOLS["pair_7b"][0]),
-        ("packing-ppo-v1", "pair_7b", POOLS["pair_7b"][2]),
-        ("eviction-ppo-v1", "pair_llama2_7b_40g", POOLS["pair_llama2_7b_40g"][0]),
-        ("migration-ppo-v1", "pair_llama2_7b_40g", POOLS["pair_llama2_7b_40g"][0]),
-        ("colocation-ppo-v1", "pair_llama2_7b_40g", POOLS["pair_llama2_7b_40g"][0]),
-        ("gating-ppo-v1+eviction-ppo-v1+migration-ppo-v1@ooco", "pair_7b", POOLS["pair_7b"][0]),
-        ("eviction-ppo-v1@ooco:interrupt=slack", "pair_llama2_7b_40g", POOLS["pair_llama2_7b_40g"][0])))
+    """A network in its seat, beside the partner of its training and beside another."""
+    yield from (_case(f"learned:tests/data/gate_network{beside}", "pair_7b", POOLS["pair_7b"][0])
+                for beside in ("", "@ooco:interrupt=slack"))
 
 
 def _commands() -> Iterator[Case]:

@@ -11,7 +11,7 @@ import pytest
 import ooco_gym
 from ooco_gym.envs import ENVIRONMENTS
 from tests.golden import __main__ as command
-from tests.golden import cpus, digests, policies, runs, trajectories
+from tests.golden import cpus, digests, runs, trajectories
 
 PART = 20  # each so-manieth case is played under another processor
 
@@ -24,9 +24,8 @@ def test_digests_hold(group: str) -> None:
     assert not lines, "\n".join([*lines[:20], f"{len(lines)} digests differ: python -m tests.golden only={group}"])
 
 
-def test_every_rule_shipped_policy_and_environment_has_digests() -> None:
-    assert set(ooco_gym.list_policies("rule")) <= {*runs.POOL_POLICIES, *runs.MIXED_POLICIES}
-    assert set(ooco_gym.list_policies("learned")) == set(policies.SHIPPED)
+def test_every_policy_and_environment_has_digests() -> None:
+    assert set(ooco_gym.list_policies()) <= {*runs.POOL_POLICIES, *runs.MIXED_POLICIES}
     assert set(ENVIRONMENTS) == set(trajectories.IDS)
 
 

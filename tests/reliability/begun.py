@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+NETWORK = ROOT / "tests" / "data" / "gate_network"
 LIMIT_S = 900.0  # of one start
 ENDS_S = 60.0  # within which a signal ends a command, and what it has started
 MARK = "OOCO_GYM_BEGUN"  # set for a command, and so for all processes that it starts
@@ -77,8 +78,8 @@ COMMANDS = {
                        "compare workers=2"),
     "headroom": Command(("headroom", "env=gating", "episodes=5", "window_s=10", "warmup_s=5", "every=10", "samples=1",
                          "workers=2"), "headroom"),
-    "export": Command(("export", "policy=gating-ppo-v1", "checks=50"), "export"),
-    "explain": Command(("explain", "policy=gating-ppo-v1", "fit_windows=2", "episodes=2", "decisions=200", "repeats=1",
+    "export": Command(("export", "policy=learned_router", "checks=50"), "export"),
+    "explain": Command(("explain", f"policy={NETWORK}", "fit_windows=2", "episodes=2", "decisions=200", "repeats=1",
                         "window_s=20", "warmup_s=5"), "explain"),
     "perf": Command(("perf",), "perf"),
     "compile": Command(("compile",), "compile", alike=False),
@@ -88,11 +89,7 @@ COMMANDS = {
     "bench": Command(("bench", "only=[pure,day,warm_start]", "repeats=1"), "bench", alike=False),
     "demo": Command(("demo", "duration_s=600", "windows=2", "agent.generations=2", "agent.windows=2",
                      "agent.validation.windows=2", "env.window_s=60", "env.warmup_s=10"), "demo", alike=False),
-    "zoo": Command(("zoo", "envs=[gating]", "seeds=[1]", "variants=false", "total_timesteps=256", "trials=2",
-                    *(f"environments.gating.{part}.{key}={value}" for part in ("train", "tune") for key, value in (
-                        ("window_s", 20), ("env.window_s", 20), ("env.warmup_s", 5), ("validation.windows", 2))),
-                    "environments.gating.train.agent.imitate=null", "environments.gating.tune.windows=2",
-                    "environments.gating.tune.warmup_s=5"), "zoo", alike=False),
+    "zoo": Command(("zoo", "generations=1", "windows=2"), "zoo", alike=False),
     "experiment": Command(("experiment", "bros", "bros.rates=[2.5]", "bros.policies=[round_robin]", "bros.seeds=1",
                            "bros.duration_s=30", "bros.warmup_s=5", "bros.drain_s=5"), "experiment bros"),
 }

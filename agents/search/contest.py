@@ -1,0 +1,81 @@
+"""Searches side by side: each finds the best of its policy in as many windows, then all play windows none has seen.
+
+`ooco-gym demo` and `ooco-gym zoo` hold what is learned against heuristics tuned alike by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agents.environments import make_env, split_seeds
+from agents.search.episodes import Field
+from ooco_gym.envs.config import under
+from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
+from ooco_gym.policy import get_policy
+from ooco_gym.population import Candidate
+from ooco_gym.report.terminal import progress
+from ooco_gym.resources import load_yaml
+
+
+def search_config(name: str, options: Mapping[str, Any], out: str) -> dict[str, Any]:
+    """The configuration of a search: that of `train`, with what `options` say of all searches and of this one.
+
+    Args:
+        name: of the search in `options["searches"]`, which holds settings of `agent=cma` by name.
+        options: `env`, `seed`, `agent` (of all searches), `reference` and `searches`.
+        out: its folder.
+    """
+    settings = {key: value for key, value in load_yaml("", "train").items() if key != "defaults"}
+    return {**settings, "env": options["env"], "logger": "none", "seed": options["seed"], "overwrite": True, "out": out,
+            "agent": {**options["agent"], "reference": options["reference"], **options["searches"][name]}}
+
+
+def play_held_out(env: Mapping[str, Any], played: Mapping[str, str], windows: int,
+                  conditions: Sequence[Mapping[str, Any]] | None = None, seeds: Sequence[int] | None = None
+                  ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Plays windows that no search has seen.
+
+    Args:
+        env: the environment's configuration.
+        played: policies by name.
+        windows: how many under each condition.
+        conditions: changes of the scenario, as `agent.conditions`; None: the environment as it is.
+        seeds: of the windows; None: the environment's test split.
+
+    Returns:
+        OUTCOME[windows] of each policy by its name, and int64[windows]: the condition of each.
+    """
+    made: Any = make_env(env)
+    base = made.unwrapped.config
+    made.close()
+    configs = [under(base, {key: value for key, value in one.items() if key != "name"}, f"conditions[{place}]")
+               for place, one in enumerate(conditions or [{}])]
+    field = Field(configs, list(seeds or split_seeds(env, "test")), windows * len(configs), None)
+    with progress("playing held-out windows", len(played) * windows * len(configs)) as bar:
+        found = field.population.play([Candidate(get_policy(one)) for one in played.values()], played=bar.advance)
+    return dict(zip(played, found, strict=True)), field.conditions
+
+
+def late(outcome: np.ndarray) -> np.ndarray:
+    """Share of the online requests of each window that missed an SLO."""
+    return outcome["violated"] / np.maximum(outcome["arrived"], 1)
+
+
+def ratio(mine: np.ndarray, theirs: np.ndarray, conditions: np.ndarray | None = None) -> dict[str, float]:
+    """How many times as much service as another's: `ratio`, and its 95 % interval `ci_low`, `ci_high`.
+
+    Over all windows of a condition, and of several conditions the geometric mean; windows are resampled in pairs.
+    """
+    conditions = np.zeros(len(mine), np.int64) if conditions is None else conditions
+    logs, means = np.zeros(RESAMPLES), []
+    generator = np.random.default_rng(0)
+    for condition in np.unique(conditions):
+        a, b = (part[conditions == condition] for part in (mine, theirs))
+        draws = generator.integers(len(a), size=(RESAMPLES, len(a)))
+        logs += np.log(a[draws].sum(axis=1) / b[draws].sum(axis=1))
+        means.append(np.log(a.sum() / b.sum()))
+    low, high = resampled_interval(np.exp(logs / len(means)), len(mine))
+    return {"ratio": float(np.exp(np.mean(means))), "ci_low": low, "ci_high": high}

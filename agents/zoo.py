@@ -1,0 +1,129 @@
+"""`ooco-gym zoo`: makes the learned policies anew, with the heuristics that they are held against, by conf/zoo.yaml.
+
+A recipe is a set of searches (`ooco-gym train agent=cma`), one that learns and others that tune heuristics with the
+same information in as many windows, and held-out windows for all of them. What is learned ships only where its
+interval over the best of the others clears 1 (docs/learned.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.search.contest import late, play_held_out, ratio, search_config
+from agents.settings import plain, require, whole
+from ooco_gym.documents import read_mapping, read_yaml
+from ooco_gym.errors import UserError, check_keys, end_if_interrupted, unknown
+from ooco_gym.files import write_json
+from ooco_gym.policy import Policy, get_policy
+from ooco_gym.report import Table, percent
+from ooco_gym.resources import load_yaml
+from ooco_gym.zoo import names
+
+CARD_FILE, SUMMARY_FILE = "card.json", "summary.json"
+_KEYS = ("env", "seed", "reference", "agent", "searches", "held_out", "windows", "seeds", "violation_limit")
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Makes the policies of `cfg.policies` in `cfg.out`; what is there under the same settings is not made again.
+
+    Raises:
+        UserError: an unknown policy or key, or a search that cannot be made.
+        KeyboardInterrupt: the same command goes on with what is left.
+    """
+    config, started = plain(cfg), time.monotonic()
+    recipes = chosen(config)
+    require("search")
+    made = {name: make(name, recipe, Path(config["out"]) / name) for name, recipe in recipes.items()}
+    rows = [[name, one["over"][one["best_opponent"]]["policy"], f"{gain['ratio']:.4f}",
+             f"{gain['ci_low']:.4f} to {gain['ci_high']:.4f}", percent(one["violation_rate"], 2),
+             "yes" if one["ships"] else "no", one["digest"][:12], "yes" if one["as_shipped"] else "no"]
+            for name, one in made.items() for gain in [one["over"][one["best_opponent"]]]]
+    Table("Learned policies, on held-out windows", (
+        "policy", "best tuned heuristic", "times its service", "95 % interval", "violations", "ships", "digest",
+        "as in the package"), rows, align="l").show(unbroken=1)
+    return {"command": "zoo", "made": made, "wall_s": time.monotonic() - started}
+
+
+def chosen(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The recipes of conf/zoo.yaml that `policies` asks for, all where it is null; fewer generations where asked.
+
+    Raises:
+        UserError: an unknown policy, or a recipe with an unknown key.
+    """
+    recipes = {name: plain(recipe) for name, recipe in plain(config["recipes"]).items()}
+    asked = config.get("policies")
+    wanted = list(recipes) if asked is None else [asked] if isinstance(asked, str) else list(asked)
+    for name in wanted:
+        if name not in recipes:
+            raise unknown("policy of conf/zoo.yaml", name, recipes)
+    for name in wanted:
+        recipe = recipes[name]
+        check_keys(f"recipes.{name}", recipe, _KEYS)
+        if name not in recipe["searches"]:
+            raise UserError(f"recipes.{name}.searches must have '{name}', the one that learns")
+        for key, place in (("generations", recipe["agent"]), ("windows", recipe)):
+            if config.get(key) is not None:
+                place[key] = whole(config, key, {"windows": 2}.get(key, 1))
+    return {name: recipes[name] for name in wanted}
+
+
+def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Makes one policy and its opponents, plays held-out windows, and writes its card; returns the card."""
+    begun = time.monotonic()
+    recipe = {**recipe, "env": {"name": recipe["env"], **load_yaml("env", recipe["env"])}}
+    reports = {search: searched(search, recipe, out / search) for search in recipe["searches"]}
+    played = {search: str(out / search / "policy.yaml") for search in reports}
+    played |= {f"{policy} as it ships": policy for policy in dict.fromkeys(
+        (recipe["reference"], *(str(one["searched"]).partition(":")[0] for one in reports.values())))}
+    outcomes, conditions = play_held_out(recipe["env"], played, int(recipe["windows"]), recipe["held_out"],
+                                         recipe.get("seeds"))
+    limit = float(recipe.get("violation_limit", 0.03))
+    over = {other: {"policy": reports[other]["searched"] if other in reports else played[other],
+                    "violation_rate": float(late(outcomes[other]).mean()),
+                    **ratio(outcomes[name]["service"], outcomes[other]["service"], conditions)}
+            for other in played if other != name}
+    best = min((one for one in over if over[one]["violation_rate"] <= limit), key=lambda one: over[one]["ratio"])
+    policy, rate = get_policy(played[name]), float(late(outcomes[name]).mean())
+    card = {"name": name, "environment": recipe["env"]["id"], "recipe": plain(recipe), "digest": digest_of(policy),
+            "as_shipped": name in names() and digest_of(get_policy(name)) == digest_of(policy),
+            "best_opponent": best, "over": over, "violation_rate": rate,
+            "ships": over[best]["ci_low"] > 1.0 and rate <= limit,
+            "held_out_windows": len(conditions), "searches": reports, "wall_s": time.monotonic() - begun}
+    write_json(out / CARD_FILE, card)
+    return card
+
+
+def searched(search: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """One search, gone on with where it was stopped; its summary where it is there under the same settings."""
+    from agents.search import checkpoints
+    from agents.search.command import CONFIG_FILE
+    from agents.search.command import search as run
+
+    config = search_config(search, recipe, str(out))
+    try:
+        begun = read_yaml(out / CONFIG_FILE) == config
+    except UserError:  # not there, or damaged: made anew
+        begun = False
+    if begun and (out / SUMMARY_FILE).is_file():
+        return read_mapping(out / SUMMARY_FILE)
+    print(f"{out.parent.name}: search '{search}' of {recipe['searches'][search]['policy']}")
+    report = run(config, begun and (out / checkpoints.STATE_FILE).is_file())
+    end_if_interrupted(report)
+    write_json(out / SUMMARY_FILE, report)
+    return report
+
+
+def digest_of(policy: Policy) -> str:
+    """Digest of a policy's parameters and weights, to the bit."""
+    values = {key: value for key, value in policy.values.items() if key != "weights"}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    if policy.weights is not None:
+        digest.update(np.asarray(policy.weights, np.float64).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,79 @@
+"""The learned policies that come with the package: rules with weights in `conf/policy`, and what is known of each.
+
+A learned policy is a YAML file that names its weights and has a card: what it decides, how and on what it was trained,
+its held-out scores with intervals, and where it fails. It simulates, compares and exports as any other policy does.
+`ooco-gym zoo` makes them anew (docs/learned.md).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.resources import load_yaml
+from ooco_gym.resources import names as known
+
+if TYPE_CHECKING:
+    from ooco_gym.policy import Policy
+    from ooco_gym.runtime import Policy as Bundle
+
+RULE, LEARNED = "rule", "learned"
+_PREFIX = "learned_"  # of the files in conf/policy
+
+
+def names() -> list[str]:
+    """Names of the learned policies, such as `learned_gate`."""
+    return [name for name in known("policy") if name.startswith(_PREFIX)]
+
+
+def list_policies(kind: str | None = None) -> list[str]:
+    """Names of the policies that simulate and play.
+
+    Args:
+        kind: `rule`, or `learned`, whose weights a search found (`load_policy` loads them); None: both.
+
+    Raises:
+        UserError: another kind.
+    """
+    if kind not in (None, RULE, LEARNED):
+        raise unknown("kind of policy", kind, (RULE, LEARNED))
+    if kind == LEARNED:
+        return names()
+    from ooco_gym.policy import list_policies as every
+
+    return [name for name in every() if kind is None or name not in names()]
+
+
+def card(name: str) -> dict[str, Any]:
+    """What is known of a learned policy: what it decides, its training, scores with intervals, where it fails.
+
+    Raises:
+        UserError: none of that name.
+    """
+    if name not in names():
+        raise unknown("learned policy", name, names())
+    return load_yaml("policy", name)["card"]
+
+
+def load_policy(name: str | Path, threads: int = 1) -> Policy | Bundle:
+    """Loads a learned policy.
+
+    Args:
+        name: of a policy of the package, which is then a `Policy` to simulate, compare and make agents of; or the `out`
+            folder of `ooco-gym export`, which is then a bundle that answers observations.
+        threads: of onnxruntime, where a bundle is a graph alone.
+
+    Raises:
+        UserError: neither a name nor a folder, a broken bundle, or onnxruntime is not installed.
+    """
+    if isinstance(name, str) and name in names():
+        from ooco_gym.policy import get_policy
+
+        return get_policy(name)
+    if isinstance(name, (str, Path)) and Path(name).is_dir():
+        from ooco_gym.runtime import Policy as Bundle
+
+        return Bundle.load(Path(name), threads)
+    raise UserError(f"unknown learned policy {str(name)!r}{nearest(str(name), names())}; expected the 'out' of "
+                    f"'ooco-gym export', or one of: {', '.join(names())} (ooco_gym.get_policy finds rules)")
