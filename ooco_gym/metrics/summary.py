@@ -155,7 +155,8 @@ def offline_figures(run: Run) -> dict[str, Any]:
     queueing age, from arrival to the first token, of the requests that arrived in the window; what still waits is as
     old as it is at the end. `left` are those that had arrived and were not finished when the window ended: 0 where
     work that was to be more than can be served ran out, and then `last_finish_s`, the last completion on the window's
-    clock, says when (negative: in the warm-up).
+    clock, says when (negative: in the warm-up). Waste, evictions, pulls by strict instances (`migrations`) and
+    interrupted prefills are those within the window, whatever their class.
     """
     window_s = run.window_s[1] - run.window_s[0]
     offline = run.requests[run.requests["online"] == 0]
@@ -169,7 +170,9 @@ def offline_figures(run: Run) -> dict[str, Any]:
         **_served(offline, run.window_s),
         "reference_gpu_s_per_s": served_s / window_s,
         **kept_up_figures(offline, run.window_s),
-        **waste_figures(run.counters, window_s),
+        "wasted_tokens_per_s": run.counters["wasted_tokens"] / window_s,
+        "wasted_gpu_s_per_s": run.counters["wasted_ps"] / PS_PER_S / window_s,
+        **{name: int(run.counters[name]) for name in ("evictions", "migrations", "interruptions")},
         "age_p99_s": _quantile(age_s, 0.99),
         "age_max_s": _quantile(age_s, 1.0),
         **_what_is_left(offline, run.window_s),
@@ -223,16 +226,6 @@ def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float]) -> dict[
     service_s = offline["service_ps"] / PS_PER_S
     return {"kept_up_share": float(done.sum() / arrived.sum()),
             "kept_up_service_share": float(service_s[done].sum() / service_s[arrived].sum())}
-
-
-def waste_figures(counters: Mapping[str, int], window_s: float) -> dict[str, Any]:
-    """What was spent for nothing and what moved within the window: recomputed tokens and the time spent on them,
-    whatever their class, evictions, pulls by strict instances, and interrupted prefills."""
-    return {
-        "wasted_tokens_per_s": counters["wasted_tokens"] / window_s,
-        "wasted_gpu_s_per_s": counters["wasted_ps"] / PS_PER_S / window_s,
-        **{name: int(counters[name]) for name in ("evictions", "migrations", "interruptions")},
-    }
 
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:
@@ -333,19 +326,19 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     ids, names = chosen["online"].astype(np.int8), ["offline", "online"]
     if run.class_id is not None:
         ids, names = run.class_id[rows], [one.name for one in run.scenario.classes]
+
+    def columns(*names: str) -> dict[str, pa.Array]:
+        return {name: pa.array(np.ascontiguousarray(chosen[name])) for name in names}
+
     return pa.table({
         "id": pa.array(rows.astype(np.int32)),
         "class": pa.DictionaryArray.from_arrays(pa.array(ids), names).cast(pa.string()),
         **({} if run.class_id is None else {"online": pa.array(chosen["online"] == 1)}),
         "arrival_s": pa.array((chosen["arrival_ps"] - start_ps) / PS_PER_S),
-        "prompt_tokens": _column(chosen, "prompt_tokens"),
-        "output_tokens": _column(chosen, "output_tokens"),
+        **columns("prompt_tokens", "output_tokens"),
         "first_token_s": pa.array((chosen["first_token_ps"] - start_ps) / PS_PER_S, mask=~started),
         "finish_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=~finished),
-        "generated_tokens": _column(chosen, "generated_tokens"),
-        "wasted_tokens": _column(chosen, "wasted_tokens"),
-        "evictions": _column(chosen, "evictions"),
-        "migrations": _column(chosen, "migrations"),
+        **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
         "violated": pa.array(violated[rows]),
     })
 
@@ -356,9 +349,3 @@ def write_requests(run: Run, path: str | os.PathLike[str]) -> None:
 
     with atomic_write(path) as temporary:
         parquet.write_table(requests_table(run), temporary)
-
-
-def _column(requests: np.ndarray, field: str) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array(np.ascontiguousarray(requests[field]))

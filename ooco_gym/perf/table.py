@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import SHORTEST_LINES, Deployment
+from ooco_gym.perf.kernels import norm
 from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
 from ooco_gym.rounding import steady
 
@@ -360,8 +361,7 @@ def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, dec
                                                                     mixed.skew_s))
     inside = np.maximum(alone - launch, 0.0) + lines + per_chunk * decodes * chunk
     chain = critical * context / np.maximum(decodes, 1)
-    largest, other = np.maximum(np.maximum(inside, chain), 1.0), np.minimum(inside, chain)
-    together = launch + largest * steady((1.0 + steady((other / largest) ** mixed.exponent)) ** (1.0 / mixed.exponent))
+    together = launch + norm(mixed.exponent, inside, chain)
     together += skew * np.minimum(decodes / mixed.skew_batch, 1.0) * beyond
     return np.rint(np.where(decodes > 0, together, alone)).astype(np.int64)
 

@@ -73,23 +73,21 @@ class Axis:
         low, high = self.limits or (min(known) if self.log else min(0.0, *known), max(known))
         if high <= low:
             high = low + (abs(low) or 1.0)
-        if self.log:
-            low, high = math.log10(low), math.log10(high)
+        on_axis: Callable[[float], float] = math.log10 if self.log else float
+        first, last = on_axis(low), on_axis(high)
+        length, slack = last - first, 1e-9 * (last - first)
 
         def place(value: float) -> float:
-            at = math.log10(max(value, 1e-300)) if self.log else value
-            return start + min(max((at - low) / (high - low), 0.0), 1.0) * (end - start)
+            return start + min((on_axis(max(value, low)) - first) / length, 1.0) * (end - start)
 
-        if not self.log:
-            size = 10.0 ** math.floor(math.log10((high - low) / 5))
-            step = size * next(many for many in (1, 2, 5, 10) if many * size >= (high - low) / 5)
-            return place, [number * step for number in range(math.ceil(low / step - 1e-9),
-                                                             math.floor(high / step + 1e-9) + 1)]
-        decades = math.floor(high + 1e-9) - math.ceil(low - 1e-9) + 1
-        steps = range(1, 10) if decades < 1 else (1, 2, 5) if decades <= 2 else (1,)
-        ticks = [step * 10.0**decade for decade in range(math.floor(low), math.ceil(high) + 1)
-                 if decade % max(1, decades // 6) == 0 for step in steps]
-        return place, [value for value in ticks if low - 1e-9 <= math.log10(value) <= high + 1e-9]
+        if self.log:
+            steps = range(1, 10) if length < 1 else (1, 2, 5) if length <= 2 else (1,)
+            ticks = [step * 10.0**decade for decade in range(math.floor(first), math.ceil(last) + 1) for step in steps]
+        else:
+            size = 10.0 ** math.floor(math.log10(length / 5))
+            step = size * next(many for many in (1, 2, 5, 10) if many * size >= length / 5)
+            ticks = [number * step for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
+        return place, [value for value in ticks if first - slack <= on_axis(value) <= last + slack]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import synthetic
 
 from ooco_gym.calibrate import chip as chips
 from ooco_gym.calibrate.rows import COLUMNS, Rows
@@ -19,6 +18,7 @@ from ooco_gym.perf.chip import load_chip
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.model import load_model
 from ooco_gym.perf.table import cost_table, decode_latency_ps, prefill_latency_ps
+from tests.calibrate import synthetic
 
 SHEET = ["chip.memory_bytes=80e9", "chip.peak_flops_per_s=312e12", "chip.peak_memory_bytes_per_s=2.039e12",
          "chip.peak_link_bytes_per_s=300e9"]

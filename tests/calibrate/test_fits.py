@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from ooco_gym.calibrate.rows import Rows, clean
 from ooco_gym.perf.chip import load_chip
 from ooco_gym.perf.kernels import ExtendedParameters, GemmParameters, OverheadParameters
 from ooco_gym.perf.model import load_model
+from tests.calibrate import synthetic
 
 CHIP = load_chip("a100_80g")
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_measure import plan
 
 from experiments.studies.engine_chain import (
     close,
@@ -21,6 +20,7 @@ from experiments.studies.engine_chain import (
 )
 from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
+from tests.calibrate.test_measure import plan
 
 MODEL = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 32, "intermediate_size": 256, "vocab_size": 1000}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_made import ps, request, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.metrics.quality import Rules, judge, worst_window_rate
 from ooco_gym.sim.state import REJECTED
+from tests.metrics.hand_made import ps, request, table
 
 
 def verdict(row, end_s=1000.0, from_decode=False):

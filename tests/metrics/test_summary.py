@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from hand_made import FIRST_BIN_S, ps, request, run_of, table
 
 from ooco_gym.metrics.summary import gap_quantile_s, summarise
 from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, WAITING
+from tests.metrics.hand_made import FIRST_BIN_S, ps, request, run_of, table
 
 SPREADS = [f"{name}_{part}_s" for name in ("ttft", "tpot", "tpot_decode") for part in ("mean", "p50", "p90", "p99")]
 ONLINE = ["arrived", "finished", "violation_rate", "ttft_attainment", "tpot_attainment", "deadline_attainment",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hand_made import request, run_of, table
 from pyarrow import parquet
 
 from ooco_gym.metrics.summary import requests_table, summarise, write_requests
+from tests.metrics.hand_made import request, run_of, table
 
 COLUMNS = ["id", "class", "arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s",
            "generated_tokens", "wasted_tokens", "evictions", "migrations", "violated"]

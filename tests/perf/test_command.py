@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from perf_chips import chip, measured_rows, write_tables
 
 from ooco_gym.cli import main as cli
 from ooco_gym.errors import UserError
 from ooco_gym.perf import load_model
 from ooco_gym.perf.command import build_figure, main
 from ooco_gym.resources import conf_root, load_yaml
+from tests.perf.perf_chips import chip, measured_rows, write_tables
 
 
 def config(out: str | None = None, **changes: Any) -> DictConfig:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perf_reference import iteration_latency
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment
 from ooco_gym.perf.command import colocated_throughput, describe_iteration, prefill_saturation
+from tests.perf.perf_reference import iteration_latency
 
 
 def deploy(chip: str = "ascend_910c", model: str = "qwen2_5_7b", **values) -> Deployment:

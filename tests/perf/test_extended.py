@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perf_chips import KERNELS, decode_s, deploy, prefill_s
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import (
@@ -22,6 +21,7 @@ from ooco_gym.perf import (
     prefill_latency_ps,
 )
 from ooco_gym.perf.command import describe_iteration
+from tests.perf.perf_chips import KERNELS, decode_s, deploy, prefill_s
 
 FORMS = [deploy("ooco"), deploy("ooco_xllm"), deploy("extended"), deploy("measured"),
          deploy("extended", model="qwen2_5_72b", tp=4), deploy("ooco", model="qwen2_5_72b", tp=4),

@@ -6,12 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
-from perf_chips import KERNELS, chip, measured_rows, write_tables
 
 from ooco_gym import Scenario, simulate
 from ooco_gym.perf import cost_table, decode_latency_ps, load_model, prefill_alone_ps
 from ooco_gym.report.terminal import notes
 from ooco_gym.workload import Trace, write_trace
+from tests.perf.perf_chips import KERNELS, chip, measured_rows, write_tables
 
 PROMPTS = np.array([1, 7, 64, 129, 500, 1000, 3333, 9000], np.int32)
 STEPS = 6

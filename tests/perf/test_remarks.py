@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perf_chips import deploy as on_h200
 
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
@@ -18,6 +17,7 @@ from ooco_gym.perf.chip import FLOPS, MEMORY, OVERHEADS, link_of, list_links, lo
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.report.terminal import notes, remark, remarks
 from ooco_gym.resources import load_yaml
+from tests.perf.perf_chips import deploy as on_h200
 
 MINE = {"name": "mine", "memory_bytes": 96e9, "peak_flops_per_s": 500e12, "peak_memory_bytes_per_s": 1.8e12,
         "peak_link_bytes_per_s": 64e9, "gemm_flops_per_s": 400e12, "prefill_attention_flops_per_s": 400e12,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perf_reference import iteration_latency
 
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_latency_ps, timing
+from tests.perf.perf_reference import iteration_latency
 
 CASES = [
     {"chip": "ascend_910c", "model": "qwen2_5_7b"},
