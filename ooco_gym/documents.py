@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
@@ -19,11 +19,9 @@ from ooco_gym.errors import UserError
 
 DEEPEST = 200
 """Values within values of a YAML file, at most."""
-MOST_VALUES = 100_000
-"""Values in a YAML file, at most, with all that its aliases stand for."""
 MOST_REFERENCES = 20
-"""References `${…}` in a YAML file, at most: what one stands for may have others in it, so that they multiply."""
-LONG_TEXT = 64  # characters of a value that count as one more
+"""References `${…}` in a YAML file, and aliases `*…`, at most: what one stands for may have others in it, so that they
+multiply."""
 _OPENING = ("[", "{", "- ", "-\t", "-\n", ":", "?")  # one of these begins each value that has others in it
 FRESH_S = 2.0  # seconds since a change
 SEAL = "content_sha256"
@@ -113,42 +111,28 @@ def bounded_yaml(text: str) -> str:
     """A text of YAML as it is, for whichever library reads it.
 
     Raises:
-        ValueError: it is deeper or larger than a text may be, or endless; or it is no YAML.
+        ValueError: it is deeper than a text may be, or endless; or it is no YAML.
     """
     import yaml
 
     if text.count("${") > MOST_REFERENCES:
         raise ValueError(f"more than {MOST_REFERENCES} references ${{…}}")
-    if "*" in text or len(text) > MOST_VALUES or sum(map(text.count, _OPENING)) > DEEPEST:  # else it is neither
-        _check_extent(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    if "*" not in text and sum(map(text.count, _OPENING)) <= DEEPEST:
+        return text
+    around, aliases = [], 0  # the anchors of the values that are open
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            around.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            around.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+            if event.anchor in around:
+                raise ValueError(f"*{event.anchor} is inside of what it stands for")
+        # The compiled loader goes down by recursion, and ends the process where the stack does.
+        if len(around) > DEEPEST or aliases > MOST_REFERENCES:
+            raise ValueError(f"values within values more than {DEEPEST} deep, or more than {MOST_REFERENCES} aliases")
     return text
-
-
-def _check_extent(events: Iterable[Any]) -> None:
-    """Refuses what is deeper than `DEEPEST`: the compiled loader goes down by recursion, and ends the process where the
-    stack does. So it does with what has more than `MOST_VALUES` values, all that its aliases stand for among them."""
-    around: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # each open value: its anchor, how many in it, how deep
-    named: dict[str | None, tuple[int, int]] = {}
-    for event in events:
-        kind, anchor, values, deep = type(event).__name__, getattr(event, "anchor", None), 1, 0
-        if kind.endswith("StartEvent"):
-            around.append((anchor, 0, 0))
-        elif kind == "AliasEvent":
-            if any(anchor == value[0] for value in around):
-                raise ValueError(f"*{anchor} is inside of what it stands for")
-            values, deep = named.get(anchor, (1, 0))
-        elif kind == "ScalarEvent":
-            values += len(event.value) // LONG_TEXT
-        else:
-            anchor, values, deep = around.pop()
-        if kind != "AliasEvent":
-            named[anchor] = values, deep
-        holder, before, deepest = around[-1]
-        around[-1] = holder, before + values, max(deepest, deep + 1)
-        if len(around) + deep > DEEPEST:
-            raise ValueError(f"values within values, more than {DEEPEST} deep")
-        if before + values > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES} values, those that its aliases stand for among them")
 
 
 def _read(path: str | os.PathLike[str], kind: str, parse: Callable[[str], Any], where: str, advice: str) -> Any:

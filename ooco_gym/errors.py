@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
@@ -12,8 +11,6 @@ from typing import Any, TypeGuard
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
           "wandb_workspaces": "train", "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
           "cmaes": "tune", "ray": "sweep", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
-VERSION = re.compile(r"\d+\.\d+\.\d+")
-"""A release, such as 0.19.1."""
 
 
 class UserError(ValueError):
@@ -70,30 +67,9 @@ def check_text(text: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close.
-
-    Where all known names are releases such as 0.19.1, those of the same minor release are close, else the newest or the
-    oldest one is named.
-    """
-    known = list(known)
-    if known and all(VERSION.fullmatch(one) for one in known) and re.match(r"v?\d", str(name)):
-        return _nearest_release(str(name), known)
+    """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close."""
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""
-
-
-def _nearest_release(name: str, known: list[str]) -> str:
-    """As `nearest`; a minor release that YAML read as a number may have lost its last 0 (0.20)."""
-    numbers = {one: tuple(map(int, one.split("."))) for one in known}
-    major, minor, *rest = [*map(int, re.findall(r"\d+", name)[:3]), *([0] if "." not in name else [])]
-    exact = [one for one in known if numbers[one] == (major, minor, *rest)]
-    minors = {(major, minor), (major, minor if rest else 10 * minor)}
-    close = exact or [one for one in known if numbers[one][:2] in minors]
-    if close:
-        return f" (did you mean {' or '.join(repr(one) for one in close)}?)"
-    newest, oldest = max(known, key=numbers.__getitem__), min(known, key=numbers.__getitem__)
-    newer = (major, minor) > numbers[newest]
-    return f" (the newest known is '{newest}')" if newer else f" (the oldest known is '{oldest}')"
 
 
 def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None:

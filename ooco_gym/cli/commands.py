@@ -21,7 +21,6 @@ PRESETS = ("preset", "experiment")  # groups of files that set many keys of a co
 OPEN = "open"  # the folder of choices that stand for what is not said: defaults, and a trace file's keys
 EXAMPLE = "#$ "  # how the lines of a command's configuration begin that show it in use
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
-_WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
 
 
 @dataclass(frozen=True)
@@ -141,25 +140,16 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     if exists(value) or (head.endswith(".py") and exists(head)):
         return {PLAIN: value}
 
-    def check(name: str) -> None:
-        if name in known:
-            return
-        if "/" in name or Path(name).suffix:
-            raise UserError(f"{group}: file '{name}' does not exist; expected a path, or one of: {', '.join(known)}")
-        raise unknown(group, name, known)
+    if group == "workload":
+        from ooco_gym.workload.load import parse_workload, split_workload
 
-    datasets = {each for one in names(roots, "offline") for each in (one, f"{one}_offline")}
-    parts = [_WEIGHT.sub("", part).strip() for part in value.split("+")]
-    if group == "workload" and "@" in value:
-        from ooco_gym.workload.classes import split_class
-
-        parts = [split_class(part)[0] for part in parts]
-    elif group == "workload" and value in datasets:
-        raise UserError(f"workload '{value}' is an offline dataset, and nothing is online: give an online workload "
-                        f"besides, such as workload=azure_conv_2023+{value}")
-    elif len(parts) == 1 and "*" not in value:
-        parts = [head]
-    for part in parts:
-        if not exists(part) and not (group == "workload" and part in datasets):
-            check(part)
+        parse_workload(str(split_workload(value)[0]))
+        return {PLAIN: value}
+    parts = [part.rpartition("*")[2].strip() for part in value.split("+")]
+    for part in parts if len(parts) > 1 or "*" in value else [head]:
+        if part not in known and not exists(part):
+            if "/" in part or Path(part).suffix:
+                raise UserError(f"{group}: file '{part}' does not exist; expected a path, or one of: "
+                                f"{', '.join(known)}")
+            raise unknown(group, part, known)
     return {PLAIN: value}

@@ -26,11 +26,12 @@ from omegaconf import OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
 from ooco_gym.documents import bounded_yaml
-from ooco_gym.errors import VERSION, UserError, nearest
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
 
 COUNT_OR_LIST = ("seeds",)  # keys of which 3 means 1, 2, 3
 REQUIRED = "???"
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")  # such as 0.19.1, of which 0.19 is read as a number
 
 
 # --- Where Hydra looks ----------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def check_value(key: str, value: Any, default: Any) -> None:
     elif isinstance(default, str):
         if isinstance(value, list):
             expected = "one value, not a list"
-        elif isinstance(value, bool) or (is_number and not VERSION.fullmatch(default)):  # 0.19 is a release
+        elif isinstance(value, bool) or (is_number and not _RELEASE.fullmatch(default)):
             expected = "text"
     elif isinstance(default, list):
         if not isinstance(value, list) and not (of_several and is_number):

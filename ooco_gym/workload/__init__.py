@@ -22,7 +22,6 @@ from ooco_gym.workload.load import (
 from ooco_gym.workload.offline import (
     OFFLINE_MODES,
     OfflineLoad,
-    offline_load,
     offline_trace,
     parse_offline,
     with_dataset,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload",
     "WorkloadSpec", "from_file", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec",
-    "load_workload", "merge", "of_trace", "offline_load", "offline_trace", "open_trace", "parse_classes",
+    "load_workload", "merge", "of_trace", "offline_trace", "open_trace", "parse_classes",
     "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio", "split",
     "split_workload", "time_blocks", "trace_files", "with_dataset", "workload_mean_rate", "write_trace",
 ]

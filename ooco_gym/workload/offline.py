@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,15 +53,26 @@ class OfflineLoad:
 
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
         """The requests; arguments, times and errors as `offline_trace` has them."""
-        load = offline_load(self.mode, duration_s=duration_s, seed=seed, rate=self.rate, jobs=self.jobs,
-                            lengths=self.lengths, start_s=start_s)
-        load = of_class(load, self.class_name)
-        if self.sharing is None:
-            return load
-        numbers = np.arange(len(load), dtype=np.int64)
-        prompt, shared, group = self.sharing.prompts(self.lengths, numbers, seed, "offline")
-        hashes = hash_blocks(prompt, shared, group, numbers, f"offline/{self.name}/{seed}/hashes")
-        return replace(load, prompt_tokens=prompt, prefix_hashes=hashes)
+        start_s, duration_s = number(start_s, "start_s", 0.0, 1e9), number(duration_s, "duration_s", 0.0, 1e9)
+        if self.mode == "rate":
+            rate = number(self.rate, "offline.rate (requests per second)", 0.0, 1e6)
+            arrival_s = start_s + np.arange(_limited(duration_s * rate, "offline.rate")) / (rate or 1.0)
+            arrival_s = arrival_s[arrival_s < start_s + duration_s]
+        else:
+            wanted = duration_s * BACKLOG_JOBS_PER_S
+            if self.jobs is not None:
+                wanted = number(self.jobs, "offline.jobs", 0.0, MAX_REQUESTS)
+                if wanted != int(wanted):
+                    raise UserError(f"offline.jobs must be a whole number, found {self.jobs!r}")
+            arrival_s = np.full(_limited(wanted, "offline.jobs"), start_s)
+        prompt, output = generate_lengths(self.lengths, len(arrival_s), seed, stream="offline")
+        hashes = None
+        if self.sharing is not None:
+            numbers = np.arange(len(arrival_s), dtype=np.int64)
+            prompt, shared, group = self.sharing.prompts(self.lengths, numbers, seed, "offline")
+            hashes = hash_blocks(prompt, shared, group, numbers, f"offline/{self.name}/{seed}/hashes")
+        return of_class(Trace(arrival_s, prompt, output, np.zeros(len(arrival_s), bool), prefix_hashes=hashes,
+                              name=f"offline-{self.mode}"), self.class_name)
 
 
 def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
@@ -72,14 +83,22 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
     """
     values = with_dataset(offline, None)
     mode = str(values.get("mode") or "rate")
-    lengths = _lengths(values)
-    _check_load(mode, values.get("rate"), values.get("jobs"))
-    return OfflineLoad(mode, values.get("rate"), values.get("jobs"), lengths, _sharing(values),
+    if mode not in OFFLINE_MODES:
+        raise unknown("offline mode", mode, OFFLINE_MODES)
+    if mode == "rate" and values.get("rate") is None:
+        raise UserError("offline.rate is missing: offline.mode 'rate' needs requests per second >= 0")
+    if mode == "jobs" and values.get("jobs") is None:
+        raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
+    return OfflineLoad(mode, values.get("rate"), values.get("jobs"), _lengths(values), _sharing(values),
                        str(values.get("name") or "custom"), values.get("class"))
 
 
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
     """Generates the offline requests that a scenario's `offline` describes, with prefix hashes where prompts share.
+
+    In mode `rate`, request i arrives at `start_s + i / rate`, up to `start_s + duration_s` (not included). In mode
+    `backlog` all are there at `start_s`, and there are more than will be served: `jobs`, or 20 for each second of
+    `duration_s`. In mode `jobs` the finite set of `jobs` requests is there at `start_s`.
 
     Request i's lengths and prefix depend on (what `offline` says of them, seed, i) only, in every mode and at every
     rate. Its hashes agree with those of no online request.
@@ -141,58 +160,6 @@ def dataset_name(source: str | os.PathLike[str]) -> str:
     """Returns the name in `conf/offline` that `NAME` or `NAME_offline` stands for; a path as it is."""
     text, known = os.fspath(source), names("offline")
     return text if text in known else next((name for name in known if text == f"{name}_offline"), text)
-
-
-def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None = None, jobs: int | None = None,
-                 lengths: LengthModel | Mapping[str, Any] | str | os.PathLike[str] = "ooc_offline",
-                 start_s: float = 0.0) -> Trace:
-    """Generates offline requests that share nothing (docs/protocol.md: `offline.mode`).
-
-    Request i's lengths depend on (lengths, seed, i) only, in every mode and at every rate, so that rates are paired.
-
-    Args:
-        mode: `rate`: request i arrives at `start_s + i / rate`, up to `start_s + duration_s` (not included);
-            `backlog`: all are there at `start_s`, and there are more than will be served: `jobs`, or 20 for each
-            second of `duration_s`; `jobs`: the finite set of `jobs` requests, all there at `start_s`.
-        duration_s: seconds, >= 0.
-        seed: any whole number.
-        rate: requests per second, >= 0; needed by mode `rate`.
-        jobs: how many, >= 0; needed by mode `jobs`.
-        lengths: name of `conf/offline`, path of a YAML file, mapping `{prompt, output}`, or a parsed model.
-        start_s: seconds, >= 0.
-
-    Returns:
-        A trace of offline requests, times absolute.
-
-    Raises:
-        UserError: unknown mode, a missing or negative rate or number of jobs.
-    """
-    _check_load(mode, rate, jobs)
-    start_s = number(start_s, "start_s", 0.0, 1e9)
-    duration_s = number(duration_s, "duration_s", 0.0, 1e9)
-    if mode == "rate":
-        rate = number(rate, "offline.rate (requests per second)", 0.0, 1e6)
-        count = _limited(duration_s * rate, "offline.rate")
-        arrival_s = start_s + np.arange(count) / (rate or 1.0)
-        arrival_s = arrival_s[arrival_s < start_s + duration_s]
-    else:
-        wanted = duration_s * BACKLOG_JOBS_PER_S if jobs is None else number(jobs, "offline.jobs", 0.0, MAX_REQUESTS)
-        if jobs is not None and wanted != int(wanted):
-            raise UserError(f"offline.jobs must be a whole number, found {jobs!r}")
-        arrival_s = np.full(_limited(wanted, "offline.jobs"), start_s)
-    model = lengths if isinstance(lengths, LengthModel) else load_lengths(lengths, prefer="offline")
-    prompt, output = generate_lengths(model, len(arrival_s), seed, stream="offline")
-    return Trace(arrival_s, prompt, output, np.zeros(len(arrival_s), bool), name=f"offline-{mode}")
-
-
-def _check_load(mode: str, rate: float | None, jobs: int | None) -> None:
-    """Refuses an unknown mode, or one without its figure."""
-    if mode not in OFFLINE_MODES:
-        raise unknown("offline mode", mode, OFFLINE_MODES)
-    if mode == "rate" and rate is None:
-        raise UserError("offline.rate is missing: offline.mode 'rate' needs requests per second >= 0")
-    if mode == "jobs" and jobs is None:
-        raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
 
 
 def _lengths(values: Mapping[str, Any]) -> LengthModel:

@@ -78,11 +78,8 @@ def test_whole_bounds_make_a_whole_number() -> None:
     ("vllm_fcfs:max_num_seqs=0", ("max_num_seqs=0", "whole number from 1 to 1000000")),
     ("ooco:interrupt=neverr", ("neverr", "never")),
     ("ooco:interrupt", ("interrupt", "parameter=value")),
-    ({"name": "vllm_fcfs", "engine_version": 0.19}, ("did you mean '0.19.1' or '0.19.0'?",)),
-    ({"name": "vllm_fcfs", "engine_version": 0.2}, ("did you mean '0.20.2' or '0.20.1' or '0.20.0'?",)),
+    ({"name": "vllm_fcfs", "engine_version": 0.19}, ("did you mean '0.19.",)),
     ("vllm_fcfs:engine_version=v0.24.0", ("did you mean '0.24.0'?",)),
-    ("vllm_fcfs:engine_version=0.99.0", ("the newest known is '0.",)),
-    ("vllm_fcfs:engine_version=0.5.4", ("the oldest known is '0.12.0'",)),
     ({"slo_margin": 0.8}, ("name",)),
 ])
 def test_mistakes_name_the_key_and_the_nearest_valid_name(wrong: object, words: tuple[str, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,13 +11,14 @@ from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload import (
+    Trace,
     generate,
     generate_lengths,
     list_workloads,
     load_spec,
     load_workload,
     merge,
-    offline_load,
+    offline_trace,
     parse_workload,
     resolve_workload,
     scale,
@@ -29,6 +32,10 @@ BUSY = {"mean_rate_per_s": 2.0, "tide": list(range(1, 25)),
         "ou": [{"sigma": 0.3, "tau_s": 900}, {"sigma": 0.2, "tau_s": 5}],
         "bursts": {"factor": 3.0, "on_s": 5.0, "off_s": 40.0},
         "lengths": {"prompt": {"quantiles": [0, 1], "tokens": [1, 1000]}, "output": {"constant": 7}}}
+
+
+def offline_load(mode: str, *, duration_s: float, seed: int, start_s: float = 0.0, **load: Any) -> Trace:
+    return offline_trace({"mode": mode, **load}, duration_s=duration_s, seed=seed, start_s=start_s)
 
 
 @settings(deadline=None, max_examples=12)

@@ -19,7 +19,6 @@ from ooco_gym.workload import (
     generate,
     load_workload,
     merge,
-    offline_load,
     offline_trace,
     sharing_ratio,
     split_workload,
@@ -86,7 +85,7 @@ def test_a_request_is_the_same_in_every_mode_and_at_every_rate(mode: str, seed: 
 def test_without_sharing_offline_requests_are_what_they_were() -> None:
     given = {"mode": "rate", "rate": 2.0}
     assert offline_trace(given, duration_s=100.0, seed=3).equals(
-        offline_load("rate", rate=2.0, duration_s=100.0, seed=3, lengths="ooc"))
+        offline_trace({"mode": "rate", "rate": 2.0, "lengths": "ooc"}, duration_s=100.0, seed=3))
 
 
 def test_requests_in_a_row_are_of_one_group() -> None:
