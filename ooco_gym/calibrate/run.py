@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,25 @@ from ooco_gym.calibrate.operators import (
 )
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, complete, counted, fastest_kernels
-from ooco_gym.calibrate.show import Points, judged
 from ooco_gym.calibrate.sources import Found
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import load_model
 
+GOOD, FAIR = (5.0, 15.0), (10.0, 30.0)
+"""Greatest median and 90th percentile of the errors, in percent, of a fit that is good, and of one that is fair."""
+_WHOLE = {"held_out_architecture": "iterations, unseen architecture", "whole_steps": "iterations, unseen sizes",
+          "held_out_iterations": "engine's iterations, unseen"}
 _UNSEEN = ("held_out_architecture", "whole_steps", "held_out_iterations")
 _NO_OVERHEAD = "none; counted once a layer or once an iteration, not both"
+
+
+class Points(NamedTuple):
+    """What is plotted of an operator or of iterations: measured seconds, and seconds by form, float64[n] each."""
+
+    seconds: np.ndarray
+    predicted: dict[str, np.ndarray]
 
 
 @dataclass
@@ -359,3 +369,35 @@ def summary_of(result: Calibration, chip: ChipSpec, valid: Mapping[str, Any]) ->
         "notes": result.notes,
         "chip": chip.name,
     }
+
+
+def word(median: float, p90: float) -> str:
+    """The verdict on a median and a 90th percentile of errors in percent."""
+    return next((name for name, (middle, most) in (("good", GOOD), ("fair", FAIR)) if median <= middle and p90 <= most),
+                "poor")
+
+
+def judged(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every fit of a calibration with its errors and a verdict, and where that is poor, advice.
+
+    Args:
+        figures: `held_out_shapes`, `held_out_architecture`, `whole_steps`, `held_out_iterations` of its summary.
+    """
+    operators = [(op, form, found) for op, forms in figures["held_out_shapes"].items()
+                 for form, found in forms.items()]
+    kinds = [(f"{op}: {kind}", form, part) for op, form, found in operators
+             for kind, part in found.get("by_kind", {}).items()]
+    whole = [(what, form, found) for key, what in _WHOLE.items() for form, found in figures[key].items()]
+    verdicts = []
+    for operation, form, found in [*operators, *kinds, *whole]:
+        verdict = word(found["median"], found["p90"])
+        advice = "measure more sizes, or take timing=measured, which looks up what was measured"
+        if operation.startswith("iterations"):
+            better = "extended or measured" if form == "ooco" else "measured"
+            advice = f"take timing={better}, or measure the engine's own iterations (ooco-gym calibrate measure)"
+        elif operation.startswith("engine"):
+            advice = "measure more passes on a machine with nothing else to do"
+        verdicts.append({"operation": operation, "form": form, "verdict": verdict, "bias": found["median_bias"],
+                         "advice": advice if verdict == "poor" else "",
+                         **{key: found[key] for key in ("median", "p90", "mape", "p95", "worst", "rows")}})
+    return verdicts

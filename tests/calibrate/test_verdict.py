@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ooco_gym.calibrate.command import notes, table
 from ooco_gym.calibrate.operators import OPERATORS, elementwise_kinds, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.calibrate.show import judged, notes, table
+from ooco_gym.calibrate.run import judged
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import load_chip
 

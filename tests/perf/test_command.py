@@ -30,7 +30,7 @@ def config(out: str | None = None, **changes: Any) -> DictConfig:
 def test_figures_tables_and_plot(tmp_path, capsys):
     figures = main(config(str(tmp_path)))
     assert json.loads(json.dumps(figures)) == figures
-    assert figures["schema"] == "ooco-gym/perf/1"
+    assert figures["schema"] == "ooco-gym/perf/2"
     assert 250 <= figures["saturation"]["bs_sat"] <= 350
     assert 200 <= figures["saturation"]["prefill_tokens"] <= 350
     printed = " ".join(capsys.readouterr().out.split())
