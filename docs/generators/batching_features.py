@@ -17,59 +17,24 @@ from ooco_gym.runtime.features import (
     HORIZONS_S,
     LOOK_OFFLINE,
     LOOK_ONLINE,
-    MEAN_WEIGHT,
     TARGET,
     VICTIM,
     Contracted,
 )
+from ooco_gym.sim.memory import MEAN_WEIGHT
 
 NOTE = ("<!-- Written by `python -m docs.generators.batching_features` from the code; a test compares it. "
         "Edit ooco_gym/runtime/features.json instead. -->")
 PATH = Path("docs") / "batching_features.md"
 _EXAMPLE = '''```python
-from ooco_gym.runtime.features import ArrivalRates, Blocks, observe
+from ooco_gym.runtime.beliefs import Learned
+from ooco_gym.runtime.features import ArrivalRates, Blocks
+from ooco_gym.runtime.rules import Engine, Line, Request
+from ooco_gym.vllm.replica import Replica
 
-rates, blocks = ArrivalRates(now), Blocks()          # .arrived(now) and .missed(now) as requests come and fail
-engine = {
-    "now": now, "tpot_slo": 0.05, "violation_budget": 0.03,
-    "running": [request, …], "waiting_online": [request, …], "waiting_offline": [request, …],
-    "num_waiting_online": 3, "num_waiting_online_tokens": 4200,
-    "num_waiting_offline": 80, "num_waiting_offline_tokens": 160000,
-    "num_free_blocks": 21000, "num_blocks": 46178, "max_num_seqs": 255, "max_num_batched_tokens": 2048,
-    "latency": believed,                             # [(new tokens, context after it), …] of a batch -> seconds
-    **rates.describe(), **blocks.describe(now),
-}
-cluster, candidates = observe(engine, actions)       # (44,) and (actions, 8), float32
-```'''
-
-_ENTRIES = '''```python
-from ooco_gym.runtime.features import OutputMean, observe_entries
-
-outputs = OutputMean()                               # .finished(num_output_tokens) as offline requests finish
-engine |= {"block_size": 16, **outputs.describe()}
-iteration = {
-    "scheduled": [(new, context), …],                # of each request in it so far
-    "time_limit": 0.06, "token_budget": 3970,        # seconds that it may take with offline prompts; tokens left
-}
-request |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "num_preemptions": 0, "is_next": False}
-cluster, candidates = observe_entries(engine, iteration, [request, …])
-```'''
-
-_VICTIMS = '''```python
-from ooco_gym.runtime.features import lacking, observe_victims
-
-engine |= {"host_tokens_per_s": 48000.0}             # tokens whose memory the link to the host moves in a second
-request |= {"num_blocks_to_allocate": 12}            # waiting online ones: blocks for the whole context
-victim = {"place": 17, "to_host": False, "num_private_blocks": 80, "num_preemptions": 0}
-if lacking(engine).blocks > 0:
-    cluster, candidates = observe_victims(engine, [victim, …])
-```'''
-
-_TARGETS = '''```python
-from ooco_gym.runtime.features import observe_targets
-
-engine |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "is_default": True}  # of the request, there
-candidates = observe_targets(request, [engine, …])   # (engines, 16)
+rates, blocks, replica = ArrivalRates(now), Blocks(), Replica()  # .arrived(now) and .missed(now) as they are
+engine = Engine(now, [Request(…), …], Line([Request(…), …]), Line([Request(…), …]), …)
+cluster = replica.observe(engine, Learned(), rates, blocks, 0.03)  # (44,), float32
 ```'''
 
 
@@ -77,16 +42,13 @@ def page() -> str:
     """The Markdown page."""
     return "\n".join([
         NOTE, "# The feature contract of Batching-v0, Admission-v0, Reclaiming-v0 and Serving-v0", "",
-        "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed twice: by compiled code from "
-        "the simulator's state, in training, and by `ooco_gym.runtime.features.observe` from plain "
-        "descriptions of requests and blocks, in service. That module needs numpy alone. "
-        "`tests/envs/test_batching.py` plays episodes and compares both on every state, so that serving and training "
-        "cannot drift apart.", "",
+        "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed by one compiled code, from a "
+        "simulator's state: that of an episode in training, and in service one that is filled with what runs and waits "
+        "in the engine (`ooco_gym.vllm.replica`, which the [scheduler inside vLLM](vllm.md) uses). "
+        "`tests/runtime/test_features.py` plays episodes and compares both on every state.", "",
         _EXAMPLE, "",
-        "A request is a dict: `online`, `arrival_time`, `first_token_time` (None before it), `num_prompt_tokens`, "
-        "`num_output_tokens`, `num_computed_tokens`; online ones have `ttft_slo` and `tpot_slo` (seconds), running "
-        "offline ones `num_blocks`, waiting offline ones `num_cached_tokens`. Of the waiting requests the first "
-        f"{LOOK_ONLINE} online and {LOOK_OFFLINE} offline ones are enough. Times are seconds of any one clock.", "",
+        "The classes say what describes a request and an engine. Of the waiting requests the first "
+        f"{LOOK_ONLINE} online and {LOOK_OFFLINE} offline ones are looked at. Times are seconds of any one clock.", "",
         "The names in the last column are those of vLLM V1 (`vllm/v1/request.py`, `vllm/v1/core`). vLLM has no "
         "deadlines and does not keep the time of a first token in its scheduler; its requests' `priority` can say the "
         "class. Nothing here knows how many tokens a request will generate.", "",
@@ -104,30 +66,24 @@ def page() -> str:
         "the sum of the three is `step`. In the environment's own table of candidates these stand in columns that are "
         "listed on [its page](envs/batching.md#observation-space).", "",
         f"## Each candidate of [Admission-v0](envs/admission.md): {len(ENTRY)} features, of `candidates`", "",
-        "`ooco_gym.runtime.features.observe_entries(engine, iteration, requests)` gives the engine's "
-        "features and these; `tests/envs/test_admission.py` compares them with the compiled code's. It is asked when "
-        "all of an iteration is composed but for offline requests that enter it: what of it was admitted runs by "
-        "then.", "",
-        _ENTRIES, "", _rows(ENTRY), "",
+        "It is asked when all of an iteration is composed but for offline requests that enter it: what of it was "
+        "admitted runs by then.", "",
+        _rows(ENTRY), "",
         f"A moving mean m becomes m + {MEAN_WEIGHT:g} (n − m) where an offline request finishes with n tokens. Of the "
         "features `step` is max(`before`, min(`limit`, the believed latency with as many tokens as it misses, at most "
         "the token budget)).", "",
         f"## Each candidate of [Reclaiming-v0](envs/reclaiming.md): {len(VICTIM)} features, of `candidates`", "",
-        "`observe_victims(engine, victims)` of `ooco_gym.runtime.features` gives the engine's features and "
-        "these; `tests/envs/test_reclaiming.py` compares them with the compiled code's. It is asked before an "
-        "iteration is composed, where blocks lack: no running request has tokens in it yet. `lacking(engine)` says how "
-        "many: those for the next token of every request that decodes; then, as far as `max_num_batched_tokens` goes, "
-        f"for the online prompts under way and the whole contexts of the first {LOOK_ONLINE} online requests that "
-        "wait, while there is a seat; less the free ones.", "",
-        _VICTIMS, "", _rows(VICTIM), "",
+        "It is asked before an iteration is composed, where blocks lack: no running request has tokens in it yet. They "
+        "lack for the next token of every request that decodes; then, as far as `max_num_batched_tokens` goes, for the "
+        f"online prompts under way and the whole contexts of the first {LOOK_ONLINE} online requests that wait, while "
+        "there is a seat; less the free ones.", "",
+        _rows(VICTIM), "",
         f"## Each engine that a request may go to in [Serving-v0](envs/serving.md): {len(TARGET)} features, of "
         "`candidates`", "",
-        "`ooco_gym.runtime.features.observe_targets(request, engines)` gives these; "
-        "`tests/envs/test_serving.py` compares them with the compiled code's. Engines are as their schedulers last "
-        "left them: tokens of an iteration in progress are not computed yet (vLLM counts them in "
-        "`num_computed_tokens` as soon as they are scheduled: take them off). `cluster` is then of the engine that the "
-        "router's own rule would choose.", "",
-        _TARGETS, "", _rows(TARGET), "",
+        "Engines are as their schedulers last left them: tokens of an iteration in progress are not computed yet (vLLM "
+        "counts them in `num_computed_tokens` as soon as they are scheduled: take them off). `cluster` is then of the "
+        "engine that the router's own rule would choose.", "",
+        _rows(TARGET), "",
         "## Scales", "",
         "Scale `log` is log(1 + x) / log(1 + limit), `signed log` the same of |x| with the sign of x, `linear` "
         "x / limit; all are cut at their bounds.", ""])

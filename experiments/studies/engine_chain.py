@@ -26,7 +26,7 @@ from ooco_gym.perf.model import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
 from ooco_gym.report import NONE, Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
-from ooco_gym.runtime.rules.beliefs import FITTED_FILE, FITTED_SCHEMA
+from ooco_gym.runtime.beliefs import FITTED_FILE, FITTED_SCHEMA
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -100,8 +100,8 @@ FIGURES = (
            "engine asks for it: a deep set with 32 hidden numbers; processor time"),
     Figure("c_us", 20.0, False, "us", "the same in C, compiled for this processor: -O3 -march=native"),
     Figure("onnx_us", 60.0, False, "us", "the same in onnxruntime"),
-    Figure("features_us", 150.0, False, "us", "what a policy sees of an engine with 64 requests running and 64 "
-           "answers, from plain descriptions of them; processor time"),
+    Figure("features_us", 150.0, False, "us", "what a policy sees of an engine with 64 requests running, from "
+           "plain descriptions of them; processor time"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
     Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )
@@ -469,11 +469,12 @@ def _actions(space: Any) -> list[Any]:
 def measure_export(options: dict[str, Any]) -> dict[str, Any]:
     """Microseconds of the features of an engine, and of a decision in each form that this machine can run."""
     from ooco_gym.runtime import Policy, write_bundle
-    from ooco_gym.runtime.features import observe
+    from ooco_gym.runtime.beliefs import Learned
+    from ooco_gym.runtime.features import ArrivalRates, Blocks
+    from ooco_gym.vllm.replica import Replica
 
-    engine, random = _engine(), np.random.default_rng(0)
-    answers = [tuple(row) for row in random.uniform(0.0, 4.0, (CANDIDATES, 3)).tolist()]
-    figures = {"features_us": best_us(lambda: observe(engine, answers))}
+    engine, replica, kept = _engine(), Replica(), (Learned(), ArrivalRates(), Blocks(), 0.03)
+    figures = {"features_us": best_us(lambda: replica.observe(engine, *kept))}
     forms = ["npz", "c", *(["onnx"] if find_spec("onnx") and find_spec("onnxruntime") else [])]
     manifest, arrays, reference = _policy()
     asked = {key: value[0] for key, value in reference.items() if key != "logits"}
@@ -527,29 +528,23 @@ def _policy() -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarr
     return manifest, arrays, {**asked, "logits": logits}
 
 
-def _engine() -> dict[str, Any]:
-    """A mixed instance under load: 64 running, of them 40 online, and both queues long."""
-    from ooco_gym.runtime.features import HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE
-    from ooco_gym.runtime.rules import Learned
+def _engine() -> Any:
+    """An engine under load: 64 requests run, of them 40 online, and both queues are long."""
+    from ooco_gym.runtime.features import LOOK_OFFLINE, LOOK_ONLINE
+    from ooco_gym.runtime.rules import Engine, Line, Request
 
     random, now = np.random.default_rng(2), 100.0
 
-    def request(online: bool, running: bool, prompt: bool) -> dict[str, Any]:
+    def request(name: int, online: bool, runs: bool, prompt: bool) -> Any:
         tokens, made = int(random.integers(50, 3000)), 0 if prompt else int(random.integers(1, 300))
-        return {"online": online, "arrival_time": now - float(random.uniform(0, 10)), "ttft_slo": 8.0,
-                "first_token_time": None if prompt else now - float(random.uniform(0, 9)), "tpot_slo": 0.05,
-                "num_prompt_tokens": tokens, "num_output_tokens": made,
-                "num_computed_tokens": tokens // 2 if prompt and running else (0 if prompt else tokens + made - 1),
-                "num_blocks": tokens // 16 if running else 0, "num_cached_tokens": 0}
+        computed = tokens // 2 if prompt and runs else (0 if prompt else tokens + made - 1)
+        return Request(name, online, name, now - float(random.uniform(0, 10)), 8.0, 0.05, tokens + made, made, computed,
+                       tokens // 16 if runs else 0, None if prompt else now - float(random.uniform(0, 9)))
 
-    running = [request(place < 40, True, place % 16 == 0) for place in range(RUNNING)]
-    return {"now": now, "tpot_slo": 0.05, "violation_budget": 0.03, "running": running, "latency": Learned().of_batch,
-            "waiting_online": [request(True, False, True) for _ in range(LOOK_ONLINE)],
-            "waiting_offline": [request(False, False, True) for _ in range(LOOK_OFFLINE)],
-            "num_waiting_online": 12, "num_waiting_online_tokens": 20_000, "num_waiting_offline": 500,
-            "num_waiting_offline_tokens": 500_000, "num_free_blocks": 800, "num_blocks": 8000, "max_num_seqs": 128,
-            "max_num_batched_tokens": 2048, "online_in_block": {600: (900, 20), 3600: (5000, 80)},
-            "online_rates": dict.fromkeys(HORIZONS_S, 1.5), "last_online_arrival": now - 0.4}
+    running = [request(place, place < 40, True, place % 16 == 0) for place in range(RUNNING)]
+    online = Line([request(RUNNING + place, True, False, True) for place in range(LOOK_ONLINE)])
+    offline = Line([request(2 * RUNNING + place, False, False, True) for place in range(LOOK_OFFLINE)])
+    return Engine(now, running, online, offline, 800, 8000, 16, 128, 2048, 0.05, (12, 20_000, 500, 500_000))
 
 
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -34,8 +34,7 @@ from ooco_gym.sim.costs import length
 from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
-# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
-# the same from plain descriptions of requests; a test compares both ------------------------------------------------
+# --- What is observed: `ooco_gym.runtime.features` has the table, and says what each figure means ---------------------
 # Which column of a candidate has which figure of `ACTION`: all environments' candidates are of one width.
 PLACES = {"present": "present", "time": "level", "online_share": "memory", "offline_share": "interrupt_risk",
           "step": "step", "late": "running", "online_time": "prefill", "offline_time": "backlog"}

@@ -1,7 +1,6 @@
 """The figures of an engine that observations and learned rules of mixed instances share, compiled.
 
-`ooco_gym.runtime.features` has their table (`ENGINE`), says what each means, and computes the same from plain
-descriptions of requests; a test compares both.
+`ooco_gym.runtime.features` has their table (`ENGINE`) and says what each means.
 
 An observation has some forty logarithms. `log1p` has no calls, branches or tables, so that loops over it become vector
 code; it differs from the exactly rounded value by less than 1e-15 of it: as float32 they are the same.

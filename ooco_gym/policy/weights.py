@@ -28,7 +28,7 @@ import numpy as np
 from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, bounded_archive
-from ooco_gym.resources import conf_root
+from ooco_gym.resources import conf_root, load_yaml
 
 if TYPE_CHECKING:
     from ooco_gym.policy.policy import Policy
@@ -152,7 +152,6 @@ class SetsParameters:
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
         """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
-        from ooco_gym.runtime.rules import RULES
         from ooco_gym.runtime.writing import write_parameters_bundle  # every policy names this class, few are written
 
         docs, parameters = {param.name: param.doc for param in policy.params}, []
@@ -160,7 +159,7 @@ class SetsParameters:
             base = float(policy.values[one.name])
             parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
                                "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
-        moved, own = {one.name for one in self.parameters}, RULES[self.rule].DEFAULTS if self.rule in RULES else {}
+        moved, own = {one.name for one in self.parameters}, load_yaml("policy", self.rule)
         constants = {name: float(policy.values[name]) for name, value in own.items()
                      if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value}
         interval_s = float(policy.values.get("interval_s") or 0.0)

@@ -28,7 +28,6 @@ from ooco_gym.runtime.manifest import (
     read_manifest,
 )
 from ooco_gym.runtime.networks import network_of
-from ooco_gym.runtime.rules import check_bounds
 
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
 Network = Callable[..., Sequence[np.ndarray]]
@@ -354,16 +353,6 @@ class ParameterPolicy:
         self.constants: dict[str, float] = dict(manifest.get("constants", {}))
         self.low, self.high = (np.array([one[key] for one in manifest["parameters"]]) for key in ("low", "high"))
         self.decisions: list[str] = list(manifest["decisions"])
-        self.check_bounds(str(self.rule))
-
-    def check_bounds(self, rule: str) -> None:
-        """Refuses what the policy may set, where a rule's own bounds are narrower.
-
-        Raises:
-            UserError: a parameter's bounds, or a constant, are beyond the rule's.
-        """
-        for values in (self.low, self.high):
-            check_bounds(rule, {**self.constants, **dict(zip(self.names, values.tolist(), strict=True))})
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
         """Whether the network answers the bundle's reference vectors as they say."""

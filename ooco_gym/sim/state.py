@@ -61,6 +61,7 @@ STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
 RECOMPUTE, SWAP, CHECKPOINT = 0, 1, 2  # what becomes of the memory of a request that is preempted on a mixed instance
 ALL = -2  # compose: everything decodable that is resident
+LOOKED_UP = 2  # prefix_caching: a real engine's, whose answer for each request is in State.owned
 DECLINE = -2  # evict, where memory is short for a request that could wait: none is evicted
 FULL = -2  # pull: no free space; ask again only after this instance's own residents have changed
 
@@ -117,7 +118,8 @@ class State(NamedTuple):
     waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.waiting`)
     pairs: np.ndarray  # PAIR[m, blocks], where blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
-    owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
+    owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them;
+    # with LOOKED_UP what of its context is cached: tokens, blocks, and how many of these no request reads
     weights: np.ndarray  # float64[k], what a learned rule computes with (`Policy.weights`); empty for others
     outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.memory`)
     due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one

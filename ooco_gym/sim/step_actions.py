@@ -55,6 +55,9 @@ def get_computed_blocks(state, instance, slot):
         return np.int64(request.host_tokens), np.int64(0), np.int64(0)
     if state.config.prefix_caching == 0:
         return np.int64(0), np.int64(0), np.int64(0)
+    if state.config.prefix_caching == s.LOOKED_UP:
+        found = state.owned[slot]
+        return np.int64(found[0]), np.int64(found[1]), np.int64(found[2])
     size = state.config.block_tokens
     shared, idle = find_longest_cache_hit(state, instance, slot, (length(state, slot) - 1) // size)
     return np.int64(shared * size), np.int64(shared), np.int64(idle)
@@ -127,7 +130,7 @@ def _allocate_blocks(state, instance, slot, tokens):
         take_blocks(state, instance, more)
     request = state.requests[slot]
     request.num_scheduled_tokens += tokens
-    if state.config.prefix_caching:
+    if state.config.prefix_caching and tracked(state):
         size, reach = state.config.block_tokens, request.num_computed_tokens + request.num_scheduled_tokens
         cache_full_blocks(state, instance, slot, (reach - tokens) // size, reach // size)
     return True
@@ -154,7 +157,7 @@ def unschedule(state, slot):
     request = state.requests[slot]
     tokens = np.int64(request.num_scheduled_tokens)
     request.num_scheduled_tokens = 0
-    if tokens > 0 and state.config.prefix_caching:
+    if tokens > 0 and state.config.prefix_caching and tracked(state):
         size, computed = state.config.block_tokens, np.int64(request.num_computed_tokens)
         uncache_blocks(state, request.instance, slot, computed // size, (computed + tokens) // size)
     return tokens
@@ -175,7 +178,8 @@ def admit(state, instance, slot, tokens):
     if tracked(state):
         new_table(state, instance, slot)
     if shared > 0:
-        touch(state, instance, slot, shared)
+        if tracked(state):
+            touch(state, instance, slot, shared)
         request.blocks = shared
         take_blocks(state, instance, idle)
     _note_start(state, instance, slot, start)

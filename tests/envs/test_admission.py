@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_description import compared, describe, describe_iteration
 from episodes_in_short import differences, make, play
 
 from ooco_gym import Simulation, UserError, candidate_table
@@ -12,7 +11,7 @@ from ooco_gym.envs.admission import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
-from ooco_gym.runtime.features import ENTRY, observe_entries
+from ooco_gym.runtime.features import ENTRY
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Admission-v0"
@@ -34,20 +33,6 @@ def figures(env, k=None):
     """The candidates' features by name: of all (columns), or of one."""
     table = candidate_table(env._observation()["candidates"])[:, COLUMNS]
     return dict(zip(NAMES, table.T if k is None else table[k], strict=True))
-
-
-def both(steps, case, seed=3):
-    """The candidates' features, computed in both ways."""
-    def computed(env):
-        return observe_entries(describe(env), *describe_iteration(env))
-
-    return compared(make(ID, **CASES[case]), computed, {"admit": COLUMNS}, steps, seed, (50, 3)).candidates["admit"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
-    seen = both(200, case)
-    assert (seen.std(axis=0) > 0).sum() > 8, "the features that are compared differ from state to state"
 
 
 def as_the_rule(env):

@@ -5,18 +5,13 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from engine_description import compared, describe
 from episodes_in_short import alike, at_random, differences, make, partner, play
 
 from ooco_gym import UserError
-from ooco_gym.envs.batching import PLACES
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.runtime.features import ACTION, observe
 from ooco_gym.runtime.features import ENGINE as FEATURES
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Batching-v0"
-COLUMNS = [getattr(COLUMN, PLACES[one.name]) for one in ACTION]
 MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.05}
 SHARED = {"workload": "few_shot", "rate_scale": 0.5, "offline": {
     "mode": "rate", "rate": 6.0, "lengths": "mmlu", "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
@@ -26,20 +21,6 @@ CASES = {
     "prefixes are shared": {"scenario": SHARED, "vary": {}, "partner": "hygen:latency_budget_s=0.04,prefix_caching=on"},
     "TPOT from the first decode": {"scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03, "tpot_from": "first_decode"}}},
 }
-
-
-def both(steps, case, seed=3):
-    """The engine's features, computed in both ways."""
-    env = make(ID, **CASES[case])
-    answers = [tuple(one) for one in env.episodes.buffers.levels.T]
-    seen = compared(env, lambda one: observe(describe(one), answers), {"batch": COLUMNS}, steps, seed, (100, 2))
-    return seen.clusters
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
-    seen = both(300, case)
-    assert (seen.std(axis=0) > 0).sum() > 25, "the features that are compared differ from state to state"
 
 
 def test_a_decision_is_asked_where_there_is_more_to_do_than_online_decodes():

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_description import compared, describe_short
 from episodes_in_short import differences, make, partner, play
+from numba import types
 
 from agents.evaluation.heuristics import RECLAIMING, heuristics_of
 from baselines.deadline import compose_within, settings_of
 from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym.compile import jit
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.reclaiming import PLACES
 from ooco_gym.policy import policy_of
@@ -19,8 +20,7 @@ from ooco_gym.policy.decisions import COMPOSE, addresses, hook
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.policy.mixed import RECOMPUTE, preempt
 from ooco_gym.policy.reclaiming import fits_host, lacking, relief
-from ooco_gym.runtime.features import VICTIM, observe_victims
-from ooco_gym.runtime.features import lacking as lacking_of
+from ooco_gym.runtime.features import VICTIM
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Reclaiming-v0"
@@ -40,17 +40,15 @@ def figures(env, name):
     return candidate_table(env._observation()["candidates"])[:, getattr(COLUMN, PLACES[name])]
 
 
-def both(steps, case, seed=3):
-    """The candidates' features, computed in both ways."""
-    env = make(ID, **CASES[case])
-    seen = compared(env, lambda one: observe_victims(*describe_short(one)), {"reclaim": COLUMNS}, steps, seed, (50, 3))
-    return seen.candidates["reclaim"]
+@jit(types.int64(types.int64, types.int64))
+def _lacking(handle, instance):
+    return lacking(s.state_at(handle), instance)[0]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
-    seen = both(200, case)
-    assert (seen.std(axis=0) > 0).sum() > 8, "the features that are compared differ from state to state"
+def lacking_in(state):
+    """Blocks that the instance lacks which is asked."""
+    handle = s.handle_of(state)
+    return _lacking(handle.address, int(state.pending.instance))
 
 
 # --- One rule, through the environment and as a policy's own --------------------------------------------------------
@@ -100,9 +98,9 @@ def test_a_request_that_is_chosen_gives_way_and_no_other_does(case):
     env.reset(seed=2, options={"window": 0})
     for _ in range(150):
         state, buffers = env.simulation.state, env.episodes.buffers
-        instance, short = int(state.pending.instance), lacking_of(describe_short(env)[0])
+        instance, short = int(state.pending.instance), lacking_in(state)
         slots = buffers.chosen[0][buffers.chosen[0] >= 0]
-        assert short.blocks > 0 and env.action_masks()[1:].sum() == 1 + len(slots) and not env.action_masks()[0]
+        assert short > 0 and env.action_masks()[1:].sum() == 1 + len(slots) and not env.action_masks()[0]
         running = state.members[s.BATCH, instance, : int(state.instances["running"][instance])]
         assert set(slots) <= set(running.tolist()) and not state.requests["online"][slots].any()
         k, before = int(random.integers(len(slots))), state.requests["evictions"].copy()
@@ -116,7 +114,7 @@ def test_a_request_that_is_chosen_gives_way_and_no_other_does(case):
             assert np.flatnonzero(state.requests["evictions"] != before).tolist() == [slot]
             assert state.requests["status"][slot] == s.WAITING and state.requests["blocks"][slot] == 0
             assert state.requests["host_tokens"][slot] == (computed if swapped else 0)
-            assert 0 < lacking_of(describe_short(env)[0]).blocks < short.blocks
+            assert 0 < lacking_in(state) < short
             lacks += 1
         given["swapped" if swapped else "lost"] += 1
         if over:

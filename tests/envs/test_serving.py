@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_description import compared, describe, describe_iteration, describe_short, describe_targets
 from episodes_in_short import at_random, differences, make, play
 
 from ooco_gym import Simulation, candidate_table
@@ -12,23 +11,12 @@ from ooco_gym.envs import admission, batching, reclaiming, serving
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
-from ooco_gym.runtime.features import (
-    ACTION,
-    ENTRY,
-    TARGET,
-    VICTIM,
-    observe,
-    observe_entries,
-    observe_targets,
-    observe_victims,
-)
+from ooco_gym.runtime.features import ACTION, ENTRY, TARGET, VICTIM
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Serving-v0"
 TABLES = {"batch": (ACTION, batching), "admit": (ENTRY, admission), "target": (TARGET, serving),
           "reclaim": (VICTIM, reclaiming)}
-COLUMNS = {name: [getattr(COLUMN, filling.PLACES[one.name]) for one in listed]
-           for name, (listed, filling) in TABLES.items()}
 SINGLE = {"cluster": "engine_7b", "rate_scale": 1.4, "offline": {"mode": "rate", "rate": 4.0}}
 MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.07,
                 "offline": {"mode": "rate", "rate": 4.0}}
@@ -43,33 +31,6 @@ CASES = {
 
 def kind(env):
     return env.episodes.asked(0).name
-
-
-def both(steps, case, seed=3):
-    """Everything that is seen, computed in both ways."""
-    env = make(ID, **CASES[case])
-    answers = [tuple(one) for one in env.episodes.buffers.levels.T]
-
-    def computed(one):
-        if kind(one) == "batch":
-            return observe(describe(one), answers)
-        if kind(one) == "admit":
-            return observe_entries(describe(one), *describe_iteration(one))
-        if kind(one) == "reclaim":
-            return observe_victims(*describe_short(one))
-        wanted = int(one.episodes.buffers.turns[0, PLANNED])
-        return observe(describe(one, 0, wanted), answers)[0], observe_targets(*describe_targets(one))
-
-    return compared(env, computed, COLUMNS, steps, seed, (100, 2))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
-    seen = both(300, case)
-    assert (seen.clusters.std(axis=0) > 0).sum() > 20, "what is compared differs from state to state"
-    asked = {name for name, rows in seen.candidates.items() if len(rows)}
-    assert asked - {"reclaim"} == {"batch", "admit"} | ({"target"} if case != "one engine" else set())
-    assert case != "memory binds" or "reclaim" in asked
 
 
 def test_an_iteration_is_filled_first_then_requests_enter_it_and_arrivals_are_sent():

@@ -7,4 +7,4 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 collect_ignore = [] if find_spec("onnx") and find_spec("onnxruntime") else [
     "test_runtime_policy.py", "test_damaged_bundles.py"]
-sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
+sys.path[:0] = [str(Path(__file__).parent.parent / name) for name in ("sim", "envs")]

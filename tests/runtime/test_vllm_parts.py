@@ -12,12 +12,13 @@ import pytest
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import write_parameters_bundle
+from ooco_gym.runtime.beliefs import FITTED_SCHEMA, Fitted, Learned
 from ooco_gym.runtime.features import ENGINE
-from ooco_gym.runtime.rules import Engine, Fitted, Learned, Line, Plan, Request, make_rule
-from ooco_gym.runtime.rules.beliefs import FITTED_SCHEMA
-from ooco_gym.runtime.vllm import deciding
-from ooco_gym.runtime.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Threaded, Watch
-from ooco_gym.runtime.vllm.settings import Settings, parse_settings, read_settings
+from ooco_gym.runtime.rules import Engine, Line, Plan, Request
+from ooco_gym.vllm import deciding
+from ooco_gym.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Threaded, Watch
+from ooco_gym.vllm.rules import make_rule
+from ooco_gym.vllm.settings import Settings, parse_settings, read_settings
 
 FIT = {"schema": FITTED_SCHEMA, "step": 4000.0, "pieces": 500.0, "sequence": 0.0, "prompt": 100.0, "work": 0.0,
        "context": 0.0, "decode_context": 0.5, "dense": {"knots": [1, 2, 256], "values": [0.0, 100.0, 25_500.0]},
@@ -88,7 +89,7 @@ def test_a_bundle_that_says_another_rule_is_held_to_the_bounds_of_the_one_in_use
     wide = [{"name": "offline_share", "base": 0.5, "scale": "linear", "step": 0.2, "low": -1e30, "high": 1e30}]
     folder = write_parameters_bundle(tmp_path / "b", parameters=wide, features=ENGINE, weights=np.zeros((1, 45)),
                                      rule="mine")
-    with pytest.raises(UserError, match="parameter 'offline_share' of 'deadline' is -1e"):
+    with pytest.raises(UserError, match=r"rule 'deadline': offline_share=-1e\+30 must be"):
         Adjuster(Settings(bundle=str(folder)), make_rule("deadline"), Watch())
 
 

@@ -33,8 +33,8 @@ from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.weights import read_weights, write_linear_bundle
 from ooco_gym.resources import merged
-from ooco_gym.runtime.rules import Fitted
-from ooco_gym.runtime.rules.deadline import DEFAULTS
+from ooco_gym.runtime.beliefs import Fitted
+from ooco_gym.vllm.rules import make_rule
 from ooco_gym.workload import Trace
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Study:
                     for one, other in zip(played, turned, strict=True)]
         path = learn(score, self.out, {**plan, "seed": int(self.plan["seed"])})
         weights = read_weights(str(path), LAYOUT)
-        values = {**DEFAULTS, **self.settings["deadline"]}
+        values = {**make_rule("deadline").values, **self.settings["deadline"]}
         rule = get_policy("adaptive_deadline", {**values, "interval_s": float(self.plan["interval_s"])})
         write_linear_bundle(self.bundle, rule, weights, {"training": {
             "data": {"traces": "drawn by experiments/studies/engine_live", "loads": dict(self.plan["loads"])},
@@ -261,7 +261,8 @@ class Study:
                         "offline": {"priority": 1}}}
         if name == "learned":
             found["bundle"] = str(self.bundle.absolute())
-            found["values"] = {key: value for key, value in found["values"].items() if key in DEFAULTS}
+            found["values"] = {key: found["values"][key] for key in make_rule("deadline").values
+                               if key in found["values"]}
         return found
 
     def sum_up(self, cells: Path) -> dict[str, Any]:

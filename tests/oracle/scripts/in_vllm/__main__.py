@@ -143,7 +143,7 @@ def touched(order: dict[str, Any]) -> dict[str, Any]:
     """What of vLLM's interface that we use is not there."""
     import vllm  # pyright: ignore[reportMissingImports]
 
-    from ooco_gym.runtime.vllm import scheduler as ours
+    from ooco_gym.vllm import scheduler as ours
 
     scheduler, request = made_scheduler(order), made_requests(order)[0]
     holders = {"Scheduler": ours.Scheduler, "instance": scheduler, "Request": request,

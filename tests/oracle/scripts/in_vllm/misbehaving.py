@@ -4,14 +4,15 @@ import random
 import time
 from typing import Any
 
-from ooco_gym.runtime.rules import Deadline, Plan
+from ooco_gym.runtime.rules import Plan
+from ooco_gym.vllm.rules import make_rule
 
 
 class Misbehaving:
     """`deadline`, but for every third decision or so."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self._rule = Deadline({"offline_chunk": 1, "online_chunk": 1})
+        self._rule = make_rule("deadline", {"offline_chunk": 1, "online_chunk": 1})
         self._seen: list[Any] = []
         self._draws = random.Random(values.get("seed", 1))
 

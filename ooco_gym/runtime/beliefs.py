@@ -8,29 +8,62 @@ forgetting, to the iterations that it is shown.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.documents import read_json
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.features import Batch
-from ooco_gym.runtime.rules.iteration import Sums
 
 FITTED_SCHEMA = "ooco-gym/latency/1"
 FITTED_FILE = "latency.json"
 _FACTORS = ("step", "pieces", "sequence", "prompt", "work", "context", "decode_context")
 _LONGEST_TABLE = 65_536
 
+Sums = tuple[int, ...]
+"""What an iteration is made of, as `Belief.add` counts it; its first entry is the number of new tokens."""
 
-class _Sums(ABC):
-    """Sums of an iteration: tokens, requests that make one, decodes, their contexts; prompts, their contexts, and the
-    sum of new tokens times context. A single new token is a decode."""
+
+class Terms(NamedTuple):
+    """What an iteration takes, in seconds, by what it is made of: the sum of all terms.
+
+    Attributes:
+        step: of any iteration.
+        pieces: of one with prompts.
+        sequence: of each request that makes a token.
+        prompt: of each prompt.
+        work: of each new token of a prompt times its context.
+        context: of each token of a prompt's context.
+        decode_context: of each token of a decode's context.
+        dense: (n,) by new tokens; straight on beyond.
+        decode: (m,) by decodes; straight on beyond.
+    """
+
+    step: float
+    pieces: float
+    sequence: float
+    prompt: float
+    work: float
+    context: float
+    decode_context: float
+    dense: Sequence[float]
+    decode: Sequence[float]
+
+
+class Belief:
+    """Terms of an iteration, and sums that they multiply: tokens, requests that make one, decodes, their contexts;
+    prompts, their contexts, and the sum of new tokens times context. A single new token is a decode.
+
+    Attributes:
+        terms: they change where a belief is learned.
+    """
 
     none: Sums = (0, 0, 0, 0, 0, 0, 0)
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
 
     def add(self, sums: Sums, new: int, reach: int, whole: bool) -> Sums:
         """Sums with one more request: its new tokens, its context with these, and whether it makes a token."""
@@ -40,26 +73,36 @@ class _Sums(ABC):
         return (tokens + new, sampled + whole, decodes, decode_context, prompts + 1, context + reach,
                 work + new * reach)
 
-    def of_batch(self, batch: Iterable[tuple[int, int]]) -> float:
-        """Seconds that an iteration takes, of (new tokens, context after them) of each of its requests."""
-        sums = self.none
-        if isinstance(batch, Batch):
-            sums = (batch.decodes, batch.decodes, batch.decodes, batch.context, 0, 0, 0)
-            batch = batch.prompts
-        for new, reach in batch:
-            sums = self.add(sums, int(new), int(reach), True)
-        return self.latency(sums)
-
-    @abstractmethod
     def latency(self, sums: Sums) -> float:
         """Seconds that an iteration takes."""
+        tokens, sampled, decodes, decode_context, prompts, context, work = sums
+        if tokens == 0:
+            return 0.0
+        one = self.terms
+        total = one.step + one.sequence * sampled + one.decode_context * decode_context + _at(one.dense, tokens)
+        if decodes:
+            total += _at(one.decode, decodes)
+        return total + one.pieces + one.prompt * prompts + one.work * work + one.context * context if prompts else total
 
-    def prefill(self, tokens: int) -> float:
-        """Seconds that computing so many tokens of one prompt takes, alone."""
-        return self.latency(self.add(self.none, tokens, tokens, True))
+    def fill(self, state: Any) -> None:
+        """Writes the terms as the only cost table of a simulator's state (`ooco_gym.perf.CostTable`)."""
+        one, table = self.terms, state.tables[0]
+        tokens, batch = (np.arange(array.shape[1]) for array in (state.prefill_ps, state.head_ps))
+        dense = _curve(one.dense, max(len(tokens), len(batch)))
+        decode, sampled = _curve(one.decode, len(batch)), one.sequence * batch
+        step = one.step + dense[: len(batch)] + sampled + decode
+        for array, seconds in ((state.prefill_ps[0], one.step + dense[: len(tokens)]), (state.head_ps[0], sampled),
+                               (state.decode_lines[0, :, 0], step), (state.decode_lines[0, :, 1], one.decode_context),
+                               (state.attention_lines[0, :, 0], decode),
+                               (state.attention_lines[0, :, 1], one.decode_context)):
+            array[:] = np.rint(1e12 * seconds)
+        state.prefill_ps[0, 0] = state.decode_lines[0, 0] = 0
+        table["prefill_slope_ps"] = round(1e12 * (one.dense[-1] - one.dense[-2]))
+        table["launch"], table["exponent"], table["tile"] = 1e12 * one.pieces, np.inf, 1
+        table["linear"] = 1e12 * np.array([one.work, 0.0, one.context, one.prompt])
 
 
-class Fitted(_Sums):
+class Fitted(Belief):
     """A measured engine: `step` (with `pieces` more where there are prompts) + dense(tokens) + … in microseconds.
 
     Args:
@@ -68,20 +111,8 @@ class Fitted(_Sums):
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._factors = tuple(1e-6 * float(values[name]) for name in _FACTORS)
-        self._dense, self._decode = _table(values["dense"]), _table(values["decode"])
-
-    def latency(self, sums: Sums) -> float:
-        """Seconds that an iteration takes."""
-        tokens, sampled, decodes, decode_context, prompts, context, work = sums
-        if tokens == 0:
-            return 0.0
-        step, pieces, sequence, prompt, per_work, per_context, per_decoded = self._factors
-        total = step + sequence * sampled + per_decoded * decode_context
-        total += self._dense[tokens] if tokens < len(self._dense) else _beyond(self._dense, tokens)
-        if decodes:
-            total += self._decode[decodes] if decodes < len(self._decode) else _beyond(self._decode, decodes)
-        return total + pieces + prompt * prompts + per_work * work + per_context * context if prompts else total
+        super().__init__(Terms(**{name: 1e-6 * float(values[name]) for name in _FACTORS},
+                               dense=_table(values["dense"]), decode=_table(values["decode"])))
 
     @classmethod
     def load(cls, path: str | Path) -> Fitted:
@@ -103,7 +134,7 @@ class Fitted(_Sums):
             raise UserError(f"'{file}' is not a fitted latency ({type(error).__name__}: {error}){advice}") from error
 
 
-class Learned(_Sums):
+class Learned(Belief):
     """Least squares over what iterations were seen to take, with forgetting; nothing negative.
 
     Args:
@@ -114,22 +145,14 @@ class Learned(_Sums):
     """
 
     def __init__(self, step_s: float = 0.01, token_s: float = 1e-4, memory: int = 2000, every: int = 50) -> None:
-        self._weights = [step_s, 0.0, token_s, 0.0, 0.0, 0.0]
+        weights = [step_s, 0.0, token_s, 0.0, 0.0, 0.0]
+        super().__init__(_terms_of(weights))
         self._keep, self._every, self.seen = 1.0 - 1.0 / memory, every, 0
         self._scale = np.array([1.0, 1.0, 100.0, 10.0, 1e4, 1e5])
-        size = len(self._weights)
-        guess = np.array(self._weights) * self._scale
+        size = len(weights)
+        guess = np.array(weights) * self._scale
         self._gram = np.eye(size) * 1e-2  # the guess counts as much as a few iterations
         self._moment = self._gram @ guess
-
-    def latency(self, sums: Sums) -> float:
-        """Seconds that an iteration takes."""
-        tokens, sampled, _, decode_context, prompts, _, work = sums
-        if tokens == 0:
-            return 0.0
-        step, pieces, token, sequence, context, per_work = self._weights
-        total = step + token * tokens + sequence * sampled + context * decode_context + per_work * work
-        return total + pieces if prompts else total
 
     def observe(self, sums: Sums, seconds: float) -> None:
         """An iteration of these sums took so long; one that took far longer than predicted was disturbed."""
@@ -144,7 +167,12 @@ class Learned(_Sums):
         self._moment = self._keep * self._moment + row
         self.seen += 1
         if self.seen % self._every == 0:
-            self._weights = (_non_negative(self._gram, self._moment) / self._scale).tolist()
+            self.terms = _terms_of((_non_negative(self._gram, self._moment) / self._scale).tolist())
+
+
+def _terms_of(weights: Sequence[float]) -> Terms:
+    step, pieces, token, sequence, context, work = weights
+    return Terms(step, pieces, sequence, 0.0, work, 0.0, context, (0.0, token), (0.0, 0.0))
 
 
 def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
@@ -169,6 +197,14 @@ def _table(curve: Mapping[str, Sequence[float]]) -> list[float]:
     return np.interp(np.arange(int(knots[-1]) + 1), knots, values).tolist()
 
 
-def _beyond(table: list[float], size: int) -> float:
-    """As steep beyond the last knot as before it."""
-    return table[-1] + (size - len(table) + 1) * (table[-1] - table[-2])
+def _at(curve: Sequence[float], size: int) -> float:
+    """A curve at a whole number: as steep beyond its last entry as before it."""
+    last = len(curve) - 1
+    return curve[size] if size <= last else curve[last] + (size - last) * (curve[last] - curve[last - 1])
+
+
+def _curve(curve: Sequence[float], size: int) -> np.ndarray:
+    """The first `size` entries of a curve, as `_at` goes on."""
+    last = len(curve) - 1
+    beyond = np.maximum(np.arange(size) - last, 0)
+    return np.array(curve)[np.minimum(np.arange(size), last)] + beyond * (curve[last] - curve[last - 1])

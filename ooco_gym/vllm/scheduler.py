@@ -28,10 +28,11 @@ from vllm.v1.request import RequestStatus
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
-from ooco_gym.runtime.rules.admitter import pieces_of
-from ooco_gym.runtime.vllm.deciding import LOG, Decider
-from ooco_gym.runtime.vllm.settings import Class, Settings, read_settings
+from ooco_gym.runtime.beliefs import Learned
+from ooco_gym.runtime.rules import Engine, Line, Plan, Request
+from ooco_gym.vllm.admitter import pieces_of
+from ooco_gym.vllm.deciding import LOG, Decider
+from ooco_gym.vllm.settings import Class, Settings, read_settings
 
 TESTED = ("0.32.0", "0.33.0")
 """Releases with which the tests ran."""
@@ -177,7 +178,7 @@ class OocoScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings, self._ooco_file = read_settings()
-        check_version(vllm.__version__, settings.any_version)
+        check_version(vllm.__version__, settings.any_version)  # pyright: ignore[reportAttributeAccessIssue]
         super().__init__(*args, **kwargs)
         self._ooco_refuse()
         self.waiting = Waiting(self.policy)

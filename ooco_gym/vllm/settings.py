@@ -15,7 +15,7 @@ from typing import Any
 
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
-from ooco_gym.runtime.rules import RULES, make_rule
+from ooco_gym.vllm.rules import RULES, make_rule
 
 PREFIX = "OOCO_GYM_VLLM"
 STOCK, LEARNED = "vllm", "learned"

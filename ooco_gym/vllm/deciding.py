@@ -24,11 +24,14 @@ import numpy as np
 import prometheus_client
 
 from ooco_gym.errors import UserError
+from ooco_gym.runtime.beliefs import Belief, Fitted, Learned
 from ooco_gym.runtime.bundle import Policy
-from ooco_gym.runtime.features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks, Found
+from ooco_gym.runtime.features import ENGINE, ArrivalRates, Blocks
 from ooco_gym.runtime.guard import Stalled, TimeLimit
-from ooco_gym.runtime.rules import RULES, Belief, Engine, Fitted, Learned, Plan, Request, Rule, make_rule
-from ooco_gym.runtime.vllm.settings import LEARNED, STOCK, Settings
+from ooco_gym.runtime.rules import Engine, Plan, Rule
+from ooco_gym.vllm.replica import Compiled, Replica
+from ooco_gym.vllm.rules import RULES, make_rule
+from ooco_gym.vllm.settings import LEARNED, STOCK, Settings
 
 LOG = logging.getLogger("vllm.ooco_gym")
 MOST_IN_A_ROW, REST_S = 10, 10.0
@@ -143,7 +146,12 @@ class Decider:
             rule = make_rule(settings.rule, settings.values)
         elif settings.rule != STOCK:
             rule = Threaded(_foreign(settings.rule, settings.values), settings.time_budget_s)
-        learned = Adjuster(settings, rule, self.watch) if settings.bundle is not None and rule is not None else None
+        learned = None
+        if settings.bundle is not None and rule is not None:
+            if not isinstance(rule, Compiled):
+                raise UserError(f"bundle '{settings.bundle}' sets parameters of our rules, and '{settings.rule}' is "
+                                f"none; expected one of {', '.join(RULES)}")
+            learned = Adjuster(settings, rule, self.watch)
         self.settings, self.rule, self.learned = settings, rule, learned
         self._failures, self._rest_until = 0, 0.0
         LOG.info("ooco-gym: scheduling by the rule '%s'", settings.rule)
@@ -259,25 +267,25 @@ class Adjuster:
         UserError: the bundle is none, or is for another rule.
     """
 
-    def __init__(self, settings: Settings, rule: Any, watch: Watch) -> None:
+    def __init__(self, settings: Settings, rule: Compiled, watch: Watch) -> None:
         policy = Policy.load(str(settings.bundle))
         names = getattr(policy, "names", ())
         if getattr(policy, "kind", None) != "parameters" or not names:
             raise UserError(f"bundle '{settings.bundle}' is of another kind; expected one that sets parameters "
                             "(kind 'parameters')")
-        values = getattr(rule, "values", {})
-        strange = [name for name in (*names, *policy.constants) if name not in values]
+        strange = [name for name in (*names, *policy.constants) if name not in rule.values]
         if strange:
             raise UserError(f"bundle '{settings.bundle}' sets '{strange[0]}', which the rule '{settings.rule}' has "
                             f"not; expected one for {settings.rule}")
-        policy.check_bounds(settings.rule)  # whatever rule it says that it is for
+        for ends in (policy.low.tolist(), policy.high.tolist()):
+            rule.check({**policy.constants, **dict(zip(names, ends, strict=True))})
         if policy.features != [one.name for one in ENGINE]:
             raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
                             "(docs/batching_features.md)")
         # What it was trained with, where the server's settings do not say otherwise.
-        values.update({name: value for name, value in policy.constants.items() if name not in settings.values})
+        rule.set({name: value for name, value in policy.constants.items() if name not in settings.values})
         self._policy, self._rule, self._watch = policy, rule, watch
-        self._own = dict(values)
+        self._own, self._replica = dict(rule.values), Replica()
         self._every_s = float(policy.interval_s or INTERVAL_S)
         self._next_s, self._budget = 0.0, settings.violation_budget
         self._rates: ArrivalRates | None = None
@@ -292,48 +300,25 @@ class Adjuster:
         """An online request has missed an SLO, for the first time."""
         self._blocks.missed(now_s)
 
-    def look(self, engine: Engine, belief: Fitted | Learned) -> None:
+    def look(self, engine: Engine, belief: Belief) -> None:
         """Sets the rule's parameters anew where the interval is over."""
         if engine.now_s < self._next_s:
             return
         self._next_s = engine.now_s + self._every_s
         try:
             found = self._policy.decide(self.observe(engine, belief))
-            if not found.keys() <= self._own.keys() or not all(np.isfinite(list(found.values()))):
-                raise UserError("the policy answers other parameters than the rule has, or no numbers")
+            self._rule.set(found)
         except Exception as error:
             self._watch.fell_back("could not be adjusted", f"{type(error).__name__}: {error}")
-            self._rule.values.update(self._own)
+            self._rule.set(self._own)
             return
-        self._rule.values.update(found)
         self._watch.count("adjustments")
 
-    def observe(self, engine: Engine, belief: Fitted | Learned) -> np.ndarray:
+    def observe(self, engine: Engine, belief: Belief) -> np.ndarray:
         """The features of an engine, float32 (44,), scaled."""
-        online, offline = engine.online.first(LOOK_ONLINE), engine.offline.first(LOOK_OFFLINE)
-        described = {
-            "now": engine.now_s, "running": [_described(one) for one in engine.running],
-            "waiting_online": [_described(one) for one in online],
-            "waiting_offline": [_described(one) for one in offline],
-            "num_waiting_online": engine.num_waiting[0], "num_waiting_online_tokens": engine.num_waiting[1],
-            "num_waiting_offline": engine.num_waiting[2], "num_waiting_offline_tokens": engine.num_waiting[3],
-            "num_free_blocks": engine.free_blocks, "num_blocks": engine.total_blocks,
-            "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "tpot_slo": engine.tpot_slo_s, "violation_budget": self._budget,
-            "latency": belief.of_batch,
-            **self._kept(engine.now_s).describe(), **self._blocks.describe(engine.now_s)}
-        return Found(described).cluster()
+        return self._replica.observe(engine, belief, self._kept(engine.now_s), self._blocks, self._budget)
 
     def _kept(self, now_s: float) -> ArrivalRates:
         if self._rates is None:
             self._rates = ArrivalRates(now_s)
         return self._rates
-
-
-def _described(request: Request) -> dict[str, Any]:
-    """A request as the features' contract has it."""
-    return {"online": request.online, "arrival_time": request.arrival_s, "first_token_time": request.first_token_s,
-            "ttft_slo": request.ttft_slo_s, "tpot_slo": request.tpot_slo_s,
-            "num_prompt_tokens": request.num_tokens - request.num_output_tokens,
-            "num_output_tokens": request.num_output_tokens, "num_computed_tokens": request.num_computed_tokens,
-            "num_blocks": request.blocks, "num_cached_tokens": request.look_up()[0] if request.look_up else 0}

@@ -1,23 +1,19 @@
 """Our schedulers inside vLLM: `vllm serve MODEL --scheduler-cls ooco_gym.runtime.vllm.OocoScheduler` (docs/vllm.md).
 
-`OocoScheduler` is found when it is asked for, so that settings and decisions can be imported without vLLM.
+They are found when they are asked for: all else here needs neither vLLM nor the simulator.
 """
 
-from __future__ import annotations
-
+from importlib import import_module
 from typing import Any
 
 from ooco_gym.errors import UserError
 
-_FROM_SCHEDULER = ("OocoAsyncScheduler", "OocoScheduler", "check_version")
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM_SCHEDULER:
+    if name not in ("OocoAsyncScheduler", "OocoScheduler", "check_version"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from ooco_gym.runtime.vllm import scheduler
+        return getattr(import_module("ooco_gym.vllm.scheduler"), name)
     except ImportError as error:
         raise UserError(f"ooco_gym.runtime.vllm needs a vLLM with the V1 engine in this Python ({error}); it is meant "
                         "for the environment that serves: install ooco-gym there") from error
-    return getattr(scheduler, name)

@@ -1,23 +1,26 @@
-"""`admitter` in plain Python: which waiting offline request enters first, of all that wait.
+"""`admitter` in an engine: which waiting offline request enters first, of all that wait.
 
-`baselines/admitter.py` says what it does and why; docs/learned.md what orders are worth. What that has and this has
-not: the order of a walk through the tree of prompts (`prefix`), learned weights, and affinity among instances. Equals
-of different prefixes enter by arrival here, and blocks in the cache count as they were before the iteration. But for
-these a test holds the two against each other.
+`baselines/admitter.py` says what it does and why; docs/learned.md what orders are worth. It is not that module's code:
+the tree of prompts and its blocks are the engine's here, and thousands of requests wait in it, which are described and
+looked up only where a score needs it. What that has and this has not: the order of a walk through the tree of prompts
+(`prefix`), learned weights, and affinity among instances. Equals of different prefixes enter by arrival here, and
+blocks in the cache count as they were before the iteration. But for these a test holds the two against each other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import nsmallest
-from itertools import islice, takewhile
-from typing import Any, ClassVar, NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple
 
-from ooco_gym.errors import UserError
-from ooco_gym.runtime.rules import deadline
-from ooco_gym.runtime.rules.iteration import Belief, Engine, Line, Plan, Request
+from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.runtime.beliefs import Belief
+from ooco_gym.runtime.rules import Engine, Line, Plan, Request
+from ooco_gym.vllm.replica import Compiled
 
 MANY = 1 << 60
 KEPT = 12  # requests of the least score that are kept from one look to the next
@@ -36,21 +39,19 @@ SCORES: dict[str, Score] = {
 }
 
 
-class Admitter(deadline.Deadline):
-    """`deadline`, whose waiting offline requests stand in the order of a score.
+PARAMS = (
+    Param("rule", "by which score a waiting offline request is admitted", choices=tuple(SCORES), default="shared_work"),
+    Param("refresh_s", "how often all waiting requests are looked at, seconds", 0.0, 3600.0, default=1.0),
+)
 
-    Raises:
-        UserError: there is no such score.
-    """
 
-    DEFAULTS: ClassVar = {**deadline.DEFAULTS, "rule": "shared_work", "refresh_s": 1.0}
-    BOUNDS: ClassVar = {**deadline.BOUNDS, "refresh_s": (0.0, 3600.0)}
+class Admitter(Compiled):
+    """`deadline`, whose waiting offline requests stand in the order of a score."""
 
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        super().__init__(values)
-        self.rule = str(self.values.pop("rule"))
-        if self.rule not in SCORES:
-            raise UserError(f"parameter 'rule' of 'admitter' is '{self.rule}'; expected one of {', '.join(SCORES)}")
+    extra = PARAMS
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        super().__init__(name, policy)
         self._kept: list[Any] = []
         self._due_s = 0.0
 
@@ -58,15 +59,15 @@ class Admitter(deadline.Deadline):
         """The next iteration."""
         if engine.now_s >= self._due_s:
             self._kept = []
-        engine.offline = Ranked(engine.offline, self._kept, lambda left: self._look(engine, left))
-        return super().compose(engine, belief)
+        ranked = Ranked(engine.offline, self._kept, lambda left, count: self._look(engine, left, count))
+        return super().compose(dataclasses.replace(engine, offline=ranked), belief)
 
-    def _look(self, engine: Engine, waiting: list[Request]) -> list[Any]:
-        """Ranks all that wait; returns the ids of those that are kept."""
+    def _look(self, engine: Engine, waiting: list[Request], count: int) -> list[Any]:
+        """Ranks all that wait; returns the ids of so many of the least score."""
         self._due_s = engine.now_s + self.values["refresh_s"]
         found = Found(waiting)
-        score = SCORES[self.rule]
-        best = nsmallest(KEPT, found.rows, key=lambda row: (
+        score = SCORES[self.values["rule"]]
+        best = nsmallest(count, found.rows, key=lambda row: (
             score(row.request, row.cached, found.members(row), found.shared(row)), found.place(row), row.request.order))
         return [row.request.id for row in best]
 
@@ -128,59 +129,37 @@ class Found:
 
 
 class Ranked(Line):
-    """Waiting requests of which the ones that are kept come first; once they have entered, all are looked at again.
+    """Waiting requests of which the ones that are kept come first; where these are too few, all are looked at again.
 
     Args:
         line: all that wait, by arrival.
-        kept: ids of those of the least score, the least first; they are taken out as they enter.
-        look: ranks what is left, and returns the ids that are kept.
+        kept: ids of those of the least score, the least first; those that do not wait any more are taken out.
+        look: ranks what else waits, and returns the ids of as many as are wanted.
     """
 
-    def __init__(self, line: Line, kept: list[Any], look: Callable[[list[Request]], list[Any]]) -> None:
+    ranked = True
+
+    def __init__(self, line: Line, kept: list[Any], look: Callable[[list[Request], int], list[Any]]) -> None:
         super().__init__()
         self._line, self._kept, self._look = line, kept, look
-        self._gone: set[Any] = set()  # have entered in this iteration
-        self._back: dict[Any, Request] = {}  # have been preempted in it
-
-    def peek(self) -> Request | None:
-        """The next of them; None where none waits."""
-        for _ in range(2):
-            while self._kept:
-                found = self.find(self._kept[0])
-                if found is not None:
-                    return found
-                del self._kept[0]
-            if self._line.peek() is None and not self._back:
-                return None
-            self._kept[:] = self._look(list(self))
-        return None
-
-    def pop(self) -> Request:
-        """Takes the next of them out."""
-        request = self.peek()
-        assert request is not None
-        del self._kept[0]
-        self._gone.add(request.id)
-        self._back.pop(request.id, None)
-        return request
-
-    def insert(self, request: Request) -> None:
-        """Puts a request back."""
-        self._back[request.id] = request
 
     def first(self, count: int) -> list[Request]:
-        """The next `count` by arrival, which stay."""
-        return list(islice(self, count))
-
-    def __iter__(self) -> Iterator[Request]:
-        """All that wait: by arrival, then what was preempted in this iteration."""
-        return iter([one for one in self._line if one.id not in self._gone] + [*self._back.values()])
+        """The next `count` of them."""
+        found = [one for one in map(self._line.find, self._kept) if one is not None]
+        self._kept[:] = [one.id for one in found]
+        rest = [one for one in self._line if one.id not in self._kept] if len(found) < count else []
+        if rest:
+            self._kept += self._look(rest, max(KEPT, count) - len(found))
+            found += filter(None, map(self._line.find, self._kept[len(found) :]))
+        return found[:count]
 
     def find(self, name: Any) -> Request | None:
         """The one of an id; None where it does not wait."""
-        if name in self._back:
-            return self._back[name]
-        return None if name in self._gone else self._line.find(name)
+        return self._line.find(name)
+
+    def __iter__(self) -> Iterator[Request]:
+        """All that wait, by arrival."""
+        return iter(self._line)
 
 
 def _common(one: Request, other: Request) -> int:

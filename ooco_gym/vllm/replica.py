@@ -1,0 +1,315 @@
+"""The simulator's compiled rules in an engine: a `State` of one mixed instance (`Replica`) is filled with what runs and
+waits in the engine, and the rule is asked as in an episode."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from ooco_gym.compile import jit
+from ooco_gym.errors import unknown
+from ooco_gym.policy.decisions import addresses
+from ooco_gym.policy.engine_features import (
+    HOUR,
+    HOUR_ARRIVED,
+    HOUR_S,
+    HOUR_VIOLATED,
+    NOTES,
+    engine_row,
+    engine_stack,
+)
+from ooco_gym.policy.mixed import iteration_latency
+from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.runtime.beliefs import Belief
+from ooco_gym.runtime.features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks
+from ooco_gym.runtime.rules import Engine, Plan, Request, Rule
+from ooco_gym.sim import state as s
+from ooco_gym.sim.queues import LOG_EVICT, add_member, enqueue
+
+FIELDS = 12
+ONLINE, PLACE, PROMPT, MADE, COMPUTED, BLOCKS, ARRIVAL_S, TTFT_S, TPOT_S, FIRST_S, CACHED, SHARED = range(FIELDS)
+FIGURES = 9
+REQUESTS, NOW_S, FREE, TOTAL, BLOCK, SEATS, TOKENS, TPOT, LOOKED_UP = range(FIGURES)
+DUE_PROMPTS = 16  # waiting online requests that rules look at in any case
+NOTHING = (0, 0, 0)
+ORDER, PACK = attrgetter("order"), struct.Struct(f"{FIELDS}d").pack_into
+_DEADLINE: Any = import_module("baselines.deadline")
+GIVEN = slice(_DEADLINE.GIVEN, _DEADLINE.GIVEN + _DEADLINE.MOST_GIVEN)  # places of State.memory that hold slots
+START_S = 1e5  # where the clock of a replica begins: what came before the engine's first iteration is later than 0
+LONGEST_S = 1e6  # and where it begins anew
+
+
+@jit(types.void(types.int64, types.Array(types.float64, 2, "C"), types.Array(types.float64, 1, "C")))
+def _load(handle, rows, figures):
+    """Fills a state with an engine: its requests as `FIELDS`, in the order of slots, and its figures."""
+    state = s.state_at(handle)
+    spec, config = state.instances[0], state.config
+    state.clock.now_ps = round(figures[NOW_S] * s.PS_PER_S)
+    state.queues.log_used = 0
+    config.block_tokens, config.max_num_seqs = np.int64(figures[BLOCK]), np.int64(figures[SEATS])
+    config.max_num_batched_tokens = np.int64(figures[TOKENS])
+    config.default_tpot_ps = round(figures[TPOT] * s.PS_PER_S)
+    config.prefix_caching = s.LOOKED_UP if figures[LOOKED_UP] > 0.0 else 0
+    spec.free_blocks, spec.total_blocks = np.int64(figures[FREE]), np.int64(figures[TOTAL])
+    spec.online_head, spec.online_tail, spec.offline_head, spec.offline_tail = -1, -1, -1, -1
+    spec.online_waiting, spec.online_waiting_tokens, spec.offline_waiting, spec.offline_waiting_tokens = 0, 0, 0, 0
+    spec.running, spec.urgent_members, spec.offline_members = 0, 0, 0
+    for slot in range(np.int64(figures[REQUESTS])):
+        row, request = rows[slot], state.requests[slot]
+        request.online, request.urgent = np.int8(row[ONLINE]), np.int8(row[ONLINE])
+        request.prompt_tokens, request.generated_tokens = np.int32(row[PROMPT]), np.int32(row[MADE])
+        request.num_computed_tokens, request.blocks = np.int32(row[COMPUTED]), np.int32(row[BLOCKS])
+        request.arrival_ps = round(row[ARRIVAL_S] * s.PS_PER_S)
+        request.ttft_slo_ps, request.tpot_slo_ps = round(row[TTFT_S] * s.PS_PER_S), round(row[TPOT_S] * s.PS_PER_S)
+        request.first_token_ps = round(row[FIRST_S] * s.PS_PER_S)
+        request.num_scheduled_tokens, request.kv_lost, request.evictions = 0, 0, 0
+        request.instance, request.cached_tokens = 0, -1
+        owned = state.owned[slot]
+        owned[0], owned[1], owned[2] = 0, 0, 0
+        if row[PLACE] >= 0.0:
+            request.status = s.RESIDENT
+            state.members[s.BATCH, 0, np.int64(row[PLACE])] = slot
+            spec.running += 1
+        else:
+            owned[0], owned[1], owned[2] = np.int32(row[CACHED]), np.int32(row[SHARED]), np.int32(row[BLOCKS])
+            request.blocks = 0
+            request.status = s.WAITING
+            enqueue(state, 0, slot, False)
+    for place in range(spec.running):
+        add_member(state, 0, state.members[s.BATCH, 0, place])
+
+
+@jit(types.int64(types.int64, types.int64, types.Array(types.float64, 1, "C"), types.Array(types.int64, 1, "C")))
+def _compose(handle, rule, memory, out):
+    """Asks a rule that remembers `memory`. Writes how many run, and how many lost their memory, the slots of those that
+    run, their tokens, and the slots of the others to `out`; returns the believed latency in ps."""
+    state = s.state_at(handle)
+    for place in range(memory.size):
+        state.memory[0, place] = memory[place]
+    s.rule_at(rule)(s.View(state, 0, -1, state.picks[:0]))
+    running, lost = state.instances[0].running, 0
+    for place in range(running):
+        slot = np.int64(state.members[s.BATCH, 0, place])
+        out[2 + place] = slot
+        out[2 + running + place] = state.requests[slot].num_scheduled_tokens
+    for entry in range(state.queues.log_used):
+        if state.log[entry].kind == LOG_EVICT:
+            out[2 + 2 * running + lost] = state.log[entry].request
+            lost += 1
+    out[0], out[1] = running, lost
+    return iteration_latency(state, 0)
+
+
+@jit(types.void(types.int64, types.Array(types.float64, 1, "C"), types.float64, types.float64, types.float64,
+                types.Array(types.float64, 1, "C")))
+def _observe(handle, notes, budget, arrived, violated, out):
+    """Writes the features of the engine."""
+    row = engine_stack()
+    engine_row(s.state_at(handle), 0, (budget, arrived, violated), notes, row)
+    for index in range(out.size):
+        out[index] = row[index]
+
+
+class Replica:
+    """A state of one mixed instance that is filled with an engine each time it is asked."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self._params = np.zeros(s.PARAMS)
+        self._rule, self._settings, self._tokens = 0, {}, None
+        if policy is not None:
+            names = [param.name for param in policy.params]
+            self._tokens = names.index("max_num_batched_tokens") if "max_num_batched_tokens" in names else None
+            self._rule, self._settings = int(addresses([policy.compose])[0]), policy.settings()
+        self._memory = np.zeros(s.MEMORY)  # the rule's, from one iteration to the next
+        self._given: list[Any] = []  # requests that it gave up, by their place there
+        self._size, self._seats, self._figures = -1, 0, np.zeros(FIGURES)
+        self._origin_s, self._priced = math.nan, None
+
+    def set(self, params: np.ndarray) -> None:
+        """Sets the rule's parameters, float64[PARAMS]."""
+        self._params, self._size = params, -1
+
+    def compose(self, engine: Engine, belief: Belief) -> Plan:
+        """What the rule does in the next iteration of an engine.
+
+        Waiting requests are described, and looked up in the engine's prefix cache, one after the other: as long as all
+        of them enter, the rule is asked again with more.
+        """
+        count, heads = {True: DUE_PROMPTS, False: LOOK_OFFLINE}, (engine.online.peek(), engine.offline.peek())
+        cached = any(head is not None and head.look_up is not None for head in heads)
+        looked = {True: 1, False: 1} if cached else dict(count)
+        while True:
+            lines = {True: engine.online.first(count[True]), False: engine.offline.first(count[False])}
+            plan, entered = self._asked(engine, belief, lines, looked)
+            again = [online for online, line in lines.items() if entered[online] >= looked[online]
+                     and (len(line) > looked[online] or len(line) == count[online])]
+            if not again:
+                self._keep()
+                return plan
+            for online in again:
+                looked[online] *= 4
+                count[online] = max(count[online], looked[online])
+
+    def _asked(self, engine: Engine, belief: Belief, lines: Mapping[bool, list[Request]], looked: Mapping[bool, int]
+               ) -> tuple[Plan, dict[bool, int]]:
+        """A plan, and how many of the waiting requests of each class enter by it."""
+        places = self.load(engine, belief, lines, looked)
+        if self._given:
+            slots = {request.id: slot + 1 for slot, request in enumerate(self._requests)}
+            self._memory[GIVEN] = [slots.get(name, 0) for name in self._given]
+        predicted_ps, out = _compose(self._handle.address, self._rule, self._memory, self._out), self._out
+        running, lost = out[:2].tolist()
+        found = out[2 : 2 + 2 * running + lost].tolist()
+        tokens, admitted, entered = {}, [], {True: 0, False: 0}
+        evicted = dict.fromkeys(found[2 * running :])
+        for slot, new in zip(found, found[running : 2 * running], strict=False):
+            if new:
+                request = self._requests[slot]
+                tokens[request.id] = new
+                if places[slot] < 0 or slot in evicted:
+                    admitted.append(request.id)
+                    entered[request.online] += places[slot] < 0
+        preempted = [self._requests[slot].id for slot in evicted if places[slot] >= 0]
+        return Plan(tokens, admitted, preempted, predicted_ps / s.PS_PER_S), entered
+
+    def _keep(self) -> None:
+        """Keeps what the rule remembers: requests by their names, as the next iteration has other slots."""
+        self._memory[:] = self._state.memory[0]
+        slots = self._memory[GIVEN].tolist()
+        self._given = [self._requests[int(slot) - 1].id if slot > 0.0 else None for slot in slots] if any(slots) else []
+
+    def observe(self, engine: Engine, belief: Belief, rates: ArrivalRates, blocks: Blocks, budget: float) -> np.ndarray:
+        """The features of an engine as a learned policy sees them (`features.ENGINE`), float32, scaled.
+
+        Args:
+            engine: about to compose an iteration.
+            belief: what its iterations take.
+            rates: of its online arrivals.
+            blocks: online requests that arrived, and that missed an SLO.
+            budget: the share of them that may.
+        """
+        lines = {True: engine.online.first(LOOK_ONLINE), False: engine.offline.first(LOOK_OFFLINE)}
+        self.load(engine, belief, lines, {True: 0, False: LOOK_OFFLINE})
+        state, spec, now_s = self._state, self._state.instances[0], engine.now_s - self._origin_s
+        (spec["online_waiting"], spec["online_waiting_tokens"], spec["offline_waiting"],
+         spec["offline_waiting_tokens"]) = engine.num_waiting
+        observed, clock = state.observed, state.clock
+        clock.last_online_arrival_ps = round((rates.last_s - self._origin_s) * s.PS_PER_S)
+        (observed.online_rate_fast, observed.online_rate_minute, observed.online_rate_slow,
+         observed.online_rate_half_hour) = rates.rates.values()
+        (arrived, missed), (in_hour, missed_in_hour) = blocks.counts(engine.now_s)
+        notes, out = np.zeros(NOTES), np.zeros(len(ENGINE))
+        notes[HOUR], notes[HOUR_ARRIVED], notes[HOUR_VIOLATED] = now_s // HOUR_S + 1.0, -in_hour, -missed_in_hour
+        _observe(self._handle.address, notes, budget, -float(arrived), -float(missed), out)
+        return out.astype(np.float32)
+
+    def load(self, engine: Engine, belief: Belief, lines: Mapping[bool, list[Request]], looked: Mapping[bool, int]
+             ) -> list[int]:
+        """Fills the state with an engine; returns the place of each slot's request among the running ones, or -1.
+
+        Args:
+            engine: about to compose an iteration.
+            belief: what its iterations take.
+            lines: waiting requests by class, the first ones.
+            looked: how many of these are looked up in the prefix cache.
+        """
+        running = {request.id: place for place, request in enumerate(engine.running)}
+        found = {one.id: one.look_up() for online, line in lines.items() for one in line[: looked[online]]
+                 if one.look_up is not None}
+        self._requests = self._in_order(engine, lines)
+        self._fit(len(self._requests), max(engine.max_num_seqs, len(engine.running)), belief)
+        if not 0.0 <= engine.now_s - self._origin_s < LONGEST_S:  # at first it is no number
+            self._origin_s = engine.now_s - START_S
+            self._memory[:] = 0.0
+        origin_s, places, rows, start = self._origin_s, [], self._rows.data, 0
+        for one in self._requests:
+            place, first_s = running.get(one.id, -1), one.first_token_s
+            cached, shared, idle = found.get(one.id, NOTHING) if found else NOTHING
+            made = one.num_output_tokens
+            places.append(place)
+            PACK(rows, start, one.online, place, one.num_tokens - made, made, one.num_computed_tokens,
+                 one.blocks if place >= 0 else idle, one.arrival_s - origin_s, one.ttft_slo_s, one.tpot_slo_s,
+                 0.0 if first_s is None else first_s - origin_s, cached, shared)
+            start += 8 * FIELDS
+        self._figures[:] = (len(places), engine.now_s - origin_s, engine.free_blocks, engine.total_blocks,
+                            engine.block_size, engine.max_num_seqs, engine.max_num_batched_tokens, engine.tpot_slo_s,
+                            len(found))
+        _load(self._handle.address, self._rows, self._figures)
+        if self._tokens is not None:
+            self._state.params[self._tokens] = min(self._params[self._tokens], engine.max_num_batched_tokens)
+        return places
+
+    def _in_order(self, engine: Engine, lines: Mapping[bool, list[Request]]) -> list[Request]:
+        """By class, as they wait, and would wait: where a rule has an order of its own, what it preempts comes last."""
+        online = [*lines[True], *(one for one in engine.running if one.online)]
+        offline = [one for one in engine.running if not one.online]
+        online.sort(key=ORDER)
+        if engine.offline.ranked:
+            return [*online, *lines[False], *sorted(offline, key=ORDER)]
+        return online + sorted([*lines[False], *offline], key=ORDER)
+
+    def _fit(self, size: int, seats: int, belief: Belief) -> None:
+        """Makes room for so many requests, and takes over what is believed."""
+        if size > self._size or seats > self._seats or len(belief.terms.dense) > self._state.prefill_ps.shape[1]:
+            self._size, self._seats = 2 * size, seats
+            state = s.empty_state(2 * size, 1, 1, 1, 1, max(seats, s.LEVELS) + 1, len(belief.terms.dense), 8 * size,
+                                  s.OptionalSizes(owners=2 * size))
+            state.requests["row"], state.config.relaxed_count = -1, 1
+            state.params[:] = self._params
+            for name, value in self._settings.items():
+                setattr(state.config, name, value)
+            self._state, self._handle, self._priced = state, s.handle_of(state), None
+            self._rows, self._out = np.zeros((2 * size, FIELDS)), np.zeros(2 + 2 * seats + 8 * size, np.int64)
+        if self._priced is not belief.terms:
+            belief.fill(self._state)
+            self._priced = belief.terms
+
+
+# --- A rule ---------------------------------------------------------------------------------------------------------
+class Compiled(Rule):
+    """A policy of the simulator in an engine.
+
+    Attributes:
+        name: of the rule.
+        values: its parameters.
+    """
+
+    extra: tuple[Param, ...] = ()  # parameters that are not the policy's
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        self.name, self._policy = name, policy
+        self._known = {param.name: param for param in (*policy.params, *self.extra)
+                       if not param.choices or param in self.extra}
+        own = {**{param.name: param.default for param in self.extra}, **policy.values}
+        self.values: dict[str, Any] = {one: own[one] for one in self._known}
+        self._replica = Replica(policy)
+
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Whether parameters may have these values.
+
+        Raises:
+            UserError: there is no such parameter, or it cannot have this value.
+        """
+        for key, value in values.items():
+            if key not in self._known:
+                raise unknown(f"parameter of '{self.name}'", key, self._known)
+            self._known[key].number(value, f"rule '{self.name}'")
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Sets some of the parameters, which are checked (`check`)."""
+        self.check(values)
+        self.values.update(values)
+        extra = {param.name for param in self.extra}
+        policy = self._policy.with_values({key: self.values[key] for key in self._known if key not in extra})
+        self._replica.set(policy.vector())
+
+    def compose(self, engine: Engine, belief: Belief) -> Plan:
+        """The next iteration."""
+        return self._replica.compose(engine, belief)
