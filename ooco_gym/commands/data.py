@@ -69,16 +69,16 @@ def _fetch(values: dict[str, Any]) -> dict[str, Any]:
         raise UserError(what_to_put_where(dataset))
     with progress(f"fetching {dataset.name} (MB)", (dataset.size_bytes or 0) / 1e6 or None) as bar:
         try:
-            got = download(address, data_folder() / dataset.file, size_bytes=dataset.size_bytes,
-                           sha256=dataset.sha256, git_blob=dataset.git_blob,
-                           report=lambda count: bar.advance(count / 1e6))
+            path = data_folder() / dataset.file
+            received, sha256 = download(address, path, dataset.sha256, lambda count: bar.advance(count / 1e6))
         except Unreachable as error:
             raise UserError(f"{error}; without a network, {what_to_put_where(dataset)}") from None
-    checked = {"sha256": "its SHA-256 is right", "git_blob": "its git blob is right", "size": "its size is right"}
-    print(f"{got.path}: {got.size_bytes:,} bytes{'' if got.received else ', there already'}; "
-          f"{checked.get(got.verified, 'not verified, its publisher gives no digest')}; SHA-256 {got.sha256}")
+    size_bytes, verified = path.stat().st_size, dataset.sha256 is not None
+    print(f"{path}: {size_bytes:,} bytes{'' if received else ', there already'}; "
+          f"{'as expected' if verified else 'not verified, its publisher gives no digest'}; SHA-256 {sha256}")
     print(f"licence: {dataset.licence}; ooco-gym data describe {dataset.name} shows what it looks like")
-    return {**vars(got), "address": address, "licence": dataset.licence}
+    return {"path": path, "size_bytes": size_bytes, "sha256": sha256, "verified": verified, "received": received,
+            "address": address, "licence": dataset.licence}
 
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:

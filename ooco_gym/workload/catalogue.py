@@ -30,7 +30,6 @@ class Dataset:
         rows: requests.
         size_bytes: of the file.
         sha256: of the file, 64 hexadecimal digits.
-        git_blob: Git's SHA-1 of the content.
         format: as `read_trace` takes it.
         columns: our column names to the file's, where it has names of its own.
         note: what a user must know.
@@ -45,7 +44,6 @@ class Dataset:
     rows: int | None = None
     size_bytes: int | None = None
     sha256: str | None = None
-    git_blob: str | None = None
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
@@ -98,7 +96,6 @@ def what_to_put_where(dataset: Dataset, folder: Path | None = None) -> str:
         return f"dataset '{dataset.name}' is no single file: {dataset.note} ({dataset.publisher})"
     facts = [f"{dataset.size_bytes:,} bytes"] if dataset.size_bytes else []
     facts += [f"SHA-256 {dataset.sha256}"] if dataset.sha256 else []
-    facts += [f"git blob {dataset.git_blob}"] if dataset.git_blob else []
     shown = ", ".join(facts)
     return (f"bring the file of {dataset.address}{f' ({shown})' if facts else ''} and put it at "
             f"'{folder / dataset.file}'" + ("" if os.environ.get(DATA_VARIABLE) else

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError
 
 CHUNK_BYTES = 1 << 18
 TIMEOUT_S = 30.0
-_WORDS = {"size": "size in bytes", "sha256": "SHA-256", "git_blob": "git blob"}
 
 
 class Unreachable(UserError):
     """The address cannot be reached, or does not give the file."""
 
 
-@dataclass(frozen=True)
-class Download:
-    """A file that is there.
-
-    Attributes:
-        path: where.
-        size_bytes: of the file.
-        sha256: of the file, computed here.
-        verified: `sha256`, `git_blob` or `size`: what it was checked against; "" where nothing is known of it.
-        received: whether it came over the network; False where it was there already.
-    """
-
-    path: Path
-    size_bytes: int
-    sha256: str
-    verified: str
-    received: bool
-
-
-def download(address: str, path: Path, *, size_bytes: int | None = None, sha256: str | None = None,
-             git_blob: str | None = None, report: Callable[[int], None] = lambda count: None) -> Download:
+def download(address: str, path: Path, sha256: str | None = None,
+             report: Callable[[int], None] = lambda count: None) -> tuple[bool, str]:
     """Downloads a file, or checks that it is there already.
 
     Args:
         address: http or https.
         path: where the file goes; its folder is made.
-        size_bytes: expected, or None.
-        sha256: expected, 64 hexadecimal digits, or None.
-        git_blob: Git's SHA-1 of the content, or None.
+        sha256: expected, 64 hexadecimal digits; None where nothing is known of it.
         report: called with the bytes of each piece that has arrived.
+
+    Returns:
+        Whether it came over the network, rather than being there already; and its SHA-256.
 
     Raises:
         Unreachable: no connection, or the server refuses.
@@ -60,26 +40,25 @@ def download(address: str, path: Path, *, size_bytes: int | None = None, sha256:
 
     if not address.startswith(("http://", "https://")):
         raise UserError(f"cannot download '{address}': expected an address that starts with https:// or http://")
-    expected = {"size": size_bytes, "sha256": sha256, "git_blob": git_blob}
     if path.exists():
-        return _verified(path, expected, False)
+        found = file_digest(path)
+        if sha256 not in (None, found):
+            raise UserError(f"'{path}' is not the file expected: its SHA-256 is {found}, expected {sha256}; move it "
+                            "away, then fetch again")
+        return False, found
     pooch.get_logger().setLevel(logging.ERROR)
-    part = path.with_name(path.name + ".part")
+    bar: Any = _Bar(report)
+    receive: Any = pooch.HTTPDownloader(timeout=TIMEOUT_S, chunk_size=CHUNK_BYTES, progressbar=bar)
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        bar: Any = _Bar(report)
-        receive: Any = pooch.HTTPDownloader(timeout=TIMEOUT_S, chunk_size=CHUNK_BYTES, progressbar=bar)
-        pooch.retrieve(address, None, part.name, part.parent, downloader=receive)
-        found = _verified(part, expected, True)
-        part.replace(path)
+        pooch.retrieve(address, sha256 and f"sha256:{sha256}", path.name, path.parent, downloader=receive)
+        return True, file_digest(path)
     except RequestException as error:
         raise Unreachable(f"cannot download {address}: {_reason(error)}") from None
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return Download(path, found.size_bytes, found.sha256, found.verified, True)
+    except ValueError:
+        raise UserError(f"{address} is not the file expected: its SHA-256 is not {sha256}; it was removed: fetch "
+                        "again, or bring the file yourself") from None
 
 
 class _Bar:
@@ -96,29 +75,6 @@ class _Bar:
 
     def close(self) -> None:
         """It is over."""
-
-
-def _verified(file: Path, expected: Mapping[str, Any], received: bool) -> Download:
-    """Checks a whole file against what is known of it.
-
-    Raises:
-        UserError: it is another file than expected.
-    """
-    size = file.stat().st_size
-    sha256, blob = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with file.open("rb") as content:
-        while chunk := content.read(CHUNK_BYTES):
-            sha256.update(chunk)
-            blob.update(chunk)
-    found = {"size": size, "sha256": sha256.hexdigest(), "git_blob": blob.hexdigest()}
-    for key, value in expected.items():
-        if value is not None and found[key] != value:
-            then = ("it was removed: fetch again, or bring the file yourself" if received else
-                    "move it away, then fetch again")
-            raise UserError(f"'{file}' is not the file expected: its {_WORDS[key]} is {found[key]}, expected {value}; "
-                            f"{then}")
-    strongest = next((key for key in ("sha256", "git_blob", "size") if expected[key] is not None), "")
-    return Download(file, size, str(found["sha256"]), strongest, received)
 
 
 def _reason(error: Any) -> str:

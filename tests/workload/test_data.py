@@ -38,7 +38,6 @@ def test_the_catalogue_is_sound(name: str) -> None:
     if item.address:
         assert item.address.startswith("https://") and item.file
     assert item.sha256 is None or re.fullmatch("[0-9a-f]{64}", item.sha256)
-    assert item.git_blob is None or re.fullmatch("[0-9a-f]{40}", item.git_blob)
     assert (item.sha256 is None) == (item.size_bytes is None)
 
 
