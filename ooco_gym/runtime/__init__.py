@@ -1,7 +1,8 @@
 """What a serving engine needs of this project at run time: numpy, and onnxruntime for policies; no torch, no simulator.
 
 `Policy.load(folder).decide(observation, mask)` answers with the action that a trained network prefers (`bundle`);
-`features` writes what it sees, from plain descriptions of an engine's requests.
+`features` has the tables of what it sees. The scheduler inside vLLM, which runs the simulator's rules, is in
+`ooco_gym.vllm`.
 """
 
 from ooco_gym.runtime.bundle import ClusterStack, Memory, ParameterPolicy, Policy
