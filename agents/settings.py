@@ -81,6 +81,7 @@ _PACKAGES = {
     "tensorboard": ("tensorboard",),
     "dashboard": ("wandb", "wandb_workspaces"),
     "explain": ("sklearn",),
+    "offline": ("minari",),
 }
 
 

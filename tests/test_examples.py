@@ -26,6 +26,13 @@ def test_a_gate_is_learned_by_cma() -> None:
     assert served["learned"] > 1.2 * served["OOCO"]
 
 
+def test_a_network_clones_what_offline_data_hold() -> None:
+    pytest.importorskip("minari")
+    pytest.importorskip("torch")
+    summary = example("offline_minari").main(windows=2, epochs=2, episodes=2)
+    assert {row["policy"] for row in summary["results"]} == {"mine", "random actions", "ooco", "shortest"}
+
+
 @pytest.mark.parametrize("name", ["ppo_sb3", "cleanrl_ppo"])
 def test_networks_learn_and_are_compared(name: str) -> None:
     pytest.importorskip("sb3_contrib")

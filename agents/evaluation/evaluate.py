@@ -21,6 +21,7 @@ from agents.evaluation.played_windows import PLAYED_FILE, PlayedWindows, key_of
 from agents.evaluation.players import (
     SWEEP_FILE,
     FunctionPlayer,
+    Player,
     check_fit,
     environment_of,
     function_of,
@@ -34,7 +35,7 @@ from agents.evaluation.players import (
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.search.checkpoints import searched_policy
-from agents.settings import group, number, plain, whole
+from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.again import command_line
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
@@ -266,16 +267,31 @@ def _result(work: Job | Bounded) -> Any:
 
 def play_job(job: Job) -> list[dict[str, Any]]:
     """Plays one chunk of windows with one policy; runs in a worker process. Records of a run name it as `run`."""
+    records = play(job.env, player_of(job), job.games, side_by_side=SIDE_BY_SIDE)
+    return [{**record, "run": job.run} for record in records] if job.learned else records
+
+
+def player_of(job: Job) -> Player:
+    """What answers the decisions of a job."""
     own = function_of(job.policy)
     if own is not None:
-        return play(job.env, FunctionPlayer(job.label, own), job.games, side_by_side=SIDE_BY_SIDE)
+        return FunctionPlayer(job.label, own)
     if not job.learned:
-        return play(job.env, Heuristic(job.policy), job.games, side_by_side=SIDE_BY_SIDE)
-    from agents.settings import limit_torch_threads
-
+        return Heuristic(job.policy)
     limit_torch_threads()
-    player = load_learned(job.policy).player(job.policy)
-    return [{**record, "run": job.run} for record in play(job.env, player, job.games, side_by_side=SIDE_BY_SIDE)]
+    return load_learned(job.policy).player(job.policy)
+
+
+def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> list[Job]:
+    """The jobs of one policy, which may be whatever `evaluate` takes.
+
+    Raises:
+        UserError: it is none, several runs, or does not fit the environment.
+    """
+    entrant, *others = _entrants(policy)
+    if others or len(entrant.runs) > 1:
+        raise UserError(f"policy={policy} holds several runs; expected the folder of one")
+    return _jobs(config, [entrant], games)
 
 
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.demo import ratio, sentence
+from agents.search.contest import ratio
+from experiments.demo import sentence
 from ooco_gym.cli import main
 from ooco_gym.resources import load_yaml
 
@@ -57,9 +58,12 @@ def test_demo_refuses_what_makes_no_sense(words, message, capsys):
 def test_the_sentence_claims_no_more_than_the_interval_holds():
     rng = np.random.default_rng(1)
     theirs = rng.uniform(1, 2, 24)
-    assert ratio(2 * theirs, theirs) == pytest.approx((2.0, 2.0, 2.0))
-    mean, low, high = ratio(theirs * rng.uniform(0.5, 1.6, 24), theirs)
-    assert low < mean < high
+    assert list(ratio(2 * theirs, theirs).values()) == pytest.approx([2.0, 2.0, 2.0])
+    mine, halves = theirs * rng.uniform(0.5, 1.6, 24), np.repeat([0, 1], 12)
+    for found in (ratio(mine, theirs), ratio(mine, theirs, halves)):
+        assert found["ci_low"] < found["ratio"] < found["ci_high"]
+    twice = np.where(halves == 0, 4 * theirs, theirs)
+    assert ratio(twice, theirs, halves)["ratio"] == pytest.approx(2.0)  # the geometric mean of the conditions
     options = {**load_yaml("", "demo"), "reference": "ooco"}
     level = {"ratio": 1.02, "ci_low": 0.97, "ci_high": 1.08}
     figures = {"over": {"ooco": level, "ooco_tuned": level, "memory_gate_tuned": level}, "ci_low": 0.97, "windows": 24,

@@ -1,0 +1,114 @@
+"""`ooco-gym dataset`: what a policy did in many windows, as a Minari data set to learn from offline."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from agents.environments import OBSERVATION_KEYS, Window, check_ours, make_env, random_legal, split_seeds, windows
+from agents.evaluation.evaluate import jobs_of, player_of
+from agents.evaluation.players import Player
+from agents.settings import group, number, plain, require, whole
+from ooco_gym.errors import UserError
+from ooco_gym.report.terminal import progress
+
+DATA_FOLDER = "data"  # of a Minari data set, below its name
+_ROOT = "MINARI_DATASETS_PATH"
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Plays windows and writes the data set `cfg.name` below `cfg.out`.
+
+    Raises:
+        UserError: the policy does not play here, a value is out of range, or minari is not installed.
+    """
+    config = plain(cfg)
+    env, out = group(config, "env"), Path(config["out"])
+    env |= {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
+    random, seed = number(config, "random", most=1.0), whole(config, "seed", 0)
+    require("offline")
+    check_ours(env, "ooco-gym dataset")
+    games = windows(split_seeds(env, str(config["split"])), whole(config, "episodes", 1))
+    name = str(config["name"] or f"ooco_gym/{str(env['id']).rpartition('/')[2].lower()}")
+    if (out / name).exists():
+        raise UserError(f"'{out / name}' holds a data set already; give another out or name")
+    job, buffers, generator = jobs_of(env, str(config["policy"]), games)[0], [], np.random.default_rng(seed)
+    player = player_of(job)
+    with closing(make_env(job.env)) as made, progress("playing", len(games)) as bar:
+        for game in games:
+            buffers.append(episode(made, player, game, random, generator))
+            bar.advance()
+        with _written_below(out), warnings.catch_warnings():
+            import minari
+
+            warnings.simplefilter("ignore", UserWarning)  # that nobody is named as the author
+
+            data = minari.create_dataset_from_buffers(
+                name, buffers, env=made.spec, eval_env=made.spec, action_space=made.action_space,
+                observation_space=made.observation_space, data_format="arrow", algorithm_name=str(config["policy"]),
+                description=f"{config['policy']} in {env['id']}, {random:g} of the actions random and legal; "
+                            "infos: parts of the reward, and seconds of simulated time of each step")
+    rewards = [float(sum(one.rewards)) for one in buffers]
+    print(f"{data.total_steps:,} decisions of {len(buffers)} windows, mean reward {np.mean(rewards):.4g}: {out / name}")
+    return {"command": "dataset", "env": env["id"], "policy": config["policy"], "folder": str(out / name / DATA_FOLDER),
+            "episodes": len(buffers), "decisions": int(data.total_steps), "mean_reward": float(np.mean(rewards))}
+
+
+def episode(env: Any, player: Player, game: Window, random: float, generator: np.random.Generator) -> Any:
+    """One window as a Minari `EpisodeBuffer`.
+
+    Observations float32[decisions + 1, …] by key, their masks among them; `infos` has the figures of each
+    step, float64[decisions + 1, 1], and zeros for the reset.
+    """
+    from minari.data_collector import EpisodeBuffer
+
+    observation, _ = env.reset(seed=game.seed, options={"window": game.number})
+    observations: dict[str, list[np.ndarray]] = {key: [observation[key]] for key in OBSERVATION_KEYS}
+    actions, rewards, ends, infos, over = [], [], [], [], False
+    while not over:
+        explores = random > 0.0 and generator.random() < random
+        action = _random(env, observation, generator) if explores else player.act([env], [observation])[0]
+        if not env.action_space.contains(action):  # what stands for the partner's own action
+            action = env.unwrapped.partner_action()
+        observation, reward, terminated, truncated, info = env.step(action)
+        over = terminated or truncated
+        actions.append(action)
+        rewards.append(float(reward))
+        ends.append((terminated, truncated))
+        infos.append({key: value for key, value in info.items() if isinstance(value, float)})
+        for key in OBSERVATION_KEYS:
+            observations[key].append(observation[key])
+    kept = sorted(set.intersection(*map(set, infos)))
+    return EpisodeBuffer(
+        id=None, seed=game.seed, options={"window": game.number},
+        observations={key: np.stack(value) for key, value in observations.items()}, actions=np.array(actions),
+        rewards=rewards, terminations=[one for one, _ in ends], truncations=[one for _, one in ends],
+        infos={key: np.array([[0.0], *([one[key]] for one in infos)]) for key in kept})  # Minari's Arrow needs an axis
+
+
+def _random(env: Any, observation: Mapping[str, np.ndarray], generator: np.random.Generator) -> Any:
+    """A legal action, all equally likely; of levels, any."""
+    if isinstance(env.action_space, spaces.Discrete):
+        return int(random_legal(observation["action_mask"][None], generator)[0])
+    return generator.integers(env.action_space.nvec)
+
+
+@contextmanager
+def _written_below(folder: Path) -> Iterator[None]:
+    """Minari writes below the folder that a variable of the environment names."""
+    before: Mapping[str, str] = dict(os.environ)
+    os.environ[_ROOT] = str(folder)
+    try:
+        yield
+    finally:
+        if _ROOT in before:
+            os.environ[_ROOT] = before[_ROOT]
+        else:
+            del os.environ[_ROOT]

@@ -1,0 +1,51 @@
+"""`ooco-gym dataset`: Minari reads what was written, and it is what the environment gave."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("minari")
+import minari
+
+from agents.environments import make_env
+from agents.evaluation import dataset
+from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
+
+SHORT = {"window_s": 20.0, "warmup_s": 5.0}
+
+
+def config(out, env="gating", **changes):
+    return {**load_yaml("", "dataset"), "env": {"name": env, **load_yaml("env", env)}, **SHORT, "episodes": 2,
+            "out": str(out), **changes}
+
+
+@pytest.mark.parametrize("env, policy", [("gating", "shortest"), ("control", "partner"), ("colocation", "ooco")])
+def test_what_minari_reads_can_be_played_again(tmp_path, env, policy):
+    summary = dataset.main(config(tmp_path, env, policy=policy, random=0.3))
+    data = minari.MinariDataset(summary["folder"])
+    assert (data.total_episodes, data.total_steps) == (2, summary["decisions"])
+    made = make_env(config(tmp_path, env)["env"] | SHORT)
+    assert (data.observation_space, data.action_space) == (made.observation_space, made.action_space)
+    window = data[0]
+    observation, _ = made.reset(seed=1000, options={"window": 0})
+    for step, action in enumerate(window.actions):
+        assert all(np.array_equal(window.observations[key][step], value) for key, value in observation.items())
+        observation, reward, terminated, truncated, info = made.step(action)
+        assert reward == window.rewards[step]
+        assert window.infos["elapsed_s"][step + 1, 0] == info["elapsed_s"]
+        parts = [window.infos[key][step + 1, 0] for key in window.infos if key.startswith("reward/")]
+        assert sum(parts) == pytest.approx(reward)
+        assert (terminated, truncated) == (window.terminations[step], window.truncations[step])
+    assert terminated or truncated
+    made.close()
+
+
+def test_mistakes_are_named(tmp_path):
+    for changes, words in (({"random": 1.5}, "random must be a number of at least 0 and at most 1"),
+                           ({"policy": "ocoo"}, "'ocoo' is neither a known policy"),
+                           ({"split": "tests"}, "unknown split 'tests'"), ({"episodes": 0}, "episodes must be")):
+        with pytest.raises(UserError, match=words):
+            dataset.main(config(tmp_path, **changes))
+    dataset.main(config(tmp_path))
+    with pytest.raises(UserError, match="holds a data set already"):
+        dataset.main(config(tmp_path))
