@@ -38,3 +38,16 @@ def test_networks_learn_and_are_compared(name: str) -> None:
     pytest.importorskip("sb3_contrib")
     summary = example(name).main(decisions=1024, episodes=2)
     assert {row["policy"] for row in summary["results"]} == {"mine", "random actions", "ooco", "slack"}
+
+
+def test_the_notebook_of_the_first_hour_runs(tmp_path: Path) -> None:
+    """Its cells as they are but for their sizes; what it prints is what it says."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(FOLDER / "first_hour.ipynb", 4)
+    assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("range(12)", "range(2)").replace("episodes=6", "episodes=2")
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=str(tmp_path))
+    texts = ["".join(output.get("text", "")) for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("times OOCO's offline service" in text for text in texts) and any("learned " in text for text in texts)

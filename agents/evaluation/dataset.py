@@ -88,7 +88,7 @@ def episode(env: Any, player: Player, game: Window, random: float, generator: np
     kept = sorted(set.intersection(*map(set, infos)))
     return EpisodeBuffer(
         id=None, seed=game.seed, options={"window": game.number},
-        observations={key: np.stack(value) for key, value in observations.items()}, actions=np.array(actions),
+        observations={key: np.stack(value) for key, value in observations.items()}, actions=list(actions),
         rewards=rewards, terminations=[one for one, _ in ends], truncations=[one for _, one in ends],
         infos={key: np.array([[0.0], *([one[key]] for one in infos)]) for key in kept})  # Minari's Arrow needs an axis
 

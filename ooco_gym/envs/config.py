@@ -158,6 +158,7 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
     given = {str(name).partition(".")[0] for name in changes}
     if _is_trace(changes):
         given |= {name for name in config.vary if name.startswith("offline")}
+    given |= set(LOADS) if set(LOADS) & set(changes) else set()  # a load by another name does not vary either
     vary = {name: values for name, values in config.vary.items() if name not in changes and name not in given}
     return replace(config, scenario=scenario, vary=vary)
 

@@ -4,6 +4,7 @@ What each iteration computes is read from the scheduler's own output, by wrappin
 of the one scheduler object; nothing of the engine's behaviour changes. Written against vLLM 0.32.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import os
@@ -23,8 +24,8 @@ class VllmEngine:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # read when vLLM is imported
-        from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
-        from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
 
         self._engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True, **settings))
         self._scheduler = self._engine.engine_core.engine_core.scheduler
@@ -84,8 +85,8 @@ class VllmEngine:
         return Outcome(tokens, finished, [batch for batch, _ in self._done])
 
     def describe(self) -> dict[str, Any]:
-        import torch  # pyright: ignore[reportMissingImports]
-        import vllm  # pyright: ignore[reportMissingImports]
+        import torch
+        import vllm
 
         config, model = self._config, self._config.model_config
         device = str(config.device_config.device_type)
@@ -115,8 +116,8 @@ class VllmEngine:
     def _sampling(self, output_tokens: int) -> Any:
         """Greedy, of exactly this length, handed out token by token as a streaming server does."""
         if output_tokens not in self._parameters:
-            from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
-            from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+            from vllm import SamplingParams
+            from vllm.sampling_params import RequestOutputKind
 
             self._parameters[output_tokens] = SamplingParams(
                 max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False,

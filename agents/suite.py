@@ -1,0 +1,262 @@
+"""`ooco-gym suite`: ten frozen tasks, a result file that can be checked, and a leaderboard (docs/suite.md).
+
+A policy that simulates plays whole windows; a network, or a function, answers the decisions of the track's
+environment. A window counts by its offline service over the mean that the track's reference serves in the same task,
+a task that breaks the violation limit as 0. Over a track's tasks: the interquartile mean with a stratified bootstrap,
+and how likely a window is better than the reference's (Agarwal et al. 2021, arXiv 2108.13264).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import Window, make_env
+from agents.evaluation.evaluate import jobs_of, play_job
+from agents.evaluation.players import digest_of, function_of, load_learned
+from agents.settings import plain, whole
+from agents.zoo import digest_of as digest_of_rule
+from ooco_gym.documents import read_mapping
+from ooco_gym.envs.config import EpisodeConfig, under
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.files import atomic_write, write_sealed
+from ooco_gym.jobs import in_processes
+from ooco_gym.metrics.crossed import iqm, probability_of_improvement
+from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
+from ooco_gym.policy import get_policy
+from ooco_gym.population import Candidate, Population
+from ooco_gym.report import Table, percent, progress
+from ooco_gym.resources import load_yaml
+from ooco_gym.version import __version__
+
+SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
+RESULTS = Path(__file__).parents[1] / "results" / "suite"  # ours
+FIGURES = ("service", "violated", "arrived")
+SAME = 1e-6  # of a window's service: another processor's last bits
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Plays the suite, makes the leaderboard, or checks a result.
+
+    Raises:
+        UserError: an unknown action or task, a policy that cannot play, or a result that does not hold.
+    """
+    config = plain(cfg)
+    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"run": _run, "table": _table, "verify": _verify}
+    if config["action"] not in actions:
+        raise unknown("action of ooco-gym suite", config["action"], actions)
+    return {"command": "suite", "action": config["action"], **actions[config["action"]](config)}
+
+
+# --- Playing ----------------------------------------------------------------------------------------------------------
+def _run(config: dict[str, Any]) -> dict[str, Any]:
+    suite, policy = config["suite"], str(config["policy"])
+    count = whole({"windows": config["windows"] or suite["windows"]}, "windows", 1, most=int(suite["windows"]))
+    tasks = tasks_of(config, policy)
+    played, references = {}, {}
+    with progress("playing the suite", 2 * len(tasks)) as bar:
+        for name in tasks:
+            bar.text(name)
+            played[name] = play(suite, name, policy, range(count), int(config["workers"]))
+            bar.advance()
+            reference = suite["tracks"][suite["tasks"][name]["track"]]["reference"]
+            references[name] = play(suite, name, reference, range(count))
+            bar.advance()
+    result = {"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
+              "title": str(config["title"] or policy), "policy": policy, "policy_sha256": policy_digest(policy),
+              "complete": count == int(suite["windows"]) and config["tasks"] is None, "tasks": played,
+              "references": references, **scores(suite, played, references)}
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    write_sealed(out / RESULT_FILE, result)
+    tables_of([result])[0].show()
+    print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; a part of the suite, on no leaderboard"))
+    return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
+
+
+def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
+    """The tasks that are played: those asked for, else all of the policy's track.
+
+    Raises:
+        UserError: an unknown task, or tasks of both tracks.
+    """
+    suite, known, asked = config["suite"], config["suite"]["tasks"], config["tasks"]
+    if config["track"] is not None:
+        if config["track"] not in suite["tracks"]:
+            raise unknown("track of the suite", config["track"], suite["tracks"])
+        return [name for name, one in known.items() if one["track"] == config["track"]]
+    if asked is not None:
+        names = [asked] if isinstance(asked, str) else list(asked)
+        for name in names:
+            if name not in known:
+                raise unknown("task of the suite", name, known)
+        if len({known[name]["track"] for name in names}) != 1:
+            raise UserError(f"tasks={names} are of two tracks, or none; a policy is of one: pools or mixed")
+        return names
+    if Path(policy).is_dir():
+        mixed = str(load_learned(policy).env.get("id", "")).endswith("Serving-v0")
+    elif function_of(policy) is None:
+        mixed = get_policy(policy).mixed
+    else:
+        raise UserError(f"policy={policy} does not tell which track a function plays; add track=pools or track=mixed")
+    return [name for name, one in known.items() if one["track"] == ("mixed" if mixed else "pools")]
+
+
+def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int], workers: int = 1
+         ) -> dict[str, list[float]]:
+    """The windows of a task under a policy: `service` in reference GPU-s/s, `violated` and `arrived` online requests.
+
+    Raises:
+        UserError: the policy cannot play it.
+    """
+    asked, track = suite["tasks"][task], suite["tracks"][suite["tasks"][task]["track"]]
+    env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
+           "warmup_s": float(suite["warmup_s"])}
+    games = [Window(int(suite["seeds"][index]), 0) for index in windows]
+    with closing(make_env(env)) as made:
+        base: Any = made.unwrapped
+        config: EpisodeConfig = under(base.config, asked["changes"], f"suite.tasks.{task}")
+    if not Path(policy).is_dir() and function_of(policy) is None:
+        population = Population([config.window(game.seed, game.number).resolve() for game in games])
+        outcome = population.play([Candidate(get_policy(policy))])[0]
+        return {key: outcome[key].tolist() for key in FIGURES}
+    if asked["changes"]:  # as a scenario, in which a share of the peak is a factor on the rate
+        changes = {key: value for key, value in asked["changes"].items() if key != "load"}
+        changes |= {"rate_scale": config.scenario.rate_scale} if "load" in asked["changes"] else {}
+        env |= {"shifts": {task: changes}, "shift": task, "vary": dict(config.vary)}
+    records = [record for part in in_processes(play_job, jobs_of(env, policy, games), workers) for record in part]
+    summaries = [record["summary"] for record in records]
+    return {"service": [one["offline_reference_gpu_s_per_s"] for one in summaries],
+            "violated": [one["online_violated"] for one in summaries],
+            "arrived": [one["online_arrived"] for one in summaries]}
+
+
+# --- Scores -----------------------------------------------------------------------------------------------------------
+def scores(suite: Mapping[str, Any], played: Mapping[str, Mapping[str, list[float]]],
+           references: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+    """The track, the interquartile mean of all windows with its 95 % interval, how likely a window is better than the
+    reference's, and by task the mean score, the violation rate, and whether it is feasible."""
+    by_task, mine, others = {}, [], []
+    for name, one in played.items():
+        reference = np.asarray(references[name]["service"])
+        rate = float(np.sum(one["violated"]) / max(np.sum(one["arrived"]), 1))
+        feasible = rate <= float(suite["violation_limit"])
+        mine.append(np.asarray(one["service"]) / reference.mean() * feasible)
+        others.append(reference / reference.mean())
+        by_task[name] = {"score": float(mine[-1].mean()), "violation_rate": rate, "feasible": feasible}
+    found = {}
+    for key, statistic in (("iqm", lambda a, _: iqm(a[..., None, :])),
+                           ("improvement", lambda a, b: probability_of_improvement(a[..., None, :], b[..., None, :]))):
+        generator, draws = np.random.Generator(np.random.Philox(key=0)), []
+        for a, b in zip(mine, others, strict=True):  # windows within each task
+            picks = generator.integers(len(a), size=(RESAMPLES, len(a)))
+            draws.append((a[picks], b[picks]))
+        low, high = resampled_interval(statistic(*(np.concatenate(part, axis=1) for part in zip(*draws, strict=True))),
+                                       sum(map(len, mine)))
+        found[key] = {"value": float(statistic(np.concatenate(mine), np.concatenate(others))), "ci_low": low,
+                      "ci_high": high}
+    return {"track": suite["tasks"][next(iter(played))]["track"], "by_task": by_task, **found}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def policy_digest(policy: str) -> str:
+    """Digest of what a policy is: parameters and weights, the files of a folder, or a file's own text."""
+    if Path(policy).is_dir():
+        return digest_of(policy)
+    file = Path(policy.partition(":")[0])
+    if file.suffix == ".py" and file.is_file():
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    return digest_of_rule(get_policy(policy))
+
+
+# --- Checking and the leaderboard -------------------------------------------------------------------------------------
+def _verify(config: dict[str, Any]) -> dict[str, Any]:
+    if not config["target"]:
+        raise UserError("ooco-gym suite verify needs a file, such as ooco-gym suite verify S/result.json")
+    result, suite = read_result(Path(str(config["target"])), config["suite"]), config["suite"]
+    policy = result["policy"]
+    if policy_digest(policy) != result["policy_sha256"]:
+        raise UserError(f"'{config['target']}': '{policy}' here is not what was played there; it needs the same files")
+    if scores(suite, result["tasks"], result["references"]) != {
+            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}:
+        raise UserError(f"'{config['target']}': its scores are not those of its windows; it was edited")
+    count, random = whole(config, "sample", 1), np.random.default_rng()
+    for task, one in result["tasks"].items():
+        picks = sorted(random.choice(len(one["service"]), min(count, len(one["service"])), replace=False).tolist())
+        reference = suite["tracks"][result["track"]]["reference"]
+        for who, told in ((policy, one), (reference, result["references"][task])):
+            found = play(suite, task, who, picks)
+            for index, *values in zip_longest(picks, *(found[key] for key in FIGURES)):
+                kept = [told[key][index] for key in FIGURES]
+                if not np.allclose(values, kept, rtol=SAME, atol=0.0):
+                    raise UserError(f"'{config['target']}': window {index} of {task} under {who} is "
+                                    f"{dict(zip(FIGURES, kept, strict=True))} there, and {values} here: it was edited, "
+                                    f"or made by another version ({result['ooco_gym']}; here {__version__})")
+    print(f"{config['target']} holds: {result['title']}, {count} windows of each of {len(result['tasks'])} tasks "
+          "played again")
+    return {"holds": True, "title": result["title"], "sample": count}
+
+
+def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads a result file of this suite.
+
+    Raises:
+        UserError: none, edited, or of another suite.
+    """
+    result = read_mapping(path)  # which refuses one whose seal is broken
+    if result.get("schema") != SCHEMA or "content_sha256" not in result:
+        raise UserError(f"'{path}' is no result of 'ooco-gym suite run' (schema {result.get('schema')}; expected "
+                        f"{SCHEMA})")
+    if result["suite_sha256"] != _digest(suite):
+        raise UserError(f"'{path}' is of suite {result['suite']} with other tasks than suite {suite['name']} has here")
+    return result
+
+
+def _table(config: dict[str, Any]) -> dict[str, Any]:
+    folders = [RESULTS, *([Path(str(config["results"]))] if config["results"] else [])]
+    found = [read_result(path, config["suite"]) for folder in folders for path in sorted(folder.rglob("*.json"))
+             if path.name == RESULT_FILE or folder == RESULTS]
+    whole_ones = [one for one in found if one["complete"]]
+    if not whole_ones:
+        raise UserError(f"no complete result lies in {', '.join(map(str, folders))}; 'ooco-gym suite run' makes one")
+    tables = tables_of(whole_ones)
+    for table in tables:
+        table.show()
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    text = "\n\n".join(f"## {one.title}\n\n{one.markdown()}" for one in tables)
+    with atomic_write(out / TABLE_FILE) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+    print(f"leaderboard: {out / TABLE_FILE}" + (f"; {len(found) - len(whole_ones)} parts of the suite left out"
+                                                if len(found) > len(whole_ones) else ""))
+    return {"results": len(whole_ones), "table": TABLE_FILE}
+
+
+def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """The table of each track, the best first."""
+    tables = []
+    for track in sorted({one["track"] for one in results}, reverse=True):
+        rows = sorted((one for one in results if one["track"] == track), key=lambda one: -one["iqm"]["value"])
+        tasks = list(rows[0]["by_task"])
+        tables.append(Table(f"Track {track}", ("policy", "IQM (95 %)", "better than the reference", *(
+            name.partition("_")[2] for name in tasks)), [[
+                one["title"], *(f"{one[key]['value']:.3f} [{one[key]['ci_low']:.3f}, {one[key]['ci_high']:.3f}]"
+                                for key in ("iqm", "improvement")),
+                *(_cell(one["by_task"].get(name)) for name in tasks)] for one in rows], align="l"))
+    return tables
+
+
+def _cell(task: Mapping[str, Any] | None) -> str:
+    if task is None:
+        return "–"
+    return f"{task['score']:.2f}" if task["feasible"] else f"0 ({percent(task['violation_rate'], 0)} late)"

@@ -1,0 +1,111 @@
+"""The suite: tasks are frozen, a result is checked by playing again, an edited one is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents import suite
+from ooco_gym.errors import UserError
+from ooco_gym.files import write_sealed
+from ooco_gym.resources import load_yaml
+
+ROOT = Path(__file__).parents[2]
+V1 = load_yaml("suite", "v1")
+FUNCTION = "def act(observation):\n    return int(observation['action_mask'].argmax())\n"
+
+
+def config(out, **changes):
+    settings = {key: value for key, value in load_yaml("", "suite").items() if key != "defaults"}
+    return {**settings, "suite": V1, "workers": 1, "out": str(out), **changes}
+
+
+def test_the_tasks_of_version_1_do_not_change():
+    assert len(V1["tasks"]) == 10 and suite._digest(V1)[:12] == "b01b20f716ac"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    out = tmp_path_factory.mktemp("suite")
+    summary = suite.main(config(out, policy="slack", tasks=["pools_calm", "pools_memory"], windows=2))
+    return summary, out / suite.RESULT_FILE
+
+
+def test_a_result_is_scored_against_its_reference_and_verified_by_playing_again(result, capsys):
+    summary, path = result
+    held = json.loads(path.read_text())
+    assert summary["track"] == "pools" and not summary["complete"] and held["title"] == "slack"
+    assert all(len(one["service"]) == 2 for one in held["tasks"].values())
+    assert summary["iqm"]["ci_low"] <= summary["iqm"]["value"] <= summary["iqm"]["ci_high"]
+    assert suite.main(config(path.parent, action="verify", target=str(path)))["holds"]
+    assert "holds: slack" in capsys.readouterr().out
+
+
+def test_an_edited_result_is_refused(result, tmp_path):
+    held = json.loads(result[1].read_text())
+
+    def refused(words, change, seal=True):
+        edited = json.loads(json.dumps({key: value for key, value in held.items() if key != "content_sha256"}))
+        change(edited)
+        path = tmp_path / "result.json"
+        write_sealed(path, edited)
+        if not seal:
+            path.write_text(path.read_text().replace('"slack"', '"mine"'))
+        with pytest.raises(UserError, match=words):
+            suite.main(config(tmp_path, action="verify", target=str(path)))
+
+    refused("was changed after it was written", lambda one: None, seal=False)
+    refused("its scores are not those of its windows", lambda one: one["iqm"].update(value=9.0))
+    refused("is not what was played there", lambda one: one.update(policy="ooco"))
+    refused("other tasks than suite v1", lambda one: one.update(suite_sha256="0"))
+
+    def more(one):
+        one["tasks"]["pools_calm"]["service"] = [2 * value for value in one["tasks"]["pools_calm"]["service"]]
+        one.update(suite.scores(V1, one["tasks"], one["references"]))
+
+    refused("of pools_calm under slack is", more)
+
+
+def test_a_task_that_breaks_the_limit_counts_as_none():
+    window = {"service": [1.0, 2.0], "violated": [0, 1], "arrived": [100, 100]}
+    late = {"service": [5.0, 5.0], "violated": [9, 9], "arrived": [100, 100]}
+    played, references = {"pools_calm": window, "pools_peak": late}, {"pools_calm": window, "pools_peak": window}
+    found = suite.scores(V1, played, references)
+    assert [one["score"] for one in found["by_task"].values()] == [1.0, 0.0]
+    assert [one["feasible"] for one in found["by_task"].values()] == [True, False]
+    assert found["improvement"]["value"] == pytest.approx(np.mean([0.5, 0.5, 0.0, 0.0]))
+
+
+def test_a_function_answers_the_decisions_of_its_track(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    short = {**V1, "horizon_s": 20.0, "warmup_s": 5.0}
+    summary = suite.main(config(tmp_path, suite=short, policy="mine.py:act", windows=1, tasks="pools_unseen"))
+    assert summary["title"] == "mine.py:act"
+    with pytest.raises(UserError, match="add track=pools or track=mixed"):
+        suite.main(config(tmp_path, policy="mine.py:act"))
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"action": "rum"}, "unknown action of ooco-gym suite 'rum'"),
+    ({"tasks": "calm"}, "unknown task of the suite 'calm'"),
+    ({"track": "pool"}, "unknown track of the suite 'pool'"), ({"windows": 13}, "at most 12"),
+    ({"tasks": ["pools_calm", "mixed_calm"]}, "of two tracks"), ({"action": "verify"}, "verify needs a file"),
+])
+def test_mistakes_are_named(tmp_path, changes, words):
+    with pytest.raises(UserError, match=words):
+        suite.main(config(tmp_path, **changes))
+
+
+def test_the_leaderboard_has_what_is_whole(tmp_path):
+    summary = suite.main(config(tmp_path, action="table"))
+    text = (tmp_path / suite.TABLE_FILE).read_text()
+    assert summary["results"] >= 10 and "Track pools" in text and "Track mixed" in text
+
+
+def test_the_page_has_the_leaderboard():
+    from docs.generators import suite as document
+
+    text = (ROOT / document.PAGE).read_text(encoding="utf-8")
+    assert text == document.page(text, ROOT / document.RESULTS), "run: python -m docs.generators.suite"
