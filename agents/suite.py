@@ -23,21 +23,21 @@ from agents.evaluation.evaluate import jobs_of, play_job
 from agents.evaluation.players import digest_of, function_of, load_learned
 from agents.settings import plain, whole
 from agents.zoo import digest_of as digest_of_rule
-from ooco_gym.documents import read_mapping
+from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import EpisodeConfig, under
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write, write_sealed
+from ooco_gym.files import as_json, atomic_write, write_sealed
 from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import get_policy
 from ooco_gym.population import Candidate, Population
 from ooco_gym.report import Table, percent, progress
-from ooco_gym.resources import load_yaml
+from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.version import __version__
 
 SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
-RESULTS = Path(__file__).parents[1] / "results" / "suite"  # ours
+OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
 FIGURES = ("service", "violated", "arrived")
 SAME = 1e-6  # of a window's service: another processor's last bits
 
@@ -57,7 +57,9 @@ def main(cfg: Any) -> dict[str, Any]:
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
 def _run(config: dict[str, Any]) -> dict[str, Any]:
-    suite, policy = config["suite"], str(config["policy"])
+    suite, policy = config["suite"], str(config["policy"] or "")
+    if not policy:
+        raise UserError("ooco-gym suite run needs a policy, such as policy=learned_gate or policy=my_rule.yaml")
     count = whole({"windows": config["windows"] or suite["windows"]}, "windows", 1, most=int(suite["windows"]))
     tasks = tasks_of(config, policy)
     played, references = {}, {}
@@ -88,25 +90,29 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
         UserError: an unknown task, or tasks of both tracks.
     """
     suite, known, asked = config["suite"], config["suite"]["tasks"], config["tasks"]
-    if config["track"] is not None:
-        if config["track"] not in suite["tracks"]:
-            raise unknown("track of the suite", config["track"], suite["tracks"])
-        return [name for name, one in known.items() if one["track"] == config["track"]]
-    if asked is not None:
-        names = [asked] if isinstance(asked, str) else list(asked)
-        for name in names:
-            if name not in known:
-                raise unknown("task of the suite", name, known)
-        if len({known[name]["track"] for name in names}) != 1:
-            raise UserError(f"tasks={names} are of two tracks, or none; a policy is of one: pools or mixed")
-        return names
+    track = config["track"]
+    if track not in (None, *suite["tracks"]):
+        raise unknown("track of the suite", track, suite["tracks"])
     if Path(policy).is_dir():
-        mixed = str(load_learned(policy).env.get("id", "")).endswith("Serving-v0")
+        own = "mixed" if str(load_learned(policy).env.get("id", "")).endswith("Serving-v0") else "pools"
     elif function_of(policy) is None:
-        mixed = get_policy(policy).mixed
-    else:
+        own = "mixed" if get_policy(policy).mixed else "pools"
+    elif track is None:
         raise UserError(f"policy={policy} does not tell which track a function plays; add track=pools or track=mixed")
-    return [name for name, one in known.items() if one["track"] == ("mixed" if mixed else "pools")]
+    else:
+        own = track
+    if track not in (None, own):
+        raise UserError(f"policy={policy} plays the track {own}, not {track}")
+    names = [name for name, one in known.items() if one["track"] == own]
+    if asked is None:
+        return names
+    for name in (chosen := [asked] if isinstance(asked, str) else list(asked)):
+        if name not in known:
+            raise unknown("task of the suite", name, known)
+        if name not in names:
+            raise UserError(f"task {name} is of the track {known[name]['track']}; policy={policy} plays {own}: "
+                            f"{', '.join(names)}")
+    return chosen
 
 
 def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int], workers: int = 1
@@ -124,6 +130,7 @@ def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int
         base: Any = made.unwrapped
         config: EpisodeConfig = under(base.config, asked["changes"], f"suite.tasks.{task}")
     if not Path(policy).is_dir() and function_of(policy) is None:
+        get_policy(policy).vector()  # says which parameter has no value
         population = Population([config.window(game.seed, game.number).resolve() for game in games])
         outcome = population.play([Candidate(get_policy(policy))])[0]
         return {key: outcome[key].tolist() for key in FIGURES}
@@ -170,13 +177,15 @@ def _digest(value: Any) -> str:
 
 
 def policy_digest(policy: str) -> str:
-    """Digest of what a policy is: parameters and weights, the files of a folder, or a file's own text."""
+    """Digest of what a policy is: the files of a folder; else parameters, weights and the text of a rule's own file."""
     if Path(policy).is_dir():
         return digest_of(policy)
-    file = Path(policy.partition(":")[0])
-    if file.suffix == ".py" and file.is_file():
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    return digest_of_rule(get_policy(policy))
+    base = policy.partition(":")[0]
+    if base.endswith((".yaml", ".yml")):
+        base = str(load_yaml("policy", base).get("file") or "").partition(".py:")[0].removesuffix(".py") + ".py"
+    text = Path(base).read_bytes() if base.endswith(".py") and Path(base).is_file() else b""
+    values = digest_of_rule(get_policy(policy)) if function_of(policy) is None else ""
+    return hashlib.sha256(values.encode() + text).hexdigest()
 
 
 # --- Checking and the leaderboard -------------------------------------------------------------------------------------
@@ -184,12 +193,10 @@ def _verify(config: dict[str, Any]) -> dict[str, Any]:
     if not config["target"]:
         raise UserError("ooco-gym suite verify needs a file, such as ooco-gym suite verify S/result.json")
     result, suite = read_result(Path(str(config["target"])), config["suite"]), config["suite"]
-    policy = result["policy"]
+    policy = str(config["policy"] or result["policy"])
     if policy_digest(policy) != result["policy_sha256"]:
-        raise UserError(f"'{config['target']}': '{policy}' here is not what was played there; it needs the same files")
-    if scores(suite, result["tasks"], result["references"]) != {
-            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}:
-        raise UserError(f"'{config['target']}': its scores are not those of its windows; it was edited")
+        raise UserError(f"'{config['target']}': '{policy}' here is not what was played there: other code, parameters "
+                        "or weights; policy=… says where the same lies here")
     count, random = whole(config, "sample", 1), np.random.default_rng()
     for task, one in result["tasks"].items():
         picks = sorted(random.choice(len(one["service"]), min(count, len(one["service"])), replace=False).tolist())
@@ -219,13 +226,17 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
                         f"{SCHEMA})")
     if result["suite_sha256"] != _digest(suite):
         raise UserError(f"'{path}' is of suite {result['suite']} with other tasks than suite {suite['name']} has here")
+    if as_json(scores(suite, result["tasks"], result["references"])) != {
+            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}:
+        raise UserError(f"'{path}': its scores are not those of its windows; it was edited")
     return result
 
 
 def _table(config: dict[str, Any]) -> dict[str, Any]:
-    folders = [RESULTS, *([Path(str(config["results"]))] if config["results"] else [])]
+    folders = [next((one for one in OURS if one.is_dir()), OURS[0]),
+               *([Path(str(config["results"]))] if config["results"] else [])]
     found = [read_result(path, config["suite"]) for folder in folders for path in sorted(folder.rglob("*.json"))
-             if path.name == RESULT_FILE or folder == RESULTS]
+             if path.parent in OURS or read_json(path).get("schema") == SCHEMA]
     whole_ones = [one for one in found if one["complete"]]
     if not whole_ones:
         raise UserError(f"no complete result lies in {', '.join(map(str, folders))}; 'ooco-gym suite run' makes one")
@@ -237,8 +248,9 @@ def _table(config: dict[str, Any]) -> dict[str, Any]:
     text = "\n\n".join(f"## {one.title}\n\n{one.markdown()}" for one in tables)
     with atomic_write(out / TABLE_FILE) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
-    print(f"leaderboard: {out / TABLE_FILE}" + (f"; {len(found) - len(whole_ones)} parts of the suite left out"
-                                                if len(found) > len(whole_ones) else ""))
+    parts = len(found) - len(whole_ones)
+    print(f"leaderboard: {out / TABLE_FILE}, as the files say ('ooco-gym suite verify' plays them again)"
+          + (f"; {parts} parts of the suite left out" if parts else ""))
     return {"results": len(whole_ones), "table": TABLE_FILE}
 
 

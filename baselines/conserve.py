@@ -97,7 +97,7 @@ def admit_offline(state, instance, sums, left, until_ps, link):
     spec, how, least = state.instances[instance], np.int64(state.params[P.preempted_kv]), state.params[P.offline_chunk]
     while left > 0:
         slot = first_waiting(state, instance, OFFLINE_CLASS)
-        if slot < 0 or not make_place(state, instance, slot, OFFLINE_CLASS, 0, how):
+        if slot < 0 or not make_place(state, instance, slot, OFFLINE_CLASS, 0, 0, how):
             break
         copied = np.int64(state.requests[slot].host_tokens)
         if copied > 0 and spec.swap_tokens > 0 and spec.swap_tokens + copied > link:
@@ -131,11 +131,11 @@ def compose(view):
         return fill_offline(state, instance, NO_SUMS, np.int64(state.params[P.offline_batched_tokens]), NEVER)[0]
     budget_ps = np.int64(state.params[P.tbt_share] * tpot_bound(state, instance))
     online_ps = budget_ps if state.params[P.budget_binds_online] == 1 else NEVER
-    left, one, none = np.int64(state.config.max_num_batched_tokens), np.int64(1), np.int64(0)
+    left, one = np.int64(state.config.max_num_batched_tokens), np.int64(1)
     sums, left = schedule_decodes(state, instance, NO_SUMS, left, ONLINE_CLASS, NEVER, how)
     if sums[0] == 0:  # nothing is kept waiting by a prompt, and the first one must begin at some time
         online_ps = NEVER
-    sums, _ = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, online_ps, one, none, how)
+    sums, _ = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, online_ps, one, how)
     left = np.int64(state.config.max_num_batched_tokens) - sums[0]
     return fill_offline(state, instance, sums, left, budget_ps if sums[0] > 0 else NEVER)[0]
 

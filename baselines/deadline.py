@@ -18,7 +18,8 @@ iterations may be spent on a long one. Each iteration:
    request decodes, within B alone), so that slack can be saved; the others are parked with their memory. Prefill within
    `offline_share` B, which leaves slack for online prompts that arrive next, in chunks of at least `offline_chunk`, and
    not while online prefill is held back. A request is admitted if `headroom_share` of the blocks then stay free, for
-   contexts to grow into.
+   contexts to grow into, and besides what the running requests and this one take until each has `growth` times the
+   mean output of its class (as `memory_gate` on pools; 0: they are not counted as grown).
 5. *Giving up.* Of the online requests that an instance has seen within `violation_window_s` (forgotten exponentially),
    a share `give_up_share` may be missed. Late first tokens are charged to it. What is left goes to the request that
    bounds B, where B would grow by `give_up_gain_s` or more without it: that frees most, as no other bounds B. It is
@@ -72,6 +73,8 @@ PARAMS = (
     Param("waiting_order", "waiting offline requests by arrival, or by prefix, to share it",
           choices=("arrival", "prefix")),
     Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
+    Param("growth", "mean outputs to which running requests are counted as grown when an offline one is admitted", 0.0,
+          10.0),
 )
 P = slots(PARAMS)
 DUE_PROMPTS = 16  # online prompts that are looked at
@@ -261,6 +264,21 @@ def beside(state, belief, sums, tokens):
     return sums_latency(state, belief, add_to_sums(state, belief, sums, reach, reach, True))
 
 
+# --- Memory ---------------------------------------------------------------------------------------------------------
+@inner
+def blocks_to_grow(state, instance, growth):
+    """(Blocks that the running requests, and an offline one that enters, take until each has `growth` mean outputs,
+    those of each further one that enters)."""
+    seen, room = state.observed, state.config.block_tokens
+    one = growth * seen.offline_output_mean
+    tokens = one
+    for place in range(state.instances[instance].running):
+        request = state.requests[state.members[BATCH, instance, place]]
+        mean = seen.online_output_mean if request.online else seen.offline_output_mean
+        tokens += max(0.0, growth * mean - request.generated_tokens)
+    return np.int64(tokens / room), np.int64(one / room)
+
+
 # --- The iteration --------------------------------------------------------------------------------------------------
 @inner
 def compose_within(state, instance, settings):
@@ -276,9 +294,13 @@ def compose_within(state, instance, settings):
         decode_ps = min(allowed, np.int64(settings.decode_share * settings.tpot_share * state.config.default_tpot_ps))
     offline_ps = np.int64(settings.offline_share * allowed)
     headroom = np.int64(settings.headroom_share * state.instances[instance].total_blocks)
+    grown = np.int64(0)
+    if p[P.growth] > 0.0:
+        growing, grown = blocks_to_grow(state, instance, p[P.growth])
+        headroom += growing
     limits = Limits(
         np.int64(NEVER) if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
-        np.int64(1) if due else online_chunk, offline_chunk, headroom,
+        np.int64(1) if due else online_chunk, offline_chunk, headroom, grown,
         np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE))
     tokens = fill(state, instance, limits)
     return tokens if tokens > 0 else fill_least(state, instance, limits.tokens, limits.how)

@@ -259,7 +259,7 @@ def clear_for_online(state, instance):
     """Takes memory and seat for the online request that is next from offline ones, unless these retain theirs."""
     slot = best_online(state, instance) if state.params[P.preempted] != RETAIN else np.int64(-1)
     if slot >= 0:
-        make_place(state, instance, slot, ONLINE_CLASS, 0, np.int64(state.params[P.preempted]) - 1)
+        make_place(state, instance, slot, ONLINE_CLASS, 0, 0, np.int64(state.params[P.preempted]) - 1)
 
 
 # --- Dynamic chunking (Algorithm 1) ---------------------------------------------------------------------------------

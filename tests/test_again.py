@@ -133,7 +133,7 @@ def test_the_command_on_a_page_makes_its_figures_again(words, page, own_files):
     ("evaluate", "env=eviction", "policies=[ooco:slo_margin=0.9,interrupt=1,'level 0.9',RUN]", "env.window_s=60",
      "shift=[load]"),
     ("train", "env=control", "agent=pid_lagrangian", "agent.lagrangian.most=9.5"),
-    ("train", "env=control", "agent=ppo_search", "agent.imitate.windows=8", "logger=tensorboard", "max_wall_s=60"),
+    ("train", "env=control", "agent=ppo_lagrangian", "agent.imitate.decisions=8", "max_wall_s=60"),
     ("demo", "agent.generations=5", "env.scenario.rate_scale=0.05", "policies=[ooco,slack]"),
     ("zoo", "policies=[learned_gate]", "generations=3", "~recipes.learned_gate.searches.slack"),
     ("report", "runs=[a/b,c d]", "title='What, then = there: is it?'"),

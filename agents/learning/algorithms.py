@@ -15,7 +15,7 @@ from ooco_gym.errors import UserError, is_number, unknown
 
 NETWORKS = ("candidate_scorer", "attention", "mlp")
 HEADS = ("shared", "joint")  # of several decisions: last layers that all share, or one for each kind
-BEST, SEARCH = "best_heuristic", "search"  # of `agent.imitate.rule`: teachers that are no heuristic by themselves
+BEST = "best_heuristic"  # of `agent.imitate.rule`: the one that serves most on training windows
 Settings = Mapping[str, Any]
 
 
@@ -75,7 +75,7 @@ def recipe_of(agent: Settings) -> str:
     if multiplier:
         damped = multiplier.get("proportional") or multiplier.get("derivative")
         return "pid_lagrangian" if damped else "ppo_lagrangian"
-    return "ppo_search" if imitated(agent) == SEARCH else str(agent["name"])
+    return str(agent["name"])
 
 
 def imitated(agent: Settings) -> Any:
@@ -125,9 +125,6 @@ def _check_imitation(imitate: Settings) -> None:
         number(imitate, "smoothing", most=1.0, name="agent.imitate.smoothing")
     if rule == BEST:
         whole(imitate, "windows", 2, name="agent.imitate.windows")
-    if rule == SEARCH:
-        check_numbers(imitate, "agent.imitate", {"windows": 1, "generations": 0, "population": 4, "scale_decisions": 1},
-                      numbers=("price", "budget"), positives=("window_s",))
 
 
 def _check_lagrangian(settings: Settings) -> None:

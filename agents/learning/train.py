@@ -14,7 +14,7 @@ import yaml
 
 from agents.environments import SPLITS, history_of, split_seeds, training_env, windows, with_length
 from agents.learning import runs
-from agents.learning.algorithms import BEST, SEARCH, build_model, check_agent, imitated, recipe_of
+from agents.learning.algorithms import BEST, build_model, check_agent, imitated, recipe_of
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
 from ooco_gym.errors import UserError
@@ -193,14 +193,14 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
 
 def _prepare(training: Any) -> dict[str, Any] | None:
     """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
-    from agents.search import imitation, linear
+    from agents.search import imitation
 
     agent, rule = training.agent, imitated(training.agent)
     if rule is None:
         imitation.play_and_scale(training.model, training.env.venv, int(agent["scale_decisions"]),
                                  int(training.config["seed"]))
         return None
-    teacher = {BEST: imitation.learn_best, SEARCH: linear.learn_searched}.get(str(rule), imitation.learn_rule)
+    teacher = imitation.learn_best if rule == BEST else imitation.learn_rule
     return teacher(training, plain(agent["imitate"]))
 
 

@@ -55,13 +55,11 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
 
     Args:
         rule: a heuristic by its name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate:
-            shortest}`; the partner takes those that are not named. Or a rule that `begin`s (`agents.search.linear`).
+            shortest}`; the partner takes those that are not named.
 
     Raises:
         UserError: no heuristic or decision of that name.
     """
-    if hasattr(rule, "begin"):
-        return rule.begin(env)
     if isinstance(rule, str):
         return by_name(env, rule).begin(env)
     decisions = {decision.name: decision.kind for decision in getattr(env, "decisions", ())}

@@ -103,8 +103,8 @@ LEAST_TOKENS = 256  # of an iteration that nothing fits into: what can run goes 
 @inlined
 def _limits(online_ps, offline_ps, tokens):
     """Limits of an iteration in which any chunk is worth its while."""
-    online_ps, offline_ps, one = np.int64(online_ps), np.int64(offline_ps), np.int64(1)
-    return Limits(online_ps, offline_ps, offline_ps, np.int64(tokens), one, one, np.int64(0), np.int64(RECOMPUTE))
+    online_ps, offline_ps, one, none = np.int64(online_ps), np.int64(offline_ps), np.int64(1), np.int64(0)
+    return Limits(online_ps, offline_ps, offline_ps, np.int64(tokens), one, one, none, none, np.int64(RECOMPUTE))
 
 
 @inner

@@ -151,16 +151,26 @@ def schedule_chunk(state, instance, slot, tokens, kind, how):
 
 
 @inner
-def make_place(state, instance, slot, kind, headroom, how):
-    """Whether a waiting request may be admitted, so that `headroom` blocks stay free, unless no offline request holds
-    any; offline ones give way to an online one."""
+def must_stay_free(state, instance, headroom, grown):
+    """Blocks that stay free when an offline request is admitted: none where no offline one holds any, or, where growth
+    is looked at, where nothing runs at all: one that would soon be preempted again waits."""
+    spec = state.instances[instance]
+    alone = spec.running == 0 if grown > 0 else spec.offline_members == 0
+    return np.int64(0) if alone else headroom
+
+
+@inner
+def make_place(state, instance, slot, kind, headroom, grown, how):
+    """Whether a waiting request may be admitted, so that `headroom` blocks stay free (`must_stay_free`); offline ones
+    give way to an online one."""
     while True:
         if fits_whole(state, instance, slot):
-            if headroom <= 0 or state.instances[instance].offline_members == 0:
+            left = must_stay_free(state, instance, headroom, grown)
+            if left <= 0:
                 return True
             _, shared, idle = get_computed_blocks(state, instance, slot)
             need = blocks_for(state, length(state, slot)) - shared + idle
-            return need + headroom <= num_free_blocks(state, instance)
+            return need + left <= num_free_blocks(state, instance)
         if kind == OFFLINE_CLASS or not preempt_last(state, instance, OFFLINE_CLASS, -1, how):
             return False
 
@@ -213,11 +223,12 @@ def schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, 
 
 
 @inner
-def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, how):
-    """Admits a class's waiting requests in order until one does not fit. Returns (sums, tokens left)."""
+def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, grown, how):
+    """Admits a class's waiting requests in order until one does not fit, each of which lets `grown` more blocks stay
+    free. Returns (sums, tokens left)."""
     while left > 0:
         slot = first_waiting(state, instance, kind)
-        if slot < 0 or not make_place(state, instance, slot, kind, headroom, how):
+        if slot < 0 or not make_place(state, instance, slot, kind, headroom, grown, how):
             break
         computed = np.int64(get_computed_blocks(state, instance, slot)[0])
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
@@ -225,18 +236,19 @@ def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, 
             return sums, np.int64(0)
         tokens = np.int64(admit(state, instance, slot, tokens))
         sums, left = with_tokens(state, instance, sums, slot, computed, tokens), left - tokens
+        headroom += grown
     return sums, left
 
 
 @inner
-def schedule_prefill(state, instance, sums, left, kind, until_ps, least, headroom, how):
+def schedule_prefill(state, instance, sums, left, kind, until_ps, least, how):
     """Prefill of a class: what is under way, then what waits, while the iteration stays within `until_ps`.
 
     No request gets fewer than `least` tokens, unless it needs no more or no more are left. Returns (sums, tokens left),
     none where a request was held back.
     """
     sums, rest = schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, how)
-    return admit_waiting(state, instance, sums, rest, kind, until_ps, least, headroom, how)
+    return admit_waiting(state, instance, sums, rest, kind, until_ps, least, np.int64(0), np.int64(0), how)
 
 
 # --- An iteration ---------------------------------------------------------------------------------------------------
@@ -250,7 +262,8 @@ class Limits(NamedTuple):
         tokens: new tokens.
         online_chunk: fewest tokens that an online prefill is begun or gone on with, unless it needs no more.
         offline_chunk: the same of an offline one.
-        headroom: blocks that stay free when an offline request is admitted.
+        headroom: blocks that stay free when an offline request is admitted,
+        grown: and so many more for each that was admitted before it.
         how: RECOMPUTE or SWAP, what becomes of the memory of a preempted offline request.
     """
 
@@ -261,6 +274,7 @@ class Limits(NamedTuple):
     online_chunk: np.int64
     offline_chunk: np.int64
     headroom: np.int64
+    grown: np.int64
     how: np.int64
 
 
@@ -272,13 +286,12 @@ def fill(state, instance, limits):
     else fits: `fill_least` goes on then. An instance whose `stage` is LEAVE_OPEN admits no offline request here: what
     is needed to do that is left in State.scratch[0] (`leave_open`), and `stage` is LEFT_OPEN.
     """
-    how, none = limits.how, np.int64(0)
+    how = limits.how
     sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
-    sums, rest = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, limits.online_ps, limits.online_chunk,
-                                  none, how)
+    sums, rest = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, limits.online_ps, limits.online_chunk, how)
     sums, left = schedule_decodes(state, instance, sums, limits.tokens - sums[0], OFFLINE_CLASS, limits.decode_ps, how)
     if rest <= 0:
-        left = none
+        left = np.int64(0)
     sums, left = schedule_running_chunks(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps,
                                          limits.offline_chunk, how)
     spec = state.instances[instance]
@@ -287,13 +300,14 @@ def fill(state, instance, limits):
         spec.stage = LEFT_OPEN
         return max(sums[0], np.int64(1))  # it is not composed yet
     sums, _ = admit_waiting(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
-                            limits.headroom, how)
+                            limits.headroom, limits.grown, how)
     return sums[0]
 
 
 # --- Admissions left open: what `fill` writes down for whatever decides them instead ----------------------------------
-OPEN_FIGURES = 16
-(OPEN_WORK, OPEN_LEFT, OPEN_UNTIL_PS, OPEN_CHUNK, OPEN_HEADROOM, OPEN_TOKENS, OPEN_HOW) = (7, *range(10, OPEN_FIGURES))
+OPEN_FIGURES = 17
+(OPEN_WORK, OPEN_LEFT, OPEN_UNTIL_PS, OPEN_CHUNK, OPEN_HEADROOM, OPEN_TOKENS, OPEN_HOW, OPEN_GROWN) = (
+    7, *range(10, OPEN_FIGURES))
 
 
 @inner
@@ -302,6 +316,7 @@ def leave_open(row, sums, left, limits):
     note_sums(row, sums, left)
     row[OPEN_UNTIL_PS], row[OPEN_CHUNK] = limits.offline_ps, limits.offline_chunk
     row[OPEN_HEADROOM], row[OPEN_TOKENS], row[OPEN_HOW] = limits.headroom, limits.tokens, limits.how
+    row[OPEN_GROWN] = limits.grown
 
 
 @inlined
@@ -330,7 +345,7 @@ def fewest_tokens(state, instance, row, slot, computed, need):
         computed: its tokens that are in memory.
         need: free blocks that its whole context takes.
     """
-    headroom = row[OPEN_HEADROOM] if state.instances[instance].offline_members > 0 else np.int64(0)
+    headroom = must_stay_free(state, instance, row[OPEN_HEADROOM], row[OPEN_GROWN])
     if row[OPEN_LEFT] <= 0 or not has_seat(state, instance) or need + headroom > num_free_blocks(state, instance):
         return np.int64(0)
     tokens = min(row[OPEN_CHUNK], row[OPEN_LEFT], length(state, slot) - computed)
@@ -351,13 +366,14 @@ def enter(state, instance, row, slot):
     tokens = longest_chunk(state, instance, sums, slot, computed, left, row[OPEN_UNTIL_PS])
     tokens = np.int64(admit(state, instance, slot, max(tokens, least)))
     note_sums(row, with_tokens(state, instance, sums, slot, computed, tokens), left - tokens)
+    row[OPEN_HEADROOM] += row[OPEN_GROWN]
 
 
 @inner
 def admit_rest(state, instance, row):
     """Goes on with an open iteration as `fill` would have: waiting offline requests in order until one does not fit."""
     sums, left = admit_waiting(state, instance, open_sums(row), row[OPEN_LEFT], OFFLINE_CLASS, row[OPEN_UNTIL_PS],
-                               row[OPEN_CHUNK], row[OPEN_HEADROOM], row[OPEN_HOW])
+                               row[OPEN_CHUNK], row[OPEN_HEADROOM], row[OPEN_GROWN], row[OPEN_HOW])
     note_sums(row, sums, left)
 
 
@@ -373,10 +389,10 @@ def fill_least(state, instance, tokens, how):
 
     Without it requests that exceed the limits by themselves would hold their memory for ever. Returns its tokens.
     """
-    one, none = np.int64(1), np.int64(0)
-    sums, _ = schedule_prefill(state, instance, NO_SUMS, tokens, ONLINE_CLASS, NEVER, one, none, how)
+    one = np.int64(1)
+    sums, _ = schedule_prefill(state, instance, NO_SUMS, tokens, ONLINE_CLASS, NEVER, one, how)
     if sums[0] == 0:
         sums, _ = schedule_decodes(state, instance, sums, one, OFFLINE_CLASS, NEVER, how)
     if sums[0] == 0:
-        sums, _ = schedule_prefill(state, instance, sums, tokens, OFFLINE_CLASS, NEVER, one, none, how)
+        sums, _ = schedule_prefill(state, instance, sums, tokens, OFFLINE_CLASS, NEVER, one, how)
     return sums[0]

@@ -171,7 +171,8 @@ class Policy:
         vector = np.zeros(s.PARAMS)
         for index, param in enumerate(self.params):
             if param.name not in self.values:
-                raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}'")
+                raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}': "
+                                "a default of the Param, or a YAML that extends a policy which has one")
             vector[index] = param.number(self.values[param.name], f"policy {self.name}")
         return vector
 

@@ -31,6 +31,7 @@ from ooco_gym.runtime.beliefs import Belief
 from ooco_gym.runtime.features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Plan, Request, Rule
 from ooco_gym.sim import state as s
+from ooco_gym.sim.memory import MEAN_WEIGHT
 from ooco_gym.sim.queues import LOG_EVICT, add_member, enqueue
 
 FIELDS = 12
@@ -39,6 +40,7 @@ FIGURES = 9
 REQUESTS, NOW_S, FREE, TOTAL, BLOCK, SEATS, TOKENS, TPOT, LOOKED_UP = range(FIGURES)
 DUE_PROMPTS = 16  # waiting online requests that rules look at in any case
 NOTHING = (0, 0, 0)
+PRIOR_OUTPUT = 512.0  # tokens: what is assumed of outputs before any has ended, as in conf/protocol
 ORDER, PACK = attrgetter("order"), struct.Struct(f"{FIELDS}d").pack_into
 _DEADLINE: Any = import_module("baselines.deadline")
 GIVEN = slice(_DEADLINE.GIVEN, _DEADLINE.GIVEN + _DEADLINE.MOST_GIVEN)  # places of State.memory that hold slots
@@ -127,6 +129,9 @@ class Replica:
             names = [param.name for param in policy.params]
             self._tokens = names.index("max_num_batched_tokens") if "max_num_batched_tokens" in names else None
             self._rule, self._settings = int(addresses([policy.compose])[0]), policy.settings()
+        self._growth = names.index("growth") if policy is not None and "growth" in names else None
+        self._made: dict[Any, tuple[bool, int]] = {}  # outputs so far of what ran last, by request
+        self._means = {True: PRIOR_OUTPUT, False: PRIOR_OUTPUT}  # of the outputs that ended, by class
         self._memory = np.zeros(s.MEMORY)  # the rule's, from one iteration to the next
         self._given: list[Any] = []  # requests that it gave up, by their place there
         self._size, self._seats, self._figures = -1, 0, np.zeros(FIGURES)
@@ -135,6 +140,11 @@ class Replica:
     def set(self, params: np.ndarray) -> None:
         """Sets the rule's parameters, float64[PARAMS]."""
         self._params, self._size = params, -1
+
+    @property
+    def _grows(self) -> bool:
+        """Whether the rule looks at the mean outputs of what has ended."""
+        return self._growth is not None and self._params[self._growth] > 0.0
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """What the rule does in the next iteration of an engine.
@@ -152,6 +162,9 @@ class Replica:
                      and (len(line) > looked[online] or len(line) == count[online])]
             if not again:
                 self._keep()
+                if self._grows:  # what enters may end before it is seen to run
+                    self._made.update((one.id, (one.online, one.num_output_tokens)) for one in self._requests
+                                      if one.id in plan.tokens)
                 return plan
             for online in again:
                 looked[online] *= 4
@@ -242,9 +255,23 @@ class Replica:
                             engine.block_size, engine.max_num_seqs, engine.max_num_batched_tokens, engine.tpot_slo_s,
                             len(found))
         _load(self._handle.address, self._rows, self._figures)
+        if self._grows:
+            self._see_outputs(engine)
         if self._tokens is not None:
             self._state.params[self._tokens] = min(self._params[self._tokens], engine.max_num_batched_tokens)
         return places
+
+    def _see_outputs(self, engine: Engine) -> None:
+        """Keeps the mean outputs of what has ended, as the simulator's `observed` has them: of requests that ran before
+        and neither run nor wait now."""
+        now = {one.id: (one.online, one.num_output_tokens) for one in engine.running}
+        there = {one.id for one in self._requests}
+        for name, (online, made) in self._made.items():
+            if name not in there:  # its last token came in the iteration before this one
+                self._means[online] += MEAN_WEIGHT * (made + 1 - self._means[online])
+        self._made = now
+        observed = self._state.observed
+        observed.online_output_mean, observed.offline_output_mean = self._means[True], self._means[False]
 
     def _in_order(self, engine: Engine, lines: Mapping[bool, list[Request]]) -> list[Request]:
         """By class, as they wait, and would wait: where a rule has an order of its own, what it preempts comes last."""

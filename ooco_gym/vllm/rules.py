@@ -40,7 +40,7 @@ def _filled(state, instance, decode_ps, offline_ps, tokens, headroom):
     one = np.int64(1)
     tokens = min(np.int64(tokens), state.config.max_num_batched_tokens)
     limits = Limits(np.int64(s.NEVER), np.int64(decode_ps), np.int64(offline_ps), tokens, one, one, np.int64(headroom),
-                    np.int64(s.RECOMPUTE))
+                    np.int64(0), np.int64(s.RECOMPUTE))
     found = fill(state, instance, limits)
     return found if found > 0 else fill_least(state, instance, limits.tokens, limits.how)
 

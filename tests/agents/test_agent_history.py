@@ -58,9 +58,6 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
 
     from agents.learning.algorithms import check_agent
 
-    def imitated(name):
-        return composed("train", f"agent={name}")["agent"]["imitate"]
-
     agent = train_config(tmp_path)["agent"]
     lagrangian = composed("train", "agent=pid_lagrangian")["agent"]["lagrangian"]
     for change, words in (
@@ -72,7 +69,6 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
         ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs must be a whole number of at least 1"),
         ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing must be a number of at"),
         ({"name": "dqn"}, "unknown agent 'dqn'; expected one of: cma, maskable_ppo, ppo"),
-        ({"imitate": {**imitated("ppo_search"), "price": -1}}, "agent.imitate.price must be a number of at least 0"),
         ({"discount_per_s": 0.0}, "agent.discount_per_s must lie in (0, 1], got 0.0"),
     ):
         with pytest.raises(UserError) as error:

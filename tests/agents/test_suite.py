@@ -57,7 +57,7 @@ def test_an_edited_result_is_refused(result, tmp_path):
 
     refused("was changed after it was written", lambda one: None, seal=False)
     refused("its scores are not those of its windows", lambda one: one["iqm"].update(value=9.0))
-    refused("is not what was played there", lambda one: one.update(policy="ooco"))
+    refused("'ooco' here is not what was played there", lambda one: one.update(policy="ooco"))
     refused("other tasks than suite v1", lambda one: one.update(suite_sha256="0"))
 
     def more(one):
@@ -81,7 +81,8 @@ def test_a_function_answers_the_decisions_of_its_track(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FUNCTION)
     short = {**V1, "horizon_s": 20.0, "warmup_s": 5.0}
-    summary = suite.main(config(tmp_path, suite=short, policy="mine.py:act", windows=1, tasks="pools_unseen"))
+    summary = suite.main(config(tmp_path, suite=short, policy="mine.py:act", track="pools", windows=1,
+                                tasks="pools_unseen"))
     assert summary["title"] == "mine.py:act"
     with pytest.raises(UserError, match="add track=pools or track=mixed"):
         suite.main(config(tmp_path, policy="mine.py:act"))
@@ -91,11 +92,33 @@ def test_a_function_answers_the_decisions_of_its_track(tmp_path, monkeypatch):
     ({"action": "rum"}, "unknown action of ooco-gym suite 'rum'"),
     ({"tasks": "calm"}, "unknown task of the suite 'calm'"),
     ({"track": "pool"}, "unknown track of the suite 'pool'"), ({"windows": 13}, "at most 12"),
-    ({"tasks": ["pools_calm", "mixed_calm"]}, "of two tracks"), ({"action": "verify"}, "verify needs a file"),
+    ({"tasks": ["pools_calm", "mixed_calm"]}, "task mixed_calm is of the track mixed; policy=slack plays pools"),
+    ({"track": "mixed"}, "policy=slack plays the track pools, not mixed"),
+    ({"action": "verify"}, "verify needs a file"),
+    ({"policy": None}, "suite run needs a policy"),
 ])
 def test_mistakes_are_named(tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
-        suite.main(config(tmp_path, **changes))
+        suite.main(config(tmp_path, **{"policy": "slack", **changes}))
+
+
+def test_a_rule_of_ones_own_is_played_told_apart_by_its_code_and_found_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rule = ("from dataclasses import replace\n\nfrom baselines.ooco_variants import slack\n\n"
+            "mine = replace(slack, name='mine')\n")
+    (tmp_path / "rule.py").write_text(rule)
+    (tmp_path / "mine.yaml").write_text("file: rule.py:mine\nextends: slack\n")
+    with pytest.raises(UserError, match="needs a value for its parameter"):
+        suite.main(config(tmp_path, policy="rule.py:mine", tasks="pools_calm", windows=1))
+    suite.main(config(tmp_path, policy="mine.yaml", tasks="pools_calm", windows=1))
+    (tmp_path / "there").mkdir()
+    for name in ("rule.py", "mine.yaml"):
+        (tmp_path / name).rename(tmp_path / "there" / name)
+    asked = config(tmp_path, action="verify", target="result.json", policy="there/mine.yaml", sample=1)
+    assert suite.main(asked)["holds"]
+    (tmp_path / "there" / "rule.py").write_text(rule + "OTHER = 1\n")
+    with pytest.raises(UserError, match="is not what was played there: other code"):
+        suite.main(asked)
 
 
 def test_the_leaderboard_has_what_is_whole(tmp_path):

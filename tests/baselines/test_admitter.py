@@ -193,5 +193,5 @@ def test_affinity_keeps_documents_together_up_to_its_bound(instances: int) -> No
 
 
 def test_a_cluster_of_few_seats_is_refused() -> None:
-    with pytest.raises(UserError, match="max_batch is 4; expected 16 or more"):
+    with pytest.raises(UserError, match="max_batch is 4; expected 17 or more"):
         play(setup_of(((0.0, 20, 4, False),), max_num_seqs=2).with_(rules={"max_batch": 4}))

@@ -118,3 +118,14 @@ def test_no_more_are_given_up_than_may_be() -> None:
         state = play(setup.with_(values=(*setup.values, ("give_up_share", share)))).state
         given_up = np.count_nonzero(state.memory[0, GIVEN : GIVEN + MOST_GIVEN])
         assert given_up == 0 if most == 0 else 0 < given_up <= most
+
+
+def test_a_request_enters_only_where_the_memory_will_last() -> None:
+    """Two at a time fill the memory as they grow; without `growth` all enter at once and evict each other."""
+    rows = tuple((0.0, 300, 200, False) for _ in range(12))
+    evicted = {}
+    for growth in (0.0, 3.125):  # 64 tokens are assumed, 200 come
+        episode = play(setup_of(*rows, growth=growth).with_(kv_tokens=1600))
+        assert (episode.state.requests["status"] == s.FINISHED).all()
+        evicted[growth] = int(episode.state.requests["evictions"].sum())
+    assert evicted[0.0] > 4 and evicted[3.125] == 0

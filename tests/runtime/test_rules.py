@@ -30,7 +30,8 @@ VALUES = st.fixed_dictionaries({
     "online_chunk": st.sampled_from((1, 500, 4096)), "offline_chunk": st.sampled_from((1, 300, 2048)),
     "chunk_efficiency": st.sampled_from((0.0, 0.5, 0.9)),
     "least_iteration_s": st.sampled_from((0.0, 0.03)), "longest_iteration_s": st.sampled_from((0.05, 1.0)),
-    "headroom_share": st.sampled_from((0.0, 0.05, 0.5)), "give_up_share": st.sampled_from((0.0, 0.2)),
+    "headroom_share": st.sampled_from((0.0, 0.05, 0.5)), "growth": st.sampled_from((0.0, 0.2, 1.0)),
+    "give_up_share": st.sampled_from((0.0, 0.2)),
     "give_up_gain_s": st.sampled_from((0.0, 0.1)), "violation_window_s": st.sampled_from((10.0, 600.0))})
 
 
@@ -39,6 +40,7 @@ def decisions(rule: Compiled, episode: Episode, look: Any = None) -> Iterator[tu
     preemptions of its own."""
     state, belief, answer = episode.state, TableBelief(episode.state), s.ASK
     rule._replica._origin_s = 0.0
+    rule._replica._means = dict.fromkeys((True, False), 64.0)  # what the harness assumes of outputs
     while episode.advance(None, answer) == s.ASKED:
         evictions = state.requests["evictions"].copy()
         before = set(state.members[s.BATCH, 0, : state.instances["running"][0]].tolist())
