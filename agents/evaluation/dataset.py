@@ -48,7 +48,7 @@ def main(cfg: Any) -> dict[str, Any]:
         with _written_below(out), warnings.catch_warnings():
             import minari
 
-            warnings.simplefilter("ignore", UserWarning)  # that nobody is named as the author
+            warnings.simplefilter("ignore", UserWarning)  # Minari asks for an author, an address and a link
 
             data = minari.create_dataset_from_buffers(
                 name, buffers, env=made.spec, eval_env=made.spec, action_space=made.action_space,

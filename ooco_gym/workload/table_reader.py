@@ -73,7 +73,7 @@ class Table:
         if whole is None:  # some are no whole numbers, or written as fractions: 5.0
             numbers = self.numbers(field, expected, None if missing is None else float(missing))
             if missing is not None:
-                numbers[np.isnan(numbers)] = missing
+                numbers = np.where(np.isnan(numbers), missing, numbers)
             good = np.abs(numbers) < 2.0**63
             self.demand(good & (numbers == np.rint(np.where(good, numbers, 0.0))), field, expected)
             values = numbers.astype(np.int64)

@@ -269,3 +269,9 @@ def test_a_wrong_file_name_proposes_a_file_that_is_there_or_nothing(tmp_path: Pa
     (tmp_path / "mast.csv" if "mist" in source else tmp_path / "other.yaml").write_text("x")
     with pytest.raises(UserError, match=said):
         load_workload(source, duration_s=5, seed=1)
+
+
+def test_sessions_may_be_missing_where_others_are_written_as_fractions(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,session\n0,10,5,1.0\n1,10,5,\n2,10,5,1.0\n")
+    assert read_trace(path).session.tolist() == [1, -1, 1]
