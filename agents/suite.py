@@ -232,11 +232,17 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _is_result(path: Path) -> bool:
+    """Whether a file says that it is a result; others may lie beside it."""
+    value = read_json(path)
+    return isinstance(value, dict) and value.get("schema") == SCHEMA
+
+
 def _table(config: dict[str, Any]) -> dict[str, Any]:
     folders = [next((one for one in OURS if one.is_dir()), OURS[0]),
                *([Path(str(config["results"]))] if config["results"] else [])]
     found = [read_result(path, config["suite"]) for folder in folders for path in sorted(folder.rglob("*.json"))
-             if path.parent in OURS or read_json(path).get("schema") == SCHEMA]
+             if path.parent in OURS or _is_result(path)]
     whole_ones = [one for one in found if one["complete"]]
     if not whole_ones:
         raise UserError(f"no complete result lies in {', '.join(map(str, folders))}; 'ooco-gym suite run' makes one")

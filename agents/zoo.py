@@ -89,7 +89,8 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
                     "violation_rate": float(late(outcomes[other]).mean()),
                     **ratio(outcomes[name]["service"], outcomes[other]["service"], conditions)}
             for other in played if other != name}
-    best = min((one for one in over if over[one]["violation_rate"] <= limit), key=lambda one: over[one]["ratio"])
+    feasible = [one for one in over if over[one]["violation_rate"] <= limit]
+    best = min(feasible or over, key=lambda one: over[one]["ratio"])  # where none keeps the promise, the strongest
     policy, rate = get_policy(played[name]), float(late(outcomes[name]).mean())
     card = {"name": name, "environment": recipe["env"]["id"], "recipe": plain(recipe), "digest": digest_of(policy),
             "as_shipped": name in names() and digest_of(get_policy(name)) == digest_of(policy),
