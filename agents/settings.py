@@ -9,7 +9,6 @@ from typing import Any
 
 from ooco_gym.errors import UserError, extras_of, is_number, is_whole
 
-ATTENTION_HEADS = 4  # of the network of that name; its width must be a multiple of it
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds
 
 
@@ -74,7 +73,7 @@ def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's 
 
 _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
-    "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxscript", "onnxruntime"),
+    "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxruntime"),
     "tune": ("optuna",),
     "search": ("cmaes",),
     "wandb": ("wandb",),

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import Window, check_ours, make_env, split_seeds, windows
-from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
-from agents.evaluation.played_windows import PLAYED_FILE, PlayedWindows, key_of
+from agents.environments import Window, make_env, split_seeds, windows
+from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, heuristics_of, seated
 from agents.evaluation.players import (
     SWEEP_FILE,
     FunctionPlayer,
@@ -34,7 +33,7 @@ from agents.evaluation.players import (
 )
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
-from agents.search.checkpoints import searched_policy
+from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.again import command_line
@@ -71,13 +70,6 @@ class Job(NamedTuple):
     games: list[Window]
 
 
-class Bounded(NamedTuple):
-    """A window whose fluid bound is asked for."""
-
-    env: dict[str, Any]
-    game: Window
-
-
 def main(cfg: Any) -> dict[str, Any]:
     """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of several runs.
 
@@ -95,32 +87,26 @@ def main(cfg: Any) -> dict[str, Any]:
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
     games = windows(seeds, whole(config, "episodes", 1))
-    if config.get("bound"):
-        check_ours(env, "bound=true")
     suites = {shift: dict(env) if shift is None else {**env, "shift": shift}
               for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
     notes = notes_of(env, entrants, seeds)
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=2)
-    bounded = {shift: [Bounded(suite, game) for game in games] if config.get("bound") else []
-               for shift, suite in suites.items()}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    kept = PlayedWindows(out / PLAYED_FILE)
-    found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some], kept)
+    work = [job for some in jobs.values() for job in some]
+    workers = whole({"workers": 1, **config}, "workers", 1)
+    found = iter(track(in_processes(play_job, work, workers), "evaluating", len(work)))
     played: dict[str | None, dict[str, list[Any]]] = {shift: {} for shift in jobs}
     for shift, some in jobs.items():
         for job in some:
             played[shift].setdefault(job.label, []).extend(next(found))
-    bounds = {shift: [next(found) for _ in some] or None for shift, some in bounded.items()}
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
                "window_s": env.get("window_s"), "notes": notes,
-               **_scored(env, entrants, played, bounds, len(games), notes),
-               "wall_s": time.monotonic() - started}
+               **_scored(env, entrants, played, len(games), notes), "wall_s": time.monotonic() - started}
     usual = {key for key in load_yaml("", "evaluate") if key != "defaults"}
     _write(out, summary, played, [command_line("evaluate", plain(cfg))] if usual <= set(config) else [])
-    (out / PLAYED_FILE).unlink(missing_ok=True)
     show(summary)
     return summary
 
@@ -239,30 +225,9 @@ def check_heuristic(policy: str, env: Any) -> None:
 
 def rule_names(env: Any) -> list[str]:
     """Names of the heuristics that `env` can play: its own list, and what `heuristics_of` has beside it."""
-    from agents.evaluation.heuristics import heuristics_of
-
     inside = env.unwrapped
     more = [one.name for one in heuristics_of(inside, [])] + [RANDOM] if hasattr(inside, "episodes") else []
     return sorted({*getattr(inside, "rules", ()), *more})
-
-
-def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded], kept: PlayedWindows) -> Iterator[Any]:
-    """Does what is not `kept`, in `workers` processes if more than one, and yields records and bounds in order."""
-    workers = whole({"workers": 1, **config}, "workers", 1)
-    keys = [key_of(one) for one in work]
-    new = in_processes(_result, [one for one, key in zip(work, keys, strict=True) if key not in kept.found], workers)
-    return track((kept.found[key] if key in kept.found else kept.put(key, next(new)) for key in keys), "evaluating",
-                 len(work))
-
-
-def _result(work: Job | Bounded) -> Any:
-    """The records of a job, or the bound of a window: offline service that no policy can exceed."""
-    if isinstance(work, Job):
-        return play_job(work)
-    from agents.lookahead.headroom import bound_of
-
-    with closing(make_env(work.env)) as env:
-        return bound_of(env.unwrapped, (work.game.seed, work.game.number))
 
 
 def play_job(job: Job) -> list[dict[str, Any]]:
@@ -295,14 +260,13 @@ def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> 
 
 
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
-            bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
+            episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
     name = env.get("name") or str(env["id"]).rpartition(":")[2]  # without the module that registers it
     learned = {one.label: bool(one.runs) or one.searched or function_of(one.policy) is not None for one in entrants}
     suites = []
     for shift, records in played.items():
-        suite = {"shift": shift, "episodes": episodes, "notes": notes,
-                 **score(records, name, learned, bounds[shift])}
+        suite = {"shift": shift, "episodes": episodes, "notes": notes, **score(records, name, learned)}
         suites.append({**suite, "budget": budget(suite)})
     return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
 
@@ -340,7 +304,7 @@ def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes:
         episodes: windows, spread over the split's seeds; None: two of each seed.
         beside: heuristics, run folders and exports that play the same windows.
         name: of the function, in the table.
-        **more: other keys of the command: `seeds`, `window_s`, `warmup_s`, `shift`, `bound`, `out`.
+        **more: other keys of the command: `seeds`, `window_s`, `warmup_s`, `shift`, `out`.
 
     Returns:
         The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more (docs/evaluation.md).

@@ -1,4 +1,4 @@
-"""Heuristics by name: chance, plain rules, published rules, tuned policies, and those that look ahead.
+"""Heuristics by name: chance, plain rules, published rules, and tuned policies.
 
 Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`,
 `tune` and the learned table share. `by_name` knows, in an environment:
@@ -32,13 +32,13 @@ import numpy as np
 
 from agents.environments import Window, is_partner, make_env
 from agents.evaluation.players import Observations, play
-from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import admission, reclaiming
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.batching import feature_of
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
 from ooco_gym.envs.features import COLUMN
+from ooco_gym.envs.playing_out import TOKENS
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
@@ -46,15 +46,14 @@ from ooco_gym.policy.registry import aliases
 from ooco_gym.runtime.features import ENTRY, VICTIM
 from ooco_gym.sim import state as s
 
-RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
-FORMERLY = {SAMPLED: "honest rollout"}  # names of before, by which results of then are found
-PARTNER, PACK = "partner", "pack"
+RANDOM, PARTNER, PACK = "random actions", "partner", "pack"
+SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
 BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # settings of `ooco_lengths`, by decision
               s.PULL: ("pull=past_future", "pull=soonest", "pull=shortest_output")}
 
 
 class Heuristic:
-    """A rule, a constant or a look-ahead as a player (`players.Player`).
+    """A rule or a constant as a player (`players.Player`).
 
     `begin(env)`, of a bare environment after its reset, gives what answers its open decision; None: what `name` stands
     for there.
@@ -151,20 +150,6 @@ def by_name(env: Any, name: str) -> Heuristic:
     raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)}; it knows: {', '.join(known)}")
 
 
-def look_aheads(config: Mapping[str, Any]) -> list[Heuristic]:
-    """Sampled-future look-ahead (where `samples`) and clairvoyant at each of `weights`, as conf/headroom.yaml says."""
-    listed = []
-    for weight in config["weights"]:
-        common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
-        text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
-        if config["samples"]:
-            sampled = {**common, "samples": config["samples"], "every": config["honest_every"] or config["every"]}
-            listed.append(Heuristic(SAMPLED + text, lambda env, how=sampled: Rollout(env, **how).act))
-        listed.append(Heuristic(CLAIRVOYANT + text,
-                                lambda env, how=common: Rollout(env, every=config["every"], **how).act))
-    return listed
-
-
 def rule_names(rules: Any) -> list[str] | None:
     """Names of published policies as given: a list, a single name, or None for null.
 
@@ -231,6 +216,23 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
     if kinds == {s.INTERRUPT}:
         listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
     return listed
+
+
+def decline(env: Any) -> int:
+    """The decision's own *no* where that is legal, else the partner's."""
+    return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.PARTNER_ACTION
+
+
+def by_length(env: Any, longest: bool) -> int:
+    """The shortest (or longest) request offered, where requests are; else the partner's."""
+    buffers = env.episodes.buffers
+    if buffers.turns[0, b.KIND] not in SIZED:
+        return b.PARTNER_ACTION
+    there = np.flatnonzero(buffers.mask[0, b.FIXED :])
+    if not len(there):
+        return b.DECLINE_ACTION
+    tokens = buffers.candidates[0, there, TOKENS]
+    return b.FIXED + int(there[np.argmax(tokens) if longest else np.argmin(tokens)])
 
 
 def _work(entry: Mapping[str, float]) -> float:

@@ -2,7 +2,7 @@
 
 There is one protocol, `Player`, and three classes that have it: `Heuristic` (`agents.evaluation.heuristics`) reads the
 environment itself, `BatchPlayer` answers a batch of observations at once, as networks do, `FunctionPlayer` asks a
-user's function. `load_learned` reads any learned policy: a run of `ooco-gym train`, an export, a rule of `explain`.
+user's function. `load_learned` reads any learned policy: a run of `ooco-gym train`, or an export.
 
 Several windows advance side by side so that a network answers for all of them in one call. A chunk of windows has a
 fixed size, whatever the number of worker processes, so that results do not depend on the machine.
@@ -33,8 +33,7 @@ from agents.environments import (
     vector_env,
 )
 from agents.evaluation.scoring import METRICS
-from agents.explaining.rules import TREE_FILE, load_tree
-from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run, read_config
+from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run, read_config
 from agents.settings import plain
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
@@ -296,14 +295,11 @@ class LearnedPolicy:
 
 @lru_cache(maxsize=16)
 def load_learned(folder: str) -> LearnedPolicy:
-    """Loads a run, an exported policy (which then needs onnxruntime alone), or a rule of `explain`.
+    """Loads a run, or an exported policy (which then needs onnxruntime alone).
 
     Raises:
-        UserError: the folder is none of them.
+        UserError: the folder is neither.
     """
-    if (Path(folder) / TREE_FILE).is_file():
-        tree = load_tree(folder)
-        return LearnedPolicy(tree.decide_batch, tree.shapes, tree.decisions)
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
         if policy.kind != "candidates":
@@ -314,7 +310,7 @@ def load_learned(folder: str) -> LearnedPolicy:
             policy.decide_unchecked, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS}, policy.history),
             tuple(policy.decisions), int(policy.history), environment_of(folder))
     run = load_run(folder)
-    return LearnedPolicy(run.decide_batch, _shapes(observed_shapes(run.model.observation_space), run.history),
+    return LearnedPolicy(run.decide_batch, _shapes(observed_shapes(run.space), run.history),
                          run.decisions, run.history, dict(run.config["env"]))
 
 
@@ -392,14 +388,14 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
 
 
 def is_policy(folder: Path) -> bool:
-    """Whether a folder holds one policy: a run, an export, or a rule of `explain`."""
-    return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE, TREE_FILE))
+    """Whether a folder holds one policy: a run, or an export."""
+    return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE))
 
 
 def digest_of(folder: str | Path) -> str:
     """Digest of the files that say what a policy of one run does."""
     path, digest = Path(folder), hashlib.sha256()
-    names = [POLICY_FILE] if (path / POLICY_FILE).is_file() else [MANIFEST_FILE, MODEL_FILE, TREE_FILE]
+    names = [POLICY_FILE] if (path / POLICY_FILE).is_file() else [MANIFEST_FILE, MODEL_FILE]
     for name in names:
         if (path / name).is_file():
             digest.update((path / name).read_bytes())
@@ -407,8 +403,7 @@ def digest_of(folder: str | Path) -> str:
 
 
 def environment_of(folder: str | Path) -> dict[str, Any]:
-    """The `env` configuration that a policy was trained under; empty where its folder does not say, as that of a rule
-    of `explain`."""
+    """The `env` configuration that a policy was trained under; empty where its folder does not say."""
     return plain(_training_of(folder)[0].get("env") or {})
 
 
@@ -421,7 +416,7 @@ def start_of(folder: str | Path) -> str | None:
 
 def _training_of(folder: str | Path) -> tuple[dict[str, Any], int | None]:
     """The configuration of a policy's training, and the decisions after which it was kept; None: that is not known."""
-    manifest, *files = (Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, "summary.json"))
+    manifest, *files = (Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, SUMMARY_FILE))
     if manifest.is_file():
         training = read_mapping(manifest).get("training") or {}
         return training.get("config") or {}, training.get("timesteps")

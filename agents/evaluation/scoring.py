@@ -18,10 +18,7 @@ from ooco_gym.metrics.crossed import (
     Estimate,
     estimate,
     iqm,
-    optimality_gap,
-    performance_profile,
     probability_of_improvement,
-    resampled,
 )
 from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval_words
 from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
@@ -136,17 +133,15 @@ def upper_violation_limit(records: Records, highest: float | None = None) -> flo
     return max(limit, float(exact.high))
 
 
-def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
-          bounds: Sequence[float] | None = None) -> dict[str, Any]:
+def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) -> dict[str, Any]:
     """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank, aggregates of the
-    normalised service), `paired`, `profile`.
+    service as a share of the reference's mean), `paired`.
 
     Args:
         played: records of the same windows for each policy; a policy of several training runs has each window once a
             run.
         env: the environment's name, repeated in each row.
         learned: whether a policy is learned; the best of the others is the reference of `paired`.
-        bounds: the most service that any policy could have, for each window; then scores are shares of it.
     """
     results = [_row(policy, env, metric, records) for policy, records in played.items() for metric in METRICS]
     highest = {row["policy"]: row["ci_high"] for row in results if row["metric"] == "violation_rate"}
@@ -156,13 +151,16 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
     ranked = [policy for policy in played if feasible[policy]]
     reference = best_heuristic({policy: records for policy, records in played.items() if not learned[policy]},
                                limits=limits)
-    scores, unit = _normalised(played, reference, bounds)
+    shares = {policy: grid(records, HEADLINE) for policy, records in played.items()}
+    mean = float(shares[reference].mean()) if reference is not None else 0.0
+    if mean:
+        shares = {policy: figures / mean for policy, figures in shares.items()}
     policies = [
-        {"policy": policy, "learned": learned[policy], "runs": len(scores[policy]),
+        {"policy": policy, "learned": learned[policy], "runs": len(shares[policy]),
          "violation_upper_limit": limits[policy], "feasible": feasible[policy],
          "rank": 1 + sum(service[other] - service[policy] > SAME * service[other] for other in ranked)
          if policy in ranked else None,
-         **_aggregates(scores[policy], scores.get(reference or ""), bounds is not None)}
+         **_aggregates(shares[policy], shares.get(reference or ""))}
         for policy in played
     ]
     paired = [] if reference is None else [
@@ -170,8 +168,8 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
         for policy in played if policy != reference for metric in METRICS
     ]
     return {"results": results, "policies": policies, "reference": reference, "paired": paired,
-            "violation_limit": VIOLATION_LIMIT, "confidence": CONFIDENCE, "normalised_by": unit,
-            "profile": _profile(scores)}
+            "violation_limit": VIOLATION_LIMIT, "confidence": CONFIDENCE,
+            "normalised_by": f"mean of {reference}" if mean else "1"}
 
 
 def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT,
@@ -202,42 +200,12 @@ def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]
             "n_windows": figures.shape[1]}
 
 
-def _normalised(played: Mapping[str, Records], reference: str | None,
-                bounds: Sequence[float] | None) -> tuple[dict[str, np.ndarray], str]:
-    """Service of each run and window as a share of the window's bound, or else of the reference's mean."""
-    service = {policy: grid(records, HEADLINE) for policy, records in played.items()}
-    if bounds is not None:
-        return {policy: figures / np.asarray(bounds, float) for policy, figures in service.items()}, "bound"
-    mean = float(service[reference].mean()) if reference is not None else 0.0
-    return ({policy: figures / mean for policy, figures in service.items()}, f"mean of {reference}") if mean else (
-        service, "1")
-
-
-def _aggregates(mine: np.ndarray, reference: np.ndarray | None, of_bound: bool) -> dict[str, Any]:
-    """Interquartile mean, gap to the bound, and how likely it is to have more service than the reference."""
-    found = {"iqm": estimate(mine, iqm), "optimality_gap": estimate(mine, optimality_gap) if of_bound else None,
-             "probability_of_improvement": None if reference is None or reference is mine else
-             estimate(mine, probability_of_improvement, [reference])}
+def _aggregates(mine: np.ndarray, reference: np.ndarray | None) -> dict[str, Any]:
+    """Interquartile mean, and how likely it is to have more service than the reference."""
+    found = {"iqm": estimate(mine, iqm), "probability_of_improvement": None if reference is None or reference is mine
+             else estimate(mine, probability_of_improvement, [reference])}
     keys = ("value", "ci_low", "ci_high")
-    return {name: None if one is None or math.isnan(one.value) else dict(zip(keys, numbers(one), strict=True))
-            for name, one in found.items()}  # no bound: where no policy can keep the budget
-
-
-def _profile(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Share of runs and windows above each score, with bands: {thresholds, shares: policy → {value, low, high}}."""
-    top = max(float(np.nan_to_num(np.quantile(figures, 0.99))) for figures in scores.values())
-    thresholds = np.linspace(0.0, 1.1 * top if top > 0 else 1.0, 56)
-    shares = {}
-
-    def short(numbers: np.ndarray) -> list[float]:
-        return np.round(numbers, 4).tolist()
-
-    for policy, figures in scores.items():
-        drawn = resampled([figures], lambda some: performance_profile(some, thresholds), n_boot=1_000)
-        low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
-        shares[policy] = {"value": short(performance_profile(figures, thresholds)), "low": short(low),
-                          "high": short(high)}
-    return {"thresholds": short(thresholds), "shares": shares}
+    return {name: None if one is None else dict(zip(keys, numbers(one), strict=True)) for name, one in found.items()}
 
 
 def _difference(

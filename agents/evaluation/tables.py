@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from agents.evaluation import scoring
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import evaluated
-from ooco_gym.report import NONE, Axis, Panel, Series, Table, percent, with_interval
+from ooco_gym.report import NONE, Table, percent, with_interval
 
 TITLES = {
     "episode_reward": "reward",
@@ -63,8 +62,8 @@ def difference_table(suite: Mapping[str, Any]) -> Table:
 def aggregate_table(suite: Mapping[str, Any]) -> Table:
     """One row a policy: its normalised service, and how likely it beats the reference."""
     share = partial(percent, digits=1)
-    forms = {"iqm": ".3g", "probability_of_improvement": share, "optimality_gap": share}
-    return Table("", ["policy", "runs", "IQM", "P(improvement)", "gap to the bound"],
+    forms = {"iqm": ".3g", "probability_of_improvement": share}
+    return Table("", ["policy", "runs", "IQM", "P(improvement)"],
                  [[entry["policy"], entry["runs"], *(
                      None if entry[key] is None else with_interval(*entry[key].values(), form=form)
                      for key, form in forms.items())] for entry in suite["policies"]], align="l")
@@ -99,10 +98,6 @@ def budget(suite: Mapping[str, Any]) -> list[str]:
     return [scoring.budget_words(entry, suite["results"], suite["violation_limit"]) for entry in order]
 
 
-def _unit(suite: Mapping[str, Any]) -> str:
-    return "the window's fluid bound" if suite["normalised_by"] == "bound" else f"the {suite['normalised_by']}"
-
-
 # --- The whole evaluation -------------------------------------------------------------------------------------------
 def markdown(summary: Mapping[str, Any]) -> str:
     """The whole evaluation as Markdown: one part for each suite."""
@@ -113,9 +108,10 @@ def markdown(summary: Mapping[str, Any]) -> str:
         if suite["paired"]:
             table = difference_table(suite)
             parts += [f"{table.title}:", table.markdown()]
-        parts += [f"IQM: interquartile mean of the service of all runs and windows as a share of {_unit(suite)}. "
-                  f"P(improvement): how likely a run has more service than {suite['reference']} in the same window, "
-                  "whatever its violations.", aggregate_table(suite).markdown()]
+        parts += ["IQM: interquartile mean of the service of all runs and windows as a share of the "
+                  f"{suite['normalised_by']}. P(improvement): how likely a run has more service than "
+                  f"{suite['reference']} in the same window, whatever its violations.",
+                  aggregate_table(suite).markdown()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -131,16 +127,5 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any], commands: Sequence[str] = ()) -> None:
-    """Writes the page of an evaluation: figures, differences and profiles of each suite; `commands` make it again."""
-    suites = summary.get("suites") or [summary]
-    write_report(path, [replace(one, panels=[profile(suite)]) for one, suite in zip(evaluated(summary, {}), suites,
-                                                                                  strict=True)],
-                 commands, title=_title(summary))
-
-
-def profile(suite: Mapping[str, Any]) -> Panel:
-    """Performance profile: share of runs and windows with more than a normalised service."""
-    found = suite["profile"]
-    return Panel("share of runs and windows with more", Axis(f"offline service as a share of {_unit(suite)}"),
-                 Axis(limits=(0.0, 1.02)), [Series(found["thresholds"], found["shares"][entry["policy"]]["value"],
-                                                   colour=index) for index, entry in enumerate(suite["policies"])])
+    """Writes the page of an evaluation: figures and differences of each suite; `commands` make it again."""
+    write_report(path, evaluated(summary, {}), commands, title=_title(summary))

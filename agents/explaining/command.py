@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,21 @@ from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import in_unit, is_flag, kinds
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, kind_name
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json, write_sealed
+from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.policy import spelling_of
 from ooco_gym.report import Section, Table, percent, with_interval, write_page
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 
-SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/3", "explain.html", "explain.json", "its rule"
+SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/4", "explain.html", "explain.json", "its rule"
 UNKNOWN = -1  # the partner's answer where there is none
 FOLDS, SIMPLER = 4, 0.01  # of windows; a smaller tree may agree so much less on those left out
 _FEATURES = {feature.name: feature for feature in (*CLUSTER, *CANDIDATES)}
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Explains the policy `cfg.policy` and writes explain.html, explain.json and tree.json.
+    """Explains the policy `cfg.policy` and writes explain.html and explain.json.
 
     Raises:
         UserError: the policy is no run or bundle or does not fit the environment, a value is out of range, or
@@ -59,9 +60,6 @@ def main(cfg: Any) -> dict[str, Any]:
                         "'ooco-gym export'")
     require("explain")
     policy, name, started = load_learned(folder), Path(folder).name, time.monotonic()
-    if not policy.env:
-        raise UserError(f"'{folder}' is a rule of 'ooco-gym explain' itself; expected the 'out' of 'ooco-gym train' or "
-                        "of 'ooco-gym export'")
     env, parameters, heuristics = _environment(config, policy, folder)
     fit_games = windows(split_seeds(env, "validation"), int(config["fit_windows"]))
     games = windows(split_seeds(env, "test"), int(config["episodes"]))
@@ -75,13 +73,9 @@ def main(cfg: Any) -> dict[str, Any]:
             raise UserError(f"no decision came up in the windows of the {'test' if fitted else 'validation'} split: "
                             "give longer ones (window_s) or more (fit_windows, episodes)")
         found = {one.name: distilled(one, int(config["leaves"]), seed, parameters) for one in fitted}
-        parts = (fitted[0].now, fitted[0].candidates, fitted[0].mask, fitted[0].decision)
-        tree = rules.Tree({
-            "schema": rules.SCHEMA, "environment": env["id"], "policy": name,
-            "shapes": {key: list(part.shape[1:]) for key, part in zip(OBSERVATION_KEYS, parts, strict=True)},
-            "rules": {kind: rule for kind, (rule, _) in found.items()}})
+        rule = {kind: one for kind, (one, _) in found.items()}
         bar.text("its rule plays")
-        played = {name: own, RULE: play(env, BatchPlayer(RULE, tree.decide_batch), games)}
+        played = {name: own, RULE: play(env, BatchPlayer(RULE, partial(rules.decide, rule)), games)}
         bar.advance()
         for heuristic in heuristics:
             bar.text(f"{heuristic} plays")
@@ -96,24 +90,23 @@ def main(cfg: Any) -> dict[str, Any]:
         "held_out": {"split": "test", "windows": len(games),
                      "decisions": {one.name: len(one.actions) for one in held_out}},
         "importance": moved,
-        "fidelity": [fidelity(tree.document["rules"][one.name], one) for one in held_out if one.name in tree.decisions],
+        "fidelity": [fidelity(rule[one.name], one) for one in held_out if one.name in rule],
         "scores": score(played, str(env.get("name") or env["id"]), {one: one in (name, RULE) for one in played}),
         "rule": [line for _, lines in found.values() for line in lines], "wall_s": time.monotonic() - started,
     }
     out, shown = Path(config["out"]), tables(result)
     out.mkdir(parents=True, exist_ok=True)
-    write_sealed(out / rules.TREE_FILE, tree.document)
-    write_json(out / RESULT_FILE, {"schema": SCHEMA, **result})
-    rule = Table("The rule", ("",), tuple((line.replace("   ", "\u2003"),) for line in result["rule"]))
-    write_page(out / PAGE_FILE, f"What '{name}' does on {env['id']}", [Section("", (), [rule, *shown[::-1]])],
+    write_json(out / RESULT_FILE, {"schema": SCHEMA, **result, "trees": rule})
+    lines = Table("The rule", ("",), tuple((line.replace("   ", "\u2003"),) for line in result["rule"]))
+    write_page(out / PAGE_FILE, f"What '{name}' does on {env['id']}", [Section("", (), [lines, *shown[::-1]])],
                f"The rule was fitted to what the policy does on {len(fit_games)} windows of the validation split; all "
                f"else is measured on {len(games)} windows of the test split.")
     for table in shown:
         table.turned().show()
     print(*result["rule"], sep="\n")
-    print(f"the page: {out / PAGE_FILE}; the rule, which evaluate and Python play: {out / rules.TREE_FILE}")
+    print(f"the page: {out / PAGE_FILE}")
     return {key: result[key] for key in ("command", "policy", "env", "fidelity", "wall_s")} | {
-        "files": [RESULT_FILE, PAGE_FILE, rules.TREE_FILE]}
+        "files": [RESULT_FILE, PAGE_FILE]}
 
 
 def _environment(config: Mapping[str, Any], policy: LearnedPolicy, folder: str

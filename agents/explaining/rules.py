@@ -2,23 +2,19 @@
 
 For each kind of decision, a tree says *whether*: `no`, as the `partner`, or `another` candidate than the partner's,
 which is then the one with the most or the least of one feature. Where several parameters are set at once, a tree for
-each says its level. A rule lives in a folder's `tree.json`.
+each says its level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooco_gym.documents import SEAL, read_mapping
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, kind_name
-from ooco_gym.errors import UserError
+from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, kind_name
 
-SCHEMA, TREE_FILE = "ooco-gym/tree/2", "tree.json"
 NO, PARTNER, ANOTHER = "no", "partner", "another"
 
 
@@ -80,44 +76,17 @@ def answer(rule: Mapping[str, Any], cluster: np.ndarray, candidates: np.ndarray,
     return np.where(mask[np.arange(len(mask)), wanted] > 0, wanted, fallback)
 
 
-class Tree:
-    """The rule of a `tree.json`, which is its `document`, played as a learned policy is."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self.document = document
-        self.decisions = tuple(document["rules"])
-        self.shapes = {key: tuple(shape) for key, shape in document["shapes"].items()}
-
-    def decide_batch(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
-                     decision: np.ndarray) -> np.ndarray:
-        """Actions (batch,), or (batch, P), for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
-        action_mask (batch, A) and decision (batch, D). Where none is open (an episode is over, others go on) the first
-        rule answers."""
-        candidates = candidates.reshape(len(candidates), *self.shapes["candidates"])
-        kinds = np.array([kind_name(int(slot)) for slot in decision.argmax(axis=1)])
-        kinds[~decision.any(axis=1)] = self.decisions[0]
-        answers = {kind: answer(self.document["rules"][kind], *(part[kinds == kind] for part in (
-            cluster, candidates, action_mask))) for kind in np.unique(kinds)}
-        out = np.zeros((len(kinds), *next(iter(answers.values())).shape[1:]), np.int64)
-        for kind, actions in answers.items():
-            out[kinds == kind] = actions
-        return out
-
-
-def load_tree(folder: str | Path) -> Tree:
-    """Reads `tree.json` of a folder that `ooco-gym explain` wrote.
-
-    Raises:
-        UserError: it is missing, no JSON, or of another schema.
-    """
-    path = Path(folder) / TREE_FILE
-    if not path.is_file():
-        raise UserError(f"'{path}' does not exist; expected the 'out' of 'ooco-gym explain'")
-    document = read_mapping(path, advice=f"; run explain again, or remove its {SEAL} where the change is yours")
-    if document.get("schema") != SCHEMA:
-        raise UserError(f"'{path}' is not a tree of this ooco-gym: expected schema '{SCHEMA}'; run explain again")
-    try:
-        return Tree(document)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"'{path}' is not a tree of this ooco-gym ({type(error).__name__}: {error}); run explain again"
-                        ) from error
+def decide(rules: Mapping[str, Mapping[str, Any]], cluster: np.ndarray, candidates: np.ndarray,
+           action_mask: np.ndarray, decision: np.ndarray) -> np.ndarray:
+    """Actions (batch,), or (batch, P), of the rules of each kind of decision, for cluster (batch, Fc), candidates
+    (batch, K, F), or (batch, K·F) of an environment of ours, action_mask (batch, A) and decision (batch, D). Where none
+    is open (an episode is over, others go on) the first rule answers."""
+    candidates = candidates.reshape(len(candidates), -1, CANDIDATE_SIZE) if candidates.ndim == 2 else candidates
+    kinds = np.array([kind_name(int(slot)) for slot in decision.argmax(axis=1)])
+    kinds[~decision.any(axis=1)] = next(iter(rules))
+    answers = {kind: answer(rules[kind], *(part[kinds == kind] for part in (cluster, candidates, action_mask)))
+               for kind in np.unique(kinds)}
+    out = np.zeros((len(kinds), *next(iter(answers.values())).shape[1:]), np.int64)
+    for kind, actions in answers.items():
+        out[kinds == kind] = actions
+    return out

@@ -1,1 +1,1 @@
-"""Learning: algorithms, networks, buffers, the trainer, its callbacks and loggers, and the folder of a run."""
+"""Learning: algorithms, buffers, imitation, the trainer, its callbacks and loggers, and how a stopped run goes on."""

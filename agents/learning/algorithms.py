@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.search.optimisers import CMA
-from agents.settings import ATTENTION_HEADS, check_numbers, number, plain, positive_or_null, whole
+from agents.settings import check_numbers, number, positive_or_null, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
-NETWORKS = ("candidate_scorer", "attention", "mlp")
+NETWORKS = ("candidate_scorer", "mlp")
 HEADS = ("shared", "joint")  # of several decisions: last layers that all share, or one for each kind
 BEST = "best_heuristic"  # of `agent.imitate.rule`: the one that serves most on training windows
 Settings = Mapping[str, Any]
@@ -68,21 +68,6 @@ def discounts_of(agent: Settings) -> dict[str, Any]:
     return {key: agent.get(key) for key in ("discount_per_s", "gae_lambda_per_s")}
 
 
-def recipe_of(agent: Settings) -> str:
-    """What an agent's configuration is called in conf/agent: several recipes there are built on one algorithm, whose
-    name is all that loading needs and `agent.name` says."""
-    multiplier = agent.get("lagrangian")
-    if multiplier:
-        damped = multiplier.get("proportional") or multiplier.get("derivative")
-        return "pid_lagrangian" if damped else "ppo_lagrangian"
-    return str(agent["name"])
-
-
-def imitated(agent: Settings) -> Any:
-    """`agent.imitate.rule`: what the agent imitates before it learns, or None."""
-    return plain(agent.get("imitate") or {}).get("rule")
-
-
 # --- Checks ---------------------------------------------------------------------------------------------------------
 def check_agent(agent: Settings) -> None:
     """Checks an agent's configuration.
@@ -102,9 +87,6 @@ def check_agent(agent: Settings) -> None:
     for key, value in discounts_of(agent).items():
         if not is_number(value) or not 0.0 < value <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {value}")
-    if agent["network"] == "attention" and agent["hidden"] % ATTENTION_HEADS:
-        raise UserError(f"agent.hidden={agent['hidden']} must be a multiple of {ATTENTION_HEADS} for "
-                        "agent.network=attention")
     for key in ("history", "scale_decisions"):
         if agent.get(key) is not None:
             whole(agent, key, 1, name=f"agent.{key}")

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -19,11 +18,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from agents.environments import Window
 from agents.evaluation.players import BatchPlayer, play
 from agents.evaluation.scoring import feasible_first
-from agents.learning.networks import Actor
-from agents.learning.tracking import Tracking
-from agents.learning.trust import sign_archive
+from agents.learning.dashboard import ACTIONS
 from agents.learning.vector import GymnasiumVecEnv
+from agents.policies.networks import Actor
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
+from ooco_gym.envs.features import kind_name
 from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
 
@@ -115,30 +114,11 @@ def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-class Kept:
-    """What a checkpoint keeps of an object, so that a run that is resumed goes on as if it had never stopped: the
-    attributes named in `KEPT`; one with a `state_dict` of its own keeps that."""
+class Callback(BaseCallback):
+    """A callback of Stable-Baselines3 that need not do anything at a step. Its attributes that are named in `KEPT` are
+    kept with the state of a run, so that one that is resumed goes on as if it had never stopped."""
 
     KEPT: ClassVar[tuple[str, ...]] = ()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What must be known to go on: anything that pickles."""
-        values = {name: getattr(self, name) for name in self.KEPT}
-        return {name: value.state_dict() if hasattr(value, "state_dict") else deepcopy(value)
-                for name, value in values.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        for name in self.KEPT:
-            value = getattr(self, name)
-            if hasattr(value, "load_state_dict"):
-                value.load_state_dict(state[name])
-            else:
-                setattr(self, name, deepcopy(state[name]))
-
-
-class Callback(Kept, BaseCallback):
-    """A callback of Stable-Baselines3 that need not do anything at a step, and may have something to keep."""
 
     @property
     def env(self) -> GymnasiumVecEnv:
@@ -158,23 +138,28 @@ class Callback(Kept, BaseCallback):
 
 class Figures(Callback):
     """Writes each transition's simulated duration into the rollout buffer, just before the transition is added; logs,
-    each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
+    each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes.
+
+    With `histograms`, which trackers take and progress.csv does not, actions are logged by kind of decision, too.
+    """
 
     KEPT = ("episodes",)
 
-    def __init__(self) -> None:
+    def __init__(self, histograms: bool) -> None:
         super().__init__()
-        self.episodes = 0
+        self.episodes, self._histograms = 0, histograms
 
     def _on_rollout_start(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._ended: list[dict[str, Any]] = []
         self._actions: list[np.ndarray] = []
+        self._asked: list[np.ndarray] = []
         self._started = time.monotonic()
 
     def _on_step(self) -> bool:
         self.buffer.elapsed_s[self.buffer.pos] = self.env.info_array("elapsed_s")
         self._actions.append(np.copy(self.locals["actions"]))
+        self._asked.append(np.argmax(self.model._last_obs["decision"], axis=-1))  # type: ignore[attr-defined]
         for key in (*self.env.info_keys(REWARD_PREFIX), *self.env.info_keys(COST_PREFIX)):
             self._sums[key] += float(self.env.info_array(key).sum())
         self._ended += [self.locals["infos"][i]["summary"] for i in np.flatnonzero(self.locals["dones"])
@@ -196,6 +181,18 @@ class Figures(Callback):
         for key in sorted({key for summary in self._ended for key, value in summary.items()
                            if isinstance(value, (int, float))}):
             self.logger.record(f"episode/{key}", float(np.mean([summary[key] for summary in self._ended])))
+        if self._histograms:
+            self._record_actions(np.concatenate(self._asked), actions)
+
+    def _record_actions(self, kinds: np.ndarray, actions: np.ndarray) -> None:
+        episodes: Any = getattr(getattr(self.training_env.unwrapped, "env", None), "episodes", None)
+        controls = getattr(episodes, "controls", None)
+        for kind in np.unique(kinds):
+            chosen = actions[kinds == kind]
+            names = [""] if chosen.ndim == 1 else [f"/{one}" for one in (
+                range(chosen.shape[1]) if controls is None else controls.names)]
+            for name, part in zip(names, chosen.reshape(len(chosen), -1).T, strict=True):
+                self.logger.record(f"{ACTIONS}/{kind_name(kind)}{name}", part.astype(np.int64), exclude=("csv",))
 
 
 class ObservationStatistics(Callback):
@@ -283,11 +280,11 @@ class Validation(_Regular):
     KEPT = ("_next", "history", "best")
 
     def __init__(self, config: Mapping[str, Any], games: list[Window], envs: list[Any], path: Path,
-                 settings: Mapping[str, Any], first: bool, history: int, tracking: Tracking, interrupts: Interrupts,
-                 clock: Clock, progress: Progress) -> None:
+                 settings: Mapping[str, Any], first: bool, history: int, interrupts: Interrupts, clock: Clock,
+                 progress: Progress) -> None:
         super().__init__(int(settings["every_steps"]))
         self._config, self._games, self._envs, self._path, self._first = config, games, envs, path, first
-        self._limit, self._stacked, self._tracking = float(settings["violation_limit"]), history, tracking
+        self._limit, self._stacked = float(settings["violation_limit"]), history
         self._interrupts, self._clock, self._progress = interrupts, clock, progress
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
@@ -313,9 +310,9 @@ class Validation(_Regular):
         entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
                  "violation_rate": float(np.mean([r["summary"].get("violation_rate", 0.0) for r in records])),
                  "windows": len(records)}
-        service = [record["summary"].get("offline_reference_gpu_s_per_s") for record in records]
-        if None not in service:
-            entry["offline_reference_gpu_s_per_s"] = float(np.mean(service))  # type: ignore[arg-type]
+        for key in ("offline_reference_gpu_s_per_s", "output_tokens_per_s", "wasted_tokens_per_s"):
+            if all(key in record["summary"] for record in records):
+                entry[key] = float(np.mean([record["summary"][key] for record in records]))
         self.history.append(entry)
         for key, value in entry.items():
             self.logger.record(f"validation/{key}", value)
@@ -324,17 +321,15 @@ class Validation(_Regular):
             save(self.model, self._path)
 
     def _play(self) -> list[dict[str, Any]]:
-        actor = Actor(self.model.policy)
+        actor = Actor.of(self.model.policy)
 
         def decide(*parts: np.ndarray) -> np.ndarray:
             if self._interrupts.asked:
                 raise Stop
             return actor.answer(*parts)[0]
 
-        player = self._tracking.watched(BatchPlayer("training", decide, self._stacked), self._games)
-        return self._tracking.validated(play(
-            self._config, player, self._games, envs=self._envs,
-            told=lambda done, of: self._progress.text(f"validating {done}/{of}")))
+        return play(self._config, BatchPlayer("training", decide, self._stacked), self._games, envs=self._envs,
+                    told=lambda done, of: self._progress.text(f"validating {done}/{of}"))
 
     def _rank(self, entry: Mapping[str, float]) -> tuple[bool, float]:
         return feasible_first(entry["violation_rate"], entry["reward"], self._limit)
@@ -354,7 +349,7 @@ class CriticFirst(Callback):
 
     def _on_rollout_end(self) -> None:
         self._rollouts += 1
-        for parameter in Actor(self.model.policy).actor_parameters():  # type: ignore[arg-type]
+        for parameter in Actor.of(self.model.policy).actor_parameters():
             parameter.requires_grad_(self._rollouts > self._updates)
 
 
@@ -407,4 +402,3 @@ def save(model: Any, path: Path) -> None:
     """Saves a Stable-Baselines3 model under `path` in one move."""
     with atomic_write(path) as temporary:
         model.save(temporary)
-        sign_archive(temporary)

@@ -20,7 +20,6 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
 STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
-WINDOWS = "validation/table"  # one row a window
 ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, or actions/control/<parameter>
 
 
@@ -44,10 +43,6 @@ CHARTS = (
     Chart(HELD_OUT, "Offline service", "reference GPU-s/s", ("validation/offline_reference_gpu_s_per_s",), "max,last"),
     Chart(HELD_OUT, "Violation rate", "share of online requests", ("validation/violation_rate",), "min,last"),
     Chart(HELD_OUT, "Waste", "tokens/s", ("validation/wasted_tokens_per_s",), "min,last"),
-    Chart(HELD_OUT, "Regret: a look ahead's best action over the policy's", "reward", ("regret/mean", "regret/max"),
-          "min,last"),
-    Chart(HELD_OUT, "Decisions where the look ahead finds nothing better", "share", ("regret/best_share",),
-          "max,last"),
     Chart(EARNED, "Reward by part", "per simulated second", tuple(f"reward/{term}_per_s" for term in TERMS)),
     Chart(PROMISED, "Online requests that missed an SLO", "per simulated second",
           ("cost/cost_per_s", "cost/cost_ttft_per_s", "cost/cost_tpot_per_s"), "min,last"),
@@ -157,7 +152,6 @@ def workspace(entity: str, project: str, name: str) -> Any:
     for chart in CHARTS:
         parts.setdefault(chart.section, []).append(wr.LinePlot(
             title=chart.title, x=STEP, y=list(chart.series), title_x=STEP, title_y=chart.unit or None))
-    parts[HELD_OUT].append(wr.WeavePanelSummaryTable(table_name=WINDOWS))
     parts["Actions by kind of decision"] = [wr.MediaBrowser(
         title="Actions: 0 no, 1 as the partner, 2 + k candidate k",
         media_keys=[f"{ACTIONS}/{name}" for name in DECISIONS[:-1]])]

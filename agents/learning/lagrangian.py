@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from agents.environments import OBSERVATION_KEYS
 from agents.learning.algorithms import discounts_of
-from agents.learning.callbacks import Callback, Kept
+from agents.learning.callbacks import Callback
 from agents.learning.models import timed_advantages
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.envs import reward as r
@@ -33,7 +33,7 @@ _CHUNK = 4096  # rows that are encoded at a time
 _LEAST_DEVIATION = 1e-3  # of cost advantages, in violations: before the first violation there is nothing to scale by
 
 
-class PIDMultiplier(Kept):
+class PIDMultiplier:
     """λ ← (K_P Δ + K_I I + K_D ∂)₊ once an update (Stooke et al. 2020, algorithm 2).
 
     Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below zero lowers it.
@@ -46,8 +46,6 @@ class PIDMultiplier(Kept):
         most: λ is held at or below it, and so is the sum behind it (no wind-up).
         smoothing: of Δ for the proportional and the derivative part: share kept from update to update, in [0, 1).
     """
-
-    KEPT = ("sum", "smooth", "parts", "value")
 
     def __init__(self, proportional: float, integral: float, derivative: float, initial: float, most: float,
                  smoothing: float) -> None:
@@ -70,14 +68,12 @@ class PIDMultiplier(Kept):
         return self.value
 
 
-class ViolationRate(Kept):
+class ViolationRate:
     """Violations per online request that arrived, over about the last `requests` of them, on training's episodes.
 
     Arrived and violated requests are counted for themselves: the rate of a rollout alone, some hundred requests that
     come in bursts, says little.
     """
-
-    KEPT = ("arrived", "violated")
 
     def __init__(self, requests: float) -> None:
         self.requests = requests

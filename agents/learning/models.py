@@ -21,7 +21,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 from torch import nn
 
-from agents.learning.networks import SCORERS, ObservationEncoder, levels_of
+from agents.policies.networks import SCORERS, ObservationEncoder, levels_of
 
 
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,

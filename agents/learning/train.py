@@ -13,12 +13,14 @@ import numpy as np
 import yaml
 
 from agents.environments import SPLITS, history_of, split_seeds, training_env, windows, with_length
-from agents.learning import runs
-from agents.learning.algorithms import BEST, build_model, check_agent, imitated, recipe_of
+from agents.learning import resuming
+from agents.learning.algorithms import BEST, build_model, check_agent
+from agents.policies import runs
+from agents.policies.runs import imitated, recipe_of
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import atomic_write
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -26,8 +28,8 @@ def main(cfg: Any) -> dict[str, Any]:
 
     An agent that searches whole episodes (`agents.search.episodes`) leaves other files: docs/search.md.
 
-    Files: `policy.zip` (best on validation), `policy_last.zip`, `normalisation.json`, `config.yaml`, `progress.csv`,
-    `checkpoints/`, and the logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all
+    Files: `policy.zip` (best on validation), `policy_last.zip`, `config.yaml`, `progress.csv`, `checkpoints/`, and the
+    logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all
     that there is; `cfg.resume`, the folder of a run, goes on with it.
 
     Raises:
@@ -35,32 +37,39 @@ def main(cfg: Any) -> dict[str, Any]:
             resume, or a folder that holds another run (`cfg.overwrite` removes that).
     """
     started = time.monotonic()
-    runs.go_on_in_sweep(cfg)
+    resuming.go_on_in_sweep(cfg)
     config, resumed = plain(cfg), bool(cfg.get("resume"))
     if resumed:
-        config = runs.resumed_config(cfg)
+        config = resuming.resumed_config(cfg)
+    else:
+        resuming.check_free(config)
     if is_search(group(config, "agent")):
-        if not resumed:
-            runs.check_free(config)
         from agents.search.command import run as run_search
 
-        return run_search(config, resumed)
+        return run_search(config, resumed, _tracked_search(config))
     _check(config)
-    if not resumed:
-        runs.check_free(config)
     require("train")
     import torch
+
+    from agents.learning.state import read_state
 
     torch.set_num_threads(int(config.get("threads") or 1))
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    state = None
-    if resumed:
-        state = runs.read_state(out)
-        runs.check_unfinished(config, state)
-    summary = _learn(config, out, state, started)
+    summary = _learn(config, out, read_state(config) if resumed else None, started)
     _show(summary, out)
     return summary
+
+
+def _tracked_search(config: Mapping[str, Any]) -> Any:
+    """What makes the logger of a search; None where none is asked for."""
+    options = config.get("logger")
+    if (options if isinstance(options, str) else plain(options or {}).get("name", "none")) == "none":
+        return None
+    require("train")
+    from agents.learning.loggers import build_logger
+
+    return lambda out, after: build_logger(out, options, config, after, table=False)
 
 
 def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, started: float) -> dict[str, Any]:
@@ -69,9 +78,9 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
     from agents.learning import callbacks as cb
     from agents.learning.lagrangian import lagrangian
     from agents.learning.loggers import build_logger, checked_logger
-    from agents.learning.networks import check_action_space, check_observation_space
-    from agents.learning.tracking import Tracking
+    from agents.learning.state import model_of, restore, write_state
     from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+    from agents.policies.networks import check_action_space, check_observation_space
 
     agent, seed, logging = plain(config["agent"]), int(config["seed"]), checked_logger(config.get("logger"))
     interrupts, imitation = cb.Interrupts(), None
@@ -87,7 +96,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         env: Any = RewardScale(venv)
         opened.callback(env.close)
         check_observation_space(env.observation_space)
-        model = build_model(env, agent, seed)
+        model = build_model(env, agent, seed) if state is None else model_of(state, env, agent)
         if state is None:
             env.reset()
             if config.get("overwrite"):
@@ -95,23 +104,23 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
         with atomic_write(out / runs.CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        logger = build_logger(out, logging, config, None if state is None else int(state["model"]["num_timesteps"]))
+        logger = build_logger(out, logging, config, None if state is None else int(model.num_timesteps))
         opened.callback(logger.close)
         model.set_logger(logger)
 
         # --- Callbacks ---
         checks, every = plain(config.get("validation") or {}), config.get("checkpoint_every_steps")
         clock = cb.Clock(config.get("max_wall_s"))
-        tracking, figures, progress = Tracking(logging), cb.Figures(), cb.Progress(config["total_timesteps"], clock)
+        figures, progress = cb.Figures(logging["name"] != "none"), cb.Progress(config["total_timesteps"], clock)
         opened.callback(progress.stop)
 
         def keep() -> None:
             if config.get("resumable", True):
-                runs.write_state(out, model, callbacks, {"imitation": imitation, "judged": validation is None
-                                                         or validation.judged})
+                write_state(out, model, callbacks, {"imitation": imitation, "timesteps": int(model.num_timesteps),
+                                                    "judged": validation is None or validation.judged})
 
         between = cb.Between(keep, int(every) if every else None, config.get("checkpoint_every_s"), interrupts, clock)
-        callbacks: list[Any] = [between, figures, tracking]
+        callbacks: list[Any] = [between, figures]
         if agent.get("lagrangian"):
             callbacks.append(lagrangian(config, agent, model, env))
         if imitated(agent) is not None:
@@ -122,14 +131,14 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
             games, envs = windows(split_seeds(config["env"], "validation"), int(checks["windows"])), []
             opened.callback(close_all, envs)
             validation = cb.Validation(length, games, envs, out / runs.POLICY_FILE, checks, imitated(agent) is not None,
-                                       history_of(agent), tracking, interrupts, clock, progress)
+                                       history_of(agent), interrupts, clock, progress)
             callbacks.append(validation)
         if every:
             callbacks.append(cb.Checkpoints(out / runs.CHECKPOINTS, int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
         callbacks += [cb.ObservationStatistics(), progress]
         if state is not None:
-            runs.restore(model, callbacks, state)
+            restore(model, callbacks, state)
             imitation = state["trainer"]["imitation"]
 
         # --- Learning: an interrupt saves too ---
@@ -164,10 +173,6 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
             cb.save(model, out / runs.LAST_FILE)
             if validation is None or validation.best is None:
                 cb.save(model, out / runs.POLICY_FILE)
-            encoder: Any = runs.load_model(config, out / runs.POLICY_FILE).policy.features_extractor
-            write_json(out / runs.SCALE_FILE, {
-                "schema": "ooco-gym/normalisation/1", "formula": "clip((x - mean) / deviation, -8, 8)",
-                "cluster": encoder.cluster.describe(), "candidates": encoder.candidates.describe()})
             logger.dump(model.num_timesteps)
 
     # --- Seconds, and decisions per second, are those of this call: by the clock, and of the processor ---
@@ -193,7 +198,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
 
 def _prepare(training: Any) -> dict[str, Any] | None:
     """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
-    from agents.search import imitation
+    from agents.learning import imitation
 
     agent, rule = training.agent, imitated(training.agent)
     if rule is None:

@@ -15,19 +15,11 @@ from typing import Any
 import numpy as np
 
 from agents.environments import check_ours, make_env, split_seeds
-from agents.evaluation.heuristics import (
-    CLAIRVOYANT,
-    FORMERLY,
-    RANDOM,
-    Heuristic,
-    by_name,
-    heuristics_of,
-    look_aheads,
-    rule_names,
-)
+from agents.evaluation.heuristics import RANDOM, Heuristic, by_name, heuristics_of, rule_names
 from agents.evaluation.scoring import feasible_first, interval_note, too_few
 from agents.evaluation.tables import cell
 from agents.lookahead.bound import fluid_bound
+from agents.lookahead.rollout import Rollout
 from agents.settings import group, number, plain, positive_or_null, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_number
@@ -41,7 +33,8 @@ from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Simulation
 
-BOUND = "fluid bound"
+BOUND, SAMPLED, CLAIRVOYANT = "fluid bound", "sampled-future rollout", "clairvoyant rollout"
+FORMERLY = {SAMPLED: "honest rollout"}  # names of before, by which results of then are found
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -124,6 +117,20 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
     if config["bound"]:
         found[BOUND] = {"offline_reference_gpu_s_per_s": bound_of(env, window, float(config["violation_budget"]))}
     return found
+
+
+def look_aheads(config: Mapping[str, Any]) -> list[Heuristic]:
+    """Sampled-future look-ahead (where `samples`) and clairvoyant at each of `weights`, as conf/headroom.yaml says."""
+    listed = []
+    for weight in config["weights"]:
+        common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
+        text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
+        if config["samples"]:
+            sampled = {**common, "samples": config["samples"], "every": config["honest_every"] or config["every"]}
+            listed.append(Heuristic(SAMPLED + text, lambda env, how=sampled: Rollout(env, **how).act))
+        listed.append(Heuristic(CLAIRVOYANT + text,
+                                lambda env, how=common: Rollout(env, every=config["every"], **how).act))
+    return listed
 
 
 def bound_of(env: Any, window: tuple[int, int], budget: float = VIOLATION_BUDGET) -> float:

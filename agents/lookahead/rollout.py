@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.evaluation.heuristics import SIZED, by_length, decline
 from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
@@ -31,7 +32,6 @@ from ooco_gym.envs.playing_out import (
     PARTNER,
     SCORE,
     SHORTEST,
-    TOKENS,
     change_lengths,
     play_out,
 )
@@ -45,7 +45,6 @@ from ooco_gym.simulation import Simulation
 _TIE = 1e-9
 RAREST = 0.002  # a drawn length is exceeded with this probability at least: the law's tail has no end
 PRICED = ("ttft", "tpot", "burst")  # parts of the reward that the weight of costs multiplies
-SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
 
 
 class Rollout:
@@ -177,23 +176,6 @@ def legal_actions(env: Any, held: np.ndarray) -> np.ndarray:
                 move[part] = level
                 moves.append(move)
     return np.array(moves, np.int64)
-
-
-def decline(env: Any) -> int:
-    """The decision's own *no* where that is legal, else the partner's."""
-    return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.PARTNER_ACTION
-
-
-def by_length(env: Any, longest: bool) -> int:
-    """The shortest (or longest) request offered, where requests are; else the partner's."""
-    buffers = env.episodes.buffers
-    if buffers.turns[0, b.KIND] not in SIZED:
-        return b.PARTNER_ACTION
-    there = np.flatnonzero(buffers.mask[0, b.FIXED :])
-    if not len(there):
-        return b.DECLINE_ACTION
-    tokens = buffers.candidates[0, there, TOKENS]
-    return b.FIXED + int(there[np.argmax(tokens) if longest else np.argmin(tokens)])
 
 
 _OWN = (*b.ROWS, "handles", "weights")  # of the buffers: all else is the episodes' own

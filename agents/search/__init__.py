@@ -1,1 +1,1 @@
-"""Search and imitation: parameters of rules, linear rules, and teachers that an agent starts from."""
+"""Search: the parameters of rules, and linear rules, by whole episodes."""

@@ -3,7 +3,7 @@
 `policy.yaml` and, of a policy with weights, `weights.npz` are what is kept so far (the YAML is played wherever a
 policy's name is accepted); `generations.csv` is its table; from `checkpoints/latest.state` a search goes on to the bit.
 None of them holds a time, so that the same search leaves the same bytes. The state is a pickle, which can carry code:
-what this user has not written is not resumed (`agents.learning.trust`).
+resume only what you trust.
 """
 
 from __future__ import annotations
@@ -17,28 +17,22 @@ from typing import Any
 
 import yaml
 
-from agents.learning.trust import sign, verify
+from agents.policies.runs import GENERATIONS_FILE as TABLE_FILE
+from agents.policies.runs import SEARCHED_FILE as POLICY_FILE
+from agents.policies.runs import SEARCHED_WEIGHTS as WEIGHTS_FILE
+from agents.policies.runs import STATE_FILE
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy
 from ooco_gym.population import Candidate
 
-POLICY_FILE, WEIGHTS_FILE, TABLE_FILE = "policy.yaml", "weights.npz", "generations.csv"
 FILES = (POLICY_FILE, WEIGHTS_FILE, TABLE_FILE)
-STATE_FILE = Path("checkpoints") / "latest.state"
 _SCHEMA = "ooco-gym/search/1"
 COLUMNS = ("generation", "restart", "candidates", "windows", "best_score", "best_service", "best_violation_rate",
            "best_violation_upper_limit", "best_feasible", "median_score", "feasible_share", "sigma", "moved",
            "training_best_score", "training_mean_score",
            *(f"validation_{name}_{figure}" for name in ("best", "mean")
              for figure in ("score", "violation_rate", "violation_upper_limit")), "kept_score", "kept_feasible")
-
-
-def searched_policy(folder: str | Path) -> str | None:
-    """The policy that a search left in a folder, by the name that commands take; None where none did."""
-    path = Path(folder)
-    there = all((path / name).is_file() for name in (POLICY_FILE, TABLE_FILE))
-    return str(path / POLICY_FILE) if there else None
 
 
 def write(search: Any) -> bytes:
@@ -51,7 +45,7 @@ def write(search: Any) -> bytes:
         writer.writerows(search.memory.rows)
     state = {"schema": _SCHEMA, "names": search.space.names, "memory": memory}
     with atomic_write(out / STATE_FILE) as temporary:  # last: what is resumed finds all else as it was
-        temporary.write_bytes(sign(pickle.dumps(state)))
+        temporary.write_bytes(pickle.dumps(state))
     return memory
 
 
@@ -63,7 +57,7 @@ def read(folder: Path, names: Sequence[str]) -> Any:
     """
     path = folder / STATE_FILE
     try:
-        state = pickle.loads(verify(path, path.read_bytes()))
+        state = pickle.loads(path.read_bytes())
         if not isinstance(state, dict) or state.get("schema") != _SCHEMA:
             raise UserError(f"'{path}' is of another version of ooco-gym, or no search; expected schema {_SCHEMA}: "
                             "train anew")

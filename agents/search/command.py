@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from agents.environments import make_env
+from agents.policies.runs import CONFIG_FILE, clear
 from agents.search import checkpoints
 from agents.search.episodes import Search
 from agents.search.judging import SCORES, said
@@ -21,24 +22,24 @@ from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy, spelling_of
 from ooco_gym.resources import load_yaml
 
-CONFIG_FILE = "config.yaml"
 
-
-def run(config: dict[str, Any], resumed: bool) -> dict[str, Any]:
+def run(config: dict[str, Any], resumed: bool, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
     """`ooco-gym train agent=cma`: searches, shows what came out, and returns it; errors are as of `search`."""
-    report = search(config, resumed)
+    report = search(config, resumed, tracked)
     show(report, Path(config["out"]))
     return report
 
 
-def search(config: dict[str, Any], resumed: bool = False) -> dict[str, Any]:
+def search(config: dict[str, Any], resumed: bool = False, tracked: Callable[..., Any] | None = None) -> dict[str, Any]:
     """Searches as a configuration like `conf/train.yaml` says, and returns the summary.
+
+    Args:
+        resumed: goes on with the search in `config["out"]`.
+        tracked: makes what tracks the search besides its own table, of the folder and the candidates so far.
 
     Raises:
         UserError: a value out of range, or a policy that has nothing to turn or cannot play here.
     """
-    from agents.learning.runs import clear
-
     started = time.monotonic()
     agent = checked(config)
     require("search")
@@ -50,7 +51,7 @@ def search(config: dict[str, Any], resumed: bool = False) -> dict[str, Any]:
             clear(out)
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    logger = _logger(config, out, found.memory.candidates if resumed else None)
+    logger = None if tracked is None else tracked(out, found.memory.candidates if resumed else None)
     try:
         found.run(None if logger is None else partial(_log, logger))
     except UserError:
@@ -126,18 +127,6 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
         if agent[key] is not None:
             get_policy(str(agent[key]))
     return agent
-
-
-def _logger(config: Mapping[str, Any], out: Path, resumed_at: int | None) -> Any:
-    """What tracks the search besides its own table; None where no logger is asked for."""
-    settings = config.get("logger")
-    name = settings if isinstance(settings, str) else plain(settings or {}).get("name", "none")
-    if name == "none":
-        return None
-    require("train")
-    from agents.learning.loggers import build_logger
-
-    return build_logger(out, settings, config, resumed_at, table=False)
 
 
 def _log(logger: Any, search: Search) -> None:

@@ -121,7 +121,6 @@ class Request:
 
     overrides: list[Override] = field(default_factory=list)
     out: str | None = None
-    trust: bool | None = None  # whether runs that others trained may be read; None: as the environment says
 
     @property
     def words(self) -> list[str]:
@@ -140,7 +139,7 @@ def key_of(override: Override) -> str:
 
 
 def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
-    """Reads the words of a command line; `out` and `trust` are no business of Hydra's.
+    """Reads the words of a command line; `out` is no business of Hydra's.
 
     Words without `=` are given to the keys that the command's configuration lists under `positional`, in that order.
 
@@ -160,7 +159,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
             key, word = unused[0], f"{unused.pop(0)}='" + word.replace("'", "\\'") + "'"
         elif not equals and not word.startswith("~"):
             raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
-        if key in ("out", "trust"):
+        if key == "out":
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
             raise UserError(f"'{word}': say where results go with out=DIR")
@@ -171,15 +170,12 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
         if key_of(override) in overrides:
             raise UserError(f"{key} is given twice; expected it once, or a sweep: -m {key}=a,b")
         overrides[key_of(override)] = override
-    out, trust = given.get("out"), given.get("trust")
+    out = given.get("out")
     if out in ("", "null"):
         raise UserError("out is empty; expected the folder for the results, such as out=results")
-    if trust not in (None, "true", "false"):
-        raise UserError(f"'trust={trust}' must be trust=true (runs that others trained may be read: their files can "
-                        "carry code) or trust=false")
     if out is None and given.get("resume") not in (None, "", "null"):
         out = given["resume"]  # what is resumed goes on where it was
-    return Request([*overrides.values()], out, None if trust is None else trust == "true")
+    return Request([*overrides.values()], out)
 
 
 def _parse(word: str) -> Override:

@@ -37,7 +37,6 @@ from ooco_gym.report.terminal import remarks
 
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 STATUS = {OK: "done", MISTAKE: "refused", BUG: "failed"}
-TRUST = "OOCO_GYM_TRUST"  # as agents.learning.trust reads it
 KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
           "(workers=1) or a smaller load; the same command goes on from what it has kept of the finished work")
 LONGEST_LABEL = 100  # characters of a sweep's folder name
@@ -202,7 +201,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     Raises:
         UserError: a mistake in the command line; nothing has been written then.
     """
-    with session(command), _trusting(request.trust):
+    with session(command):
         check(command, request)
         for override in request.overrides:  # what presets do, and how long they take
             if override.key_or_group in PRESETS and (said := command.presets().get(str(override.value()))):
@@ -234,20 +233,6 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     else:
         _complain(outcome)
     return outcome.code
-
-
-@contextmanager
-def _trusting(trust: bool | None) -> Iterator[None]:
-    """Says in the environment, which workers inherit, whether runs that others trained may be read."""
-    before = os.environ.get(TRUST)
-    if trust is not None:
-        os.environ[TRUST] = str(int(trust))
-    try:
-        yield
-    finally:
-        if trust is not None:
-            os.environ.pop(TRUST)
-            os.environ.update({} if before is None else {TRUST: before})
 
 
 def _folder_of(command: Command, request: Request) -> Path:

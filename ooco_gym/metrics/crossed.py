@@ -45,11 +45,6 @@ def iqm(values: np.ndarray) -> np.ndarray:
     return np.asarray(trim_mean(flat, 0.25, axis=-1))
 
 
-def optimality_gap(values: np.ndarray, best: float = 1.0) -> np.ndarray:
-    """How far scores stay behind `best` in the mean, over the last two axes; what is beyond it counts as it."""
-    return best - np.minimum(values, best).mean(axis=(-2, -1))
-
-
 def probability_of_improvement(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
     """How likely a run of one policy has more than a run of another in the same window; ties count half.
 
@@ -61,11 +56,6 @@ def probability_of_improvement(mine: np.ndarray, other: np.ndarray) -> np.ndarra
     """
     left, right = mine[..., :, None, :], other[..., None, :, :]
     return ((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1))
-
-
-def performance_profile(values: np.ndarray, thresholds: Any) -> np.ndarray:
-    """Share of all runs and windows with a score above each threshold: (..., thresholds)."""
-    return np.stack([(values > one).mean(axis=(-2, -1)) for one in np.asarray(thresholds, float)], axis=-1)
 
 
 def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (), n_boot: int = RESAMPLES,

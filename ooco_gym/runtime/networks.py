@@ -3,7 +3,7 @@
 `onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. Three forms score
 actions, called with cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D); they answer
 with actions int64 (n,), or (n, P) levels of a vector, and logits float32 (n, A), `MASKED` where illegal.
-`candidate_scorer` and `flat` are those of `agents.learning.networks`, with the scaling of features; `scorer` is what a
+`candidate_scorer` and `flat` are those of `agents.policies.networks`, with the scaling of features; `scorer` is what a
 search over few weights finds. The form `layers` sets parameters of a rule. Weights are (outputs, inputs), as PyTorch
 keeps them.
 """

@@ -1,7 +1,7 @@
 """Writes bundles: a policy in the forms that are wanted, its reference vectors, and the manifest that describes them.
 
 `write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle` writes the files and the
-manifest of any. `ooco-gym export` writes those of trained networks (`agents.learning.export`).
+manifest of any. `ooco-gym export` writes those of trained networks (`agents.policies.export`).
 """
 
 from __future__ import annotations

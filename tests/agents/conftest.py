@@ -48,6 +48,5 @@ def tracked(tmp_path_factory):
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_CACHE_DIR", str(out.parent / "cache"))
         patch.chdir(out.parent)
-        main(real_config(out, logger={"name": "wandb", "project": "tests", "tags": ["t"],
-                                      "regret": {"decisions": 3, "horizon_s": 20.0}}))
+        main(real_config(out, logger={"name": "wandb", "project": "tests", "tags": ["t"]}))
     return out, offline_run(out)

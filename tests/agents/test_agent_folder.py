@@ -7,7 +7,7 @@ import yaml
 from gating_double import train_config
 
 from agents.learning import train
-from agents.learning.runs import clear, holds_run
+from agents.policies.runs import clear, holds_run
 from agents.search import tune
 from ooco_gym.errors import UserError
 
@@ -57,7 +57,7 @@ def test_what_was_refused_before_it_learned_is_no_run(tmp_path, monkeypatch):
         raise UserError("no such feature")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agents.search.imitation.play_and_scale", refused)
+        patch.setattr("agents.learning.imitation.play_and_scale", refused)
         with pytest.raises(UserError, match="no such feature"):
             train.main(train_config(tmp_path, **QUICK))
     assert not holds_run(tmp_path)

@@ -44,7 +44,8 @@ def test_who_starts_from_a_heuristic_sees_the_past_too(tmp_path):
 def test_every_agent_is_called_by_the_name_it_is_chosen_by():
     from composing import composed
 
-    from agents.learning.algorithms import ALGORITHMS, recipe_of
+    from agents.learning.algorithms import ALGORITHMS
+    from agents.policies.runs import recipe_of
     from agents.search.optimisers import CMA
     from ooco_gym.resources import names
 
@@ -63,7 +64,6 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
     for change, words in (
         ({"history": 0}, "agent.history must be a whole number of at least 1, got 0"),
         ({"heads": "own"}, "unknown agent.heads 'own'"),
-        ({"network": "attention", "hidden": 18}, "agent.hidden=18 must be a multiple of 4"),
         ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping, or null to leave it out"),
         ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must lie between 0 and 1"),
         ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs must be a whole number of at least 1"),

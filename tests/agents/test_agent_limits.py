@@ -1,4 +1,4 @@
-"""What a run may cost and what it leaves: limits on time, fitting validation, early checkpoints, kept windows."""
+"""What a run may cost and what it leaves: limits on time, fitting validation, early checkpoints."""
 
 import os
 import signal
@@ -12,12 +12,10 @@ import pytest
 from gating_double import SHORT, real_config, train_config
 
 from agents.environments import windows
-from agents.evaluation import evaluate
-from agents.evaluation.played_windows import PlayedWindows
 from agents.evaluation.players import BatchPlayer, play
-from agents.learning import callbacks, export, train
-from agents.learning.runs import STATE_FILE, load_run
-from ooco_gym.files import atomic_write
+from agents.learning import callbacks, train
+from agents.policies import export
+from agents.policies.runs import STATE_FILE, load_run
 
 SLOW = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 1}
 
@@ -85,7 +83,7 @@ def test_a_run_that_is_killed_before_its_first_update_goes_on(tmp_path, monkeypa
     assert (tmp_path / "parts" / STATE_FILE).is_file()
     resumed = train.main({"resume": str(tmp_path / "parts")})
     assert resumed["decisions"] == resumed["timesteps"] == 300
-    one, other = (load_run(tmp_path / name).model.policy.state_dict() for name in ("whole", "parts"))
+    one, other = (load_run(tmp_path / name).actor.state_dict() for name in ("whole", "parts"))
     assert all(np.array_equal(one[key].numpy(), other[key].numpy()) for key in one)
 
 
@@ -101,22 +99,6 @@ def test_the_state_is_kept_by_the_clock_too():
     assert len(kept) == 1
 
 
-def test_tensorboard_forgets_the_steps_that_come_again(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    config = train_config(tmp_path, total_timesteps=150, logger={"name": "tensorboard"}, checkpoint_every_steps=75)
-    train.main({**config, "total_timesteps": 75})
-    state = (tmp_path / STATE_FILE).read_bytes()
-    train.main({"resume": str(tmp_path), "total_timesteps": 300})
-    with atomic_write(tmp_path / STATE_FILE) as early:  # as if it had been killed before it kept any later state
-        early.write_bytes(state)
-    train.main({"resume": str(tmp_path), "total_timesteps": 225})
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    steps = [event.step for event in events.Scalars("rollout/simulated_s")]
-    assert steps == sorted(set(steps)) and max(steps) == 225
-
-
 def test_an_export_of_what_has_learned_nothing_says_so(tmp_path, run_folder):
     pytest.importorskip("onnxruntime")
     train.main(train_config(tmp_path / "run", total_timesteps=75, agent={"imitate": SLOW, "learning_rate": 0.0}))
@@ -126,49 +108,6 @@ def test_an_export_of_what_has_learned_nothing_says_so(tmp_path, run_folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert export.main({"policy": str(run_folder), "out": str(tmp_path / "b"), "checks": 10})["decisions_learned"]
-
-
-EVALUATION = {"env": {**SHORT, "window_s": 10.0, "warmup_s": 2.0}, "policies": ["ooco", "shortest"], "episodes": 12,
-              "seeds": None, "workers": 1}
-
-
-def test_an_evaluation_goes_on_with_the_windows_it_has_played(tmp_path, monkeypatch):
-    whole = evaluate.main({**EVALUATION, "out": str(tmp_path / "whole")})
-    played, real = [], evaluate.play_job
-
-    def stopped(job):
-        played.append(job.label)
-        if len(played) == 3:
-            raise KeyboardInterrupt
-        return real(job)
-
-    monkeypatch.setattr(evaluate, "play_job", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate.main({**EVALUATION, "out": str(tmp_path / "parts")})
-    with open(tmp_path / "parts" / "played.jsonl", "a") as file:
-        file.write('{"key": "cut o')
-    again = evaluate.main({**EVALUATION, "out": str(tmp_path / "parts")})
-    assert played == ["ooco", "ooco", "shortest", "shortest", "shortest"]
-    assert {**again, "wall_s": 0} == {**whole, "wall_s": 0}
-    assert not (tmp_path / "parts" / "played.jsonl").exists()
-
-
-def test_records_that_were_changed_are_played_again(tmp_path):
-    path = tmp_path / "played.jsonl"
-    for key in ("one", "two"):
-        PlayedWindows(path).put(key, [{"reward": 1.25}])
-    path.write_bytes(path.read_bytes().replace(b"1.25", b"9.25", 1) + b"\xff cut o")
-    kept = PlayedWindows(path)
-    assert kept.found == {"two": [{"reward": 1.25}]}
-    kept.put("one", [{"reward": 1.25}])
-    assert set(PlayedWindows(path).found) == {"one", "two"}
-
-
-def test_other_windows_are_not_taken_for_those_that_were_played():
-    job = evaluate.Job("ooco", dict(SHORT), "ooco", False, None, windows([1, 2], 2))
-    keys = {evaluate.key_of(one) for one in (job, job._replace(policy="random"), job._replace(games=job.games[:1]),
-                                             job._replace(env={**SHORT, "window_s": 61.0}))}
-    assert len(keys) == 4
 
 
 def test_ctrl_c_ends_workers_without_a_traceback(tmp_path):

@@ -11,11 +11,11 @@ from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
 from agents.environments import OBSERVATION_KEYS
 from agents.learning.models import CandidatePolicy, TimedRolloutBuffer, UnmaskedCandidatePolicy
-from agents.learning.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
+from agents.policies.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.errors import UserError
 
-EQUIVARIANT = [(network, joint) for network in ("candidate_scorer", "attention") for joint in (False, True)]
+EQUIVARIANT = [(network, joint) for network in ("candidate_scorer",) for joint in (False, True)]
 
 
 def policy_of(network="candidate_scorer", joint=False, kind=CandidatePolicy, action_space=None, **more):
@@ -48,7 +48,7 @@ def batch(seed, n=5):
 def test_permuting_candidates_permutes_logits_and_leaves_fixed_actions_and_value(policy, seed):
     cluster, candidates, mask, decision = batch(seed)
     order = torch.as_tensor(np.random.default_rng(seed).permutation(K))
-    actor = Actor(policy)
+    actor = Actor.of(policy)
     moved = torch.cat([mask[:, :FIXED], mask[:, FIXED:][:, order]], dim=1)
     with torch.inference_mode():
         before = actor(cluster, candidates, mask, decision)[1]
@@ -63,7 +63,7 @@ def test_permuting_candidates_permutes_logits_and_leaves_fixed_actions_and_value
 def test_padding_and_illegal_candidates_do_not_matter(policy):
     cluster, candidates, mask, decision = batch(3)
     noisy = torch.where(mask[:, FIXED:, None] > 0, candidates, candidates + 100.0)
-    actor = Actor(policy)
+    actor = Actor.of(policy)
     with torch.inference_mode():
         torch.testing.assert_close(actor(cluster, candidates, mask, decision)[1],
                                    actor(cluster, noisy, mask, decision)[1])
@@ -73,7 +73,7 @@ def test_the_decision_that_is_due_matters_to_actor_and_critic(policy):
     cluster, candidates, mask, decision = batch(5)
     other = decision.flip(1)
     with torch.inference_mode():
-        one, two = (Actor(policy)(cluster, candidates, mask, due)[1] for due in (decision, other))
+        one, two = (Actor.of(policy)(cluster, candidates, mask, due)[1] for due in (decision, other))
         values = [policy.predict_values(dict(zip(OBSERVATION_KEYS, (cluster, candidates, mask, due), strict=True)))
                   for due in (decision, other)]
     assert bool((one != two)[mask > 0].any()) and bool((values[0] != values[1]).all())
@@ -84,7 +84,7 @@ def test_actor_never_takes_an_illegal_action(policy):
     mask[:, 0] = 0
     mask[:, FIXED] = 1
     with torch.inference_mode():
-        chosen = Actor(policy)(cluster, candidates * 50, mask, decision)[0]
+        chosen = Actor.of(policy)(cluster, candidates * 50, mask, decision)[0]
     assert bool((mask.gather(1, chosen[:, None]) > 0).all())
 
 
@@ -92,23 +92,23 @@ def test_the_order_of_candidates_matters_to_plain_layers():
     cluster, candidates, mask, decision = batch(1)
     mask[:] = 1
     with torch.inference_mode():
-        before, after = (Actor(policy_of("mlp"))(cluster, rows, mask, decision)[1]
+        before, after = (Actor.of(policy_of("mlp"))(cluster, rows, mask, decision)[1]
                          for rows in (candidates, candidates.flip(1)))
     assert not torch.allclose(before[:, FIXED:].flip(1), after[:, FIXED:])
 
 
-@pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])
+@pytest.mark.parametrize("network", ["candidate_scorer", "mlp"])
 def test_joint_heads_have_weights_of_their_own_for_each_decision(network):
     """What one kind of decision learns in the last layer leaves the answers to another as they are."""
     policy, (cluster, candidates, mask, _) = policy_of(network, joint=True), batch(2)
     one, two = (torch.eye(D)[[kind] * 5] for kind in (0, 1))
-    before = [Actor(policy)(cluster, candidates, mask, due)[1].detach() for due in (one, two)]
-    Actor(policy)(cluster, candidates, mask, one)[1].where(mask > 0, 0.0).square().sum().backward()
+    before = [Actor.of(policy)(cluster, candidates, mask, due)[1].detach() for due in (one, two)]
+    Actor.of(policy)(cluster, candidates, mask, one)[1].where(mask > 0, 0.0).square().sum().backward()
     heads = policy.mlp_extractor.last if network == "mlp" else policy.mlp_extractor.heads
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter -= 0.1 * parameter.grad
-        after = [Actor(policy)(cluster, candidates, mask, due)[1] for due in (one, two)]
+        after = [Actor.of(policy)(cluster, candidates, mask, due)[1] for due in (one, two)]
     assert not torch.allclose(before[0], after[0])
     torch.testing.assert_close(before[1], after[1])
 
@@ -120,7 +120,7 @@ def test_without_masks_from_the_algorithm_the_policy_still_draws_legal_actions()
     assert bool((observations[2].gather(1, drawn[:, None]) > 0).all()) and len(set(drawn.tolist())) > 5
 
 
-@pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])
+@pytest.mark.parametrize("network", ["candidate_scorer", "mlp"])
 def test_a_vector_of_levels_has_a_head_for_each_parameter(network):
     levels = [5] * (K - 1) + [3]
     env = GatingDouble()
@@ -131,8 +131,8 @@ def test_a_vector_of_levels_has_a_head_for_each_parameter(network):
     mask = torch.ones(5, sum(levels), dtype=torch.int8)
     mask[:, 5] = 0  # the lowest level of the second parameter
     with torch.inference_mode():
-        actions, logits = Actor(policy)(cluster, candidates, mask, decision)
-        alike, _ = Actor(policy)(cluster, torch.zeros_like(candidates), mask, decision)
+        actions, logits = Actor.of(policy)(cluster, candidates, mask, decision)
+        alike, _ = Actor.of(policy)(cluster, torch.zeros_like(candidates), mask, decision)
     assert actions.shape == (5, K) and logits.shape == (5, sum(levels))
     assert bool((actions < torch.tensor(levels)).all()) and bool((actions[:, 1] > 0).all())
     assert len(set(alike[0].tolist())) > 1  # parameters are told apart by their places

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import yaml
 from gating_double import train_config
+from sb3_contrib import MaskablePPO
+from stable_baselines3 import PPO
 
 from agents.learning import callbacks, train
-from agents.learning.runs import STATE_FILE, load_run
-from agents.learning.trust import sign
+from agents.policies.runs import STATE_FILE, load_run
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
@@ -21,7 +22,7 @@ GATING = {"id": "ooco_gym/Gating-v0", "window_s": 30.0, "warmup_s": 10.0,
 KINDS = {
     "maskable_ppo": {},
     "imitated": {"agent": {"imitate": IMITATE}},
-    "history": {"agent": {"history": 3, "network": "attention"}},
+    "history": {"agent": {"history": 3}},
     "ppo": {"agent": {"name": "ppo", "network": "mlp"}},
     "native": {"env": GATING, "window_s": 15.0},
 }
@@ -34,10 +35,9 @@ def curve(folder):
                 for row in csv.DictReader(file)]
 
 
-def weights(folder, name="policy_last.zip"):
-    run = load_run(folder)
-    return {key: value.numpy() for key, value in type(run.model).load(folder / name, device="cpu").policy.state_dict(
-        ).items()}
+def weights(folder, name):
+    kind = PPO if load_run(folder).config["agent"]["name"] == "ppo" else MaskablePPO
+    return {key: value.numpy() for key, value in kind.load(folder / name, device="cpu").policy.state_dict().items()}
 
 
 def same(one, other):
@@ -142,8 +142,8 @@ def test_more_decisions_go_on_where_a_finished_run_ended(tmp_path):
 
 
 @pytest.mark.parametrize("change, words", [
-    ({"resume": "nowhere"}, "resume=nowhere does not exist; expected the 'out' of an 'ooco-gym train' run"),
-    ({"agent": {"name": "ppo"}}, "agent=ppo differs from the run in"),
+    ({"resume": "nowhere"}, "resume=nowhere is not a training run: config.yaml is missing"),
+    ({"agent": {"name": "ppo"}}, "agent differs from the run in"),
     ({"overwrite": True}, "overwrite=true would remove the run"),
     ({"seed": 2}, "seed=2 differs from the run in"),
     ({"out": "elsewhere"}, "out=elsewhere is not resume="),
@@ -154,20 +154,6 @@ def test_what_cannot_be_resumed_says_why(tmp_path, run_folder, change, words):
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("agent, words", [
-    ({"name": "maskable_ppo", "lagrangian": {"proportional": 0.3}}, "agent=pid_lagrangian differs from the run in "),
-    ({"name": "maskable_ppo", "hidden": 64}, "agent.hidden=64 differs from the run in "),
-])
-def test_another_agent_of_the_same_algorithm_is_named_by_its_recipe_or_by_what_differs(run_folder, agent, words):
-    from agents.learning.runs import read_config
-
-    own = read_config(run_folder)["agent"]
-    with pytest.raises(UserError) as error:
-        train.main({"resume": str(run_folder), "agent": {**own, **agent}})
-    assert words in str(error.value) and f"which has {own['hidden'] if 'hidden' in agent else 'maskable_ppo'}:" in str(
-        error.value)
-
-
 def test_folders_without_a_state_say_what_is_missing(tmp_path, run_folder):
     with pytest.raises(UserError, match=r"is not a training run: config.yaml is missing"):
         train.main({"resume": str(tmp_path)})
@@ -175,11 +161,9 @@ def test_folders_without_a_state_say_what_is_missing(tmp_path, run_folder):
     with pytest.raises(UserError, match=r"has no checkpoints/latest.state to go on from"):
         train.main({"resume": str(tmp_path)})
     (tmp_path / "checkpoints").mkdir()
-    for content, said in ((b"nonsense", "latest.state' was not written by a training of this user"),
-                          (sign(b"nonsense"), "latest.state' cannot be resumed from")):
-        (tmp_path / STATE_FILE).write_bytes(content)
-        with pytest.raises(UserError, match=said):
-            train.main({"resume": str(tmp_path)})
+    (tmp_path / STATE_FILE).write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"latest.state' cannot be resumed from, as it is damaged or of another"):
+        train.main({"resume": str(tmp_path)})
 
 
 def test_the_state_is_left_out_where_nobody_wants_it(tmp_path):

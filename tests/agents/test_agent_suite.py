@@ -11,7 +11,7 @@ from agents.environments import is_partner, make_env, windows
 from agents.evaluation import evaluate
 from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
-from agents.learning.describing import action_meanings, action_names
+from agents.policies.describing import action_meanings, action_names
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
@@ -28,7 +28,8 @@ def config_of(name, **changes):
 def test_train_export_and_evaluate(name, tmp_path):
     pytest.importorskip("sb3_contrib")
     pytest.importorskip("onnxruntime")
-    from agents.learning import export, train
+    from agents.learning import train
+    from agents.policies import export
     from ooco_gym.runtime import Policy
 
     imitate = {"rule": "ooco", "decisions": 60, "epochs": 1, "learning_rate": 1e-3, "critic_first_updates": 0}

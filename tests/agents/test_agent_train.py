@@ -1,7 +1,11 @@
 """Training leaves a run folder that is whole, repeatable by its seed, and loads back into the same decisions."""
 
+import base64
 import csv
 import json
+import pickle
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from gating_double import GatingDouble, train_config
 
 from agents import environments
 from agents.learning import train
-from agents.learning.runs import load_run
+from agents.policies.runs import load_run
 from ooco_gym.errors import UserError
 
 
@@ -29,15 +33,14 @@ def actions(folder, episodes=3):
 def test_run_folder_holds_what_later_commands_need(run_folder):
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["timesteps"] >= 300 and summary["stopped_by"] == "total_timesteps"
-    assert {"policy.zip", "policy_last.zip", "config.yaml", "progress.csv", "normalisation.json"} <= set(
-        summary["files"])
+    assert {"policy.zip", "policy_last.zip", "config.yaml", "progress.csv"} <= set(summary["files"])
     assert list((run_folder / "checkpoints").glob("step_*.zip"))
     assert summary["best"]["reward"] == max(
         v["reward"] for v in summary["validation"]
         if (v["violation_rate"] <= 0.03) == (summary["best"]["violation_rate"] <= 0.03))
-    scale = json.loads((run_folder / "normalisation.json").read_text())
-    assert scale["cluster"]["mean"][0] == pytest.approx(5.0, abs=1.0)  # patience is uniform in 1..9
-    assert scale["candidates"]["mean"][0] == pytest.approx(5.0, abs=0.5)  # padding does not count
+    scale = load_run(run_folder).actor.encoder
+    assert float(scale.cluster.mean[0]) == pytest.approx(5.0, abs=1.0)  # patience is uniform in 1..9
+    assert float(scale.candidates.mean[0]) == pytest.approx(5.0, abs=0.5)  # padding does not count
 
 
 def test_progress_holds_reward_parts_and_episode_figures(run_folder):
@@ -52,7 +55,7 @@ def test_same_seed_same_policy_other_seed_other_policy(run_folder, tmp_path):
     train.main(train_config(tmp_path / "other", seed=2))
 
     def weights(folder):
-        return {key: value.numpy() for key, value in load_run(folder).model.policy.state_dict().items()}
+        return {key: value.numpy() for key, value in load_run(folder).actor.state_dict().items()}
 
     first, again, other = weights(run_folder), weights(tmp_path / "again"), weights(tmp_path / "other")
     assert all(np.array_equal(first[key], again[key]) for key in first)
@@ -152,6 +155,21 @@ def test_folders_that_are_no_run_say_which_file_is_missing(tmp_path, run_folder)
     (tmp_path / "policy.zip").write_bytes(b"PK nonsense")
     with pytest.raises(UserError, match="cannot be read as a policy"):
         load_run(tmp_path)
+
+
+def test_no_code_in_a_policy_is_run(tmp_path, run_folder):
+    class Attack:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "was_here",)
+
+    (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
+    with zipfile.ZipFile(tmp_path / "policy.zip", "w") as archive:
+        archive.writestr("data", json.dumps({"num_timesteps": 1, "policy_class": {":serialized:": base64.b64encode(
+            pickle.dumps(Attack())).decode()}}))
+        archive.writestr("policy.pth", pickle.dumps(Attack()))
+    with pytest.raises(UserError, match="cannot be read as a policy"):
+        load_run(tmp_path)
+    assert not (tmp_path / "was_here").exists()
 
 
 def test_missing_extra_is_one_sentence(monkeypatch, tmp_path):

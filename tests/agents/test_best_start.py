@@ -12,9 +12,9 @@ pytest.importorskip("sb3_contrib")
 from agents.environments import Window, make_env, split_seeds
 from agents.evaluation.heuristics import heuristics_of, play_heuristic
 from agents.evaluation.scoring import HEADLINE, best_heuristic
+from agents.learning import imitation as best_start
+from agents.learning.imitation import best_on_training, training_windows
 from agents.learning.train import main
-from agents.search import imitation as best_start
-from agents.search.imitation import best_on_training, training_windows
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
 

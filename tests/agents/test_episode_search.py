@@ -328,7 +328,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
 
 def test_the_time_limit_ends_a_search_within_a_generation_and_it_goes_on_after(tmp_path, searched):
     begun = time.monotonic()
-    report = train.main(config(tmp_path / "short", generations=100_000, max_wall_s=1.5))
+    report = train.main(config(tmp_path / "short", generations=100_000, max_wall_s=0.5))
     assert report["stopped_by"] == "max_wall_s" and time.monotonic() - begun < 20.0
     done = report["generations"]
     longer = train.main({**config(tmp_path / "short", generations=done + 1), "resume": str(tmp_path / "short")})
@@ -397,7 +397,7 @@ def test_a_tracked_search_logs_the_series_of_its_charts(tmp_path, monkeypatch):
 
 def test_what_a_search_found_is_evaluated_as_learned(searched, tmp_path):
     from agents.evaluation import evaluate
-    from agents.learning.runs import load_run
+    from agents.policies.runs import load_run
 
     out, _ = searched
     env = {**load_yaml("env", "batching"), "window_s": 30.0, "warmup_s": 10.0}

@@ -35,7 +35,7 @@ def shipped():
 
 
 def exported(name, out, **changes):
-    from agents.learning.export import main as export
+    from agents.policies.export import main as export
 
     return export({"policy": name, "out": str(out), "checks": 1000, "seed": 1, **changes})
 

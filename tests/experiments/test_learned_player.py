@@ -111,7 +111,7 @@ def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):
 
 def test_an_exported_policy_plays_as_its_run_does_beside_the_same_partner(runs, tmp_path):
     pytest.importorskip("onnxruntime")
-    from agents.learning.export import main as export
+    from agents.policies.export import main as export
 
     export({"policy": str(runs / "gating"), "out": str(tmp_path / "bundle"), "checks": 100, "seed": 1})
     run, bundle = (f"learned:{folder}" for folder in (runs / "gating", tmp_path / "bundle"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.learning.trust import check_archive
+from agents.policies.runs import _read
 from ooco_gym import files
 from ooco_gym.cli import main
 from ooco_gym.documents import SEAL, read_mapping
@@ -45,7 +45,7 @@ def test_a_few_bytes_that_stand_for_gigabytes_are_not_unpacked(tmp_path: Path, m
     monkeypatch.setattr(files, "MOST_CELLS", 100)
     with pytest.raises(UserError, match="requests.parquet is missing or cannot be read .*more than the 100 cells"):
         read_record(tmp_path / "run")
-    for path, read in ((weights, lambda: read_weights(str(weights), layout)), (policy, lambda: check_archive(policy)),
+    for path, read in ((weights, lambda: read_weights(str(weights), layout)), (policy, lambda: _read(policy)),
                        (tmp_path / "run" / "samples.npz", lambda: read_record(tmp_path / "run"))):
         claim(path, 3 * 2**30)
         with pytest.raises(UserError, match=r"unpacks to 3,221,2.*bytes, more than the"):

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from agents.environments import candidate_shape, decision_names, make_env, observed_shapes
-from agents.learning.algorithms import recipe_of
-from agents.learning.runs import LoadedRun
-from agents.settings import plain
+from agents.environments import candidate_shape, make_env, observed_shapes
+from agents.policies.runs import LoadedRun, recipe_of
 from ooco_gym.envs.buffers import FIXED
 from ooco_gym.envs.decision import PARTNER, kinds, meaning
-from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of
-from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, SCHEMA
 from ooco_gym.runtime.networks import FARTHEST
-from ooco_gym.runtime.writing import FORMS
+from ooco_gym.runtime.writing import LICENCE
 
-OPSET = 18
-LICENCE = "Apache-2.0"
-_VERSIONS = ("ooco-gym", "torch", "stable-baselines3", "sb3-contrib", "onnx", "onnxscript", "onnxruntime", "numpy")
+_TRAINED_BY = ("torch", "stable-baselines3", "sb3-contrib")
 
 
 def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
     """Describes what goes in and comes out of a run's network, and where it comes from, for `runtime.write_bundle`."""
-    space: Any = run.model.observation_space
-    shapes = observed_shapes(space)
+    shapes, decisions = observed_shapes(run.space), run.decisions
     places, actions = shapes["candidates"][0], shapes["action_mask"][0]
-    env = make_env(run.config["env"])
-    try:
-        decisions, parts = decision_names(env), action_parts(env)
+    with closing(make_env(run.config["env"])) as env:
+        parts = action_parts(env)
         inputs: dict[str, Any] = {
-            key: {"shape": list(shapes[key]), "dtype": "float32", "features": feature_table(env, space[key], key)}
+            key: {"shape": list(shapes[key]), "dtype": "float32", "features": feature_table(env, run.space[key], key)}
             for key in ("cluster", "candidates", "decision")
         }
-    finally:
-        env.close()
     inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
-    encoder: Any = run.actor.encoder
-    with_seen(inputs, {key: (scale.mean.numpy(), scale.deviation.numpy())
-                       for key, scale in (("cluster", encoder.cluster), ("candidates", encoder.candidates))})
+    for key in ("cluster", "candidates"):  # beyond eight deviations around the mean the network sees no difference
+        scale: Any = getattr(run.actor.encoder, key)
+        for row, middle, wide in zip(inputs[key]["features"], scale.mean.tolist(), scale.deviation.tolist(),
+                                     strict=True):
+            reach = float(FARTHEST) * wide
+            row["seen"] = [max(row["low"], middle - reach), min(row["high"], middle + reach)]
     names = [f"{part['name']}={level}" for part in parts for level in part["levels"]]
     return {
         "kind": "candidates", "name": name or "-".join(decisions) or run.config["env"]["id"],
@@ -63,9 +53,8 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
         "actions": names or action_names(decisions, places, actions - places),
         "actions_by_decision": {} if parts else action_meanings(decisions, places, actions - places),
         "inside_the_graph": ["scaling of features", "mask", "arg-max"],
-        "versions": {name: _version(name) for name in _VERSIONS}, "opset": OPSET,
-        **origin(plain(run.config), int(run.model.num_timesteps)), "scores": [], "licence": LICENCE,
-        "agreement": dict(agreement),
+        "versions": {name: metadata.version(name) for name in _TRAINED_BY},
+        **origin(run.config, run.timesteps), "scores": [], "licence": LICENCE, "agreement": dict(agreement),
     }
 
 
@@ -83,15 +72,6 @@ def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
                      "config": {key: value for key, value in config.items() if key not in ("out", "logger")}},
         "trained_for": {"slo": dict(scenario.get("slo") or {}), "loads": [load] if load else []},
     }
-
-
-def with_seen(inputs: dict[str, Any], scales: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Notes the range of each feature in training, by mean and deviation of `cluster` and `candidates`: eight
-    deviations around the mean, beyond which the network sees no difference."""
-    for key, (mean, deviation) in scales.items():
-        for row, middle, wide in zip(inputs[key]["features"], mean.tolist(), deviation.tolist(), strict=True):
-            reach = float(FARTHEST) * wide
-            row["seen"] = [max(row["low"], middle - reach), min(row["high"], middle + reach)]
 
 
 def action_parts(env: Any) -> list[dict[str, Any]]:
@@ -124,13 +104,6 @@ def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 _ANY = ("the decision's own no", PARTNER)
 
 
@@ -155,33 +128,3 @@ def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]
     """Names of the actions: those of the one decision there is, or words that hold for all of them."""
     name = decisions[0] if len(decisions) == 1 else ""
     return action_meanings([name], places, fixed)[name]
-
-
-# --- What is said of an export ----------------------------------------------------------------------------------------
-def forms_of(wanted: Sequence[str] | None, arrays: bool, policy: str) -> list[str]:
-    """The forms to write, of a network that can be written as arrays, or as a graph alone.
-
-    Raises:
-        UserError: one is asked for that cannot be written.
-    """
-    can: list[str] = list(FORMS) if arrays else ["onnx"]
-    if wanted is None:
-        return can
-    if not set(wanted) <= set(can):
-        raise UserError(f"the network of '{policy}' can be exported as onnx alone: attention over candidates has no "
-                        "form in arrays or C; leave forms out, or train agent.network=candidate_scorer")
-    return list(wanted)
-
-
-def summarised(out: Path, config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a bundle that was written, which is shown too."""
-    written = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
-    names = list(written["files"])
-    summary = {"command": "export", "policy": str(config["policy"]), **more, "forms": written["forms"],
-               "bytes": (out / (MODEL_FILE if MODEL_FILE in names else names[0])).stat().st_size, "opset": OPSET,
-               "bundle_schema": SCHEMA, "files": [*names, MANIFEST_FILE]}
-    ties = "" if summary["action_agreement"] == 1.0 else ", the others are ties within rounding"
-    print(f"exported as {', '.join(summary['forms'])}; {summary['action_agreement']:.2%} of {summary['checks']:,} "
-          f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
-    print(f"policy: {out}")
-    return summary

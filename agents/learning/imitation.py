@@ -27,7 +27,7 @@ from agents.environments import (
 )
 from agents.evaluation.heuristics import by_name, heuristics_of, play_heuristic, seated
 from agents.evaluation.scoring import HEADLINE, best_heuristic, values
-from agents.learning.networks import Actor
+from agents.policies.networks import Actor
 from agents.settings import plain
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.vector import WINDOWS
@@ -131,7 +131,7 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
         smoothing: share of the target that is spread over all legal actions. A copy that is certain of its teacher
             never tries anything else, and cannot be improved by learning from its own play.
     """
-    actor = Actor(model.policy)
+    actor = Actor.of(model.policy)
     levels = actor.levels or (seen["action_mask"].shape[1],)
     answers = torch.as_tensor(seen["answer"]).reshape(-1, len(levels))
     parts = [torch.as_tensor(seen[key]) for key in OBSERVATION_KEYS]

@@ -1,9 +1,9 @@
 """Networks: the encoder that scales observations, scorers of actions with a value, and the actor of both.
 
 A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
-order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) and `AttentionScorer`
-(a transformer's block without positions: Lee et al., 2019) keep that symmetry: permuting the candidates permutes their
-scores and changes neither those of the fixed actions nor the value. `FlatScorer` does not.
+order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps that symmetry:
+permuting the candidates permutes their scores and changes neither those of the fixed actions nor the value.
+`FlatScorer` does not.
 
 Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. Scorers take its flat
 features. The scores of illegal actions are `MASKED`, so that any algorithm of Stable-Baselines3 takes legal actions
@@ -22,10 +22,8 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
-from torch.nn import functional
 
 from agents.environments import OBSERVATION_KEYS, candidate_shape
-from agents.settings import ATTENTION_HEADS
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.networks import Sizes
 
@@ -53,9 +51,11 @@ class Scorer(nn.Module, ABC):
     Attributes:
         latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
         of_actor: the submodules of the actor.
+        kinds: of decisions that have last layers of their own.
     """
 
     of_actor: Sequence[str] = ()
+    kinds: int
 
     def __init__(self, layout: Layout, hidden: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class CandidateScorer(Scorer):
         self.actor, self.critic = _SetEncoder(layout, hidden), _SetEncoder(layout, hidden)
         self.own, self.own_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + layout.context, hidden, bias=False)
         self.fixed_pool = nn.Linear(hidden + layout.context, hidden)
-        self.heads = _Heads(layout, hidden, joint)
+        self.heads, self.kinds = _Heads(layout, hidden, joint), layout.decisions if joint else 1
         self.value = nn.Linear(hidden + layout.context, hidden)
 
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
@@ -167,53 +167,6 @@ class CandidateScorer(Scorer):
         context, candidates, legal, _ = self.layout.split(x)
         _, pooled = self.critic(context, candidates, legal)
         return torch.tanh(self.value(torch.cat([pooled, context], dim=1)))
-
-    def start_uniform(self) -> None:
-        self.heads.start_uniform()
-
-
-class _AttentionBlock(nn.Module):
-    """Tokens (the context first, then the candidates) look at each other once: (batch, 1 + K, h)."""
-
-    def __init__(self, layout: Layout, hidden: int) -> None:
-        super().__init__()
-        self.layout = layout
-        self.of_candidate = nn.Linear(layout.features + (layout.places if layout.levels else 0), hidden)
-        self.of_context = nn.Linear(layout.context, 2 * hidden)
-        self.normal, self.after = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.look, self.mix = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.think = nn.Linear(hidden, hidden)
-
-    def forward(self, context: torch.Tensor, candidates: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
-        first, beside = self.of_context(context).unsqueeze(1).chunk(2, dim=-1)
-        own = self.of_candidate(_with_places(self.layout, candidates)) + beside
-        tokens = torch.cat([first, own], dim=1)
-        there = torch.cat([torch.ones_like(legal[:, :1]), legal], dim=1) > 0
-        parts = self.look(self.normal(tokens)).unflatten(-1, (3, ATTENTION_HEADS, -1)).permute(2, 0, 3, 1, 4)
-        seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2],
-                                                       attn_mask=there[:, None, None, :])
-        tokens = tokens + self.mix(seen.transpose(1, 2).flatten(2))
-        return tokens + functional.relu(self.think(self.after(tokens)))
-
-
-class AttentionScorer(Scorer):
-    """A block of self-attention over the candidates and one token for the context, which scores the fixed actions."""
-
-    of_actor = ("actor", "heads")
-
-    def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
-        super().__init__(layout, hidden)
-        self.actor, self.critic = _AttentionBlock(layout, hidden), _AttentionBlock(layout, hidden)
-        self.heads = _Heads(layout, hidden, joint)
-
-    def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        context, candidates, legal, _ = self.layout.split(x)
-        tokens = torch.tanh(self.actor(context, candidates, legal))
-        return self.heads(tokens[:, 0], tokens[:, 1:], context)
-
-    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        context, candidates, legal, _ = self.layout.split(x)
-        return torch.tanh(self.critic(context, candidates, legal)[:, 0])
 
     def start_uniform(self) -> None:
         self.heads.start_uniform()
@@ -246,7 +199,7 @@ class FlatScorer(Scorer):
         nn.init.orthogonal_(self.last.weight, gain=0.01)
 
 
-SCORERS: dict[str, Any] = {"candidate_scorer": CandidateScorer, "attention": AttentionScorer, "mlp": FlatScorer}
+SCORERS: dict[str, Any] = {"candidate_scorer": CandidateScorer, "mlp": FlatScorer}
 
 
 class FeatureScale(nn.Module):
@@ -283,10 +236,6 @@ class FeatureScale(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scales `x` (..., n)."""
         return ((x - self.mean) / self.deviation).clamp(-8.0, 8.0)
-
-    def describe(self) -> dict[str, list[float]]:
-        """Returns the applied mean and deviation, for people and for `normalisation.json`."""
-        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
 
 
 class ObservationEncoder(BaseFeaturesExtractor):
@@ -343,11 +292,29 @@ class Actor(nn.Module):
     It is what evaluation runs and what `export` writes, so both are the same arithmetic.
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, encoder: ObservationEncoder, scorer: Scorer) -> None:
         super().__init__()
-        self.encoder: ObservationEncoder = policy.pi_features_extractor
-        self.scorer: Scorer = policy.mlp_extractor
-        self.levels: tuple[int, ...] = self.encoder.layout.levels
+        self.encoder, self.scorer, self.levels = encoder, scorer, encoder.layout.levels
+
+    @classmethod
+    def of(cls, policy: Any) -> Actor:
+        """That of a policy of `agents.learning.models`, with which it shares its parameters."""
+        return cls(policy.pi_features_extractor, policy.mlp_extractor)
+
+    @classmethod
+    def built(cls, space: spaces.Dict, levels: tuple[int, ...], agent: Mapping[str, Any],
+              weights: Mapping[str, torch.Tensor]) -> Actor:
+        """One of an agent's configuration, with the arrays of a saved policy.
+
+        Raises:
+            KeyError, RuntimeError: the arrays are of another network.
+        """
+        encoder = ObservationEncoder(space, levels)
+        scorer = SCORERS[agent["network"]](encoder.layout, int(agent["hidden"]), agent.get("heads") == "joint")
+        for module, name in ((encoder, "features_extractor."), (scorer, "mlp_extractor.")):
+            module.load_state_dict({key.removeprefix(name): array for key, array in weights.items()
+                                    if key.startswith(name)})
+        return cls(encoder, scorer).eval()
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """The parameters that decide; actor and critic share none."""

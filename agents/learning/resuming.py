@@ -1,0 +1,86 @@
+"""Under which configuration a run of `ooco-gym train` goes on, and whether its folder is free for another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
+
+from agents.policies.runs import CONFIG_FILE, STATE_FILE, clear, holds_run, read_config
+from agents.search.optimisers import is_search
+from agents.settings import plain
+from ooco_gym.errors import UserError
+
+_ANEW = ("total_timesteps", "max_wall_s", "threads", "logger")  # what may differ from how a run was begun
+_LONGER = "agent.generations"  # of a search over whole episodes, which may have more than before
+
+
+def check_free(config: Mapping[str, Any]) -> None:
+    """Refuses to train into the folder of another run, unless `config.overwrite` gives that away."""
+    overwrite = config.get("overwrite")
+    if overwrite not in (None, True, False):
+        raise UserError(f"overwrite must be true or false, got {overwrite!r}")
+    if not overwrite and holds_run(Path(config["out"])):
+        raise UserError(f"out={config['out']} holds a training run; go on with it by resume={config['out']}, choose "
+                        "another out, or remove it by overwrite=true")
+
+
+def go_on_in_sweep(cfg: Any) -> None:
+    """Lets a point of a sweep of the command line, which was begun before and not finished, go on: from its last state,
+    or from nothing."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return
+    out = Path(cfg["out"])
+    if cfg.get("resume") or cfg.get("overwrite") or not holds_run(out):
+        return
+    if (out / STATE_FILE).is_file():
+        cfg["resume"] = str(out)
+    else:
+        clear(out)
+
+
+def resumed_config(cfg: Any) -> dict[str, Any]:
+    """The configuration of the run `cfg.resume`, with what may be asked anew; it takes the place of the one given,
+    which is written beside it.
+
+    Raises:
+        UserError: it is no run, has nothing to resume from, or something is asked that differs from how it was begun.
+    """
+    asked = plain(cfg)
+    folder = Path(asked["resume"])
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"resume={folder} is not a training run: {CONFIG_FILE} is missing; expected the 'out' of "
+                        "'ooco-gym train'")
+    if not (folder / STATE_FILE).is_file():
+        raise UserError(f"resume={folder} has no {STATE_FILE} to go on from: it ended before it learned, or was "
+                        "trained with resumable=false; train anew")
+    if asked.get("overwrite"):
+        raise UserError(f"overwrite=true would remove the run that resume={folder} goes on with; leave one of "
+                        "them away")
+    if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():
+        raise UserError(f"out={asked['out']} is not resume={folder}: a run goes on in its own folder; leave out away")
+    kept, hydra = read_config(folder), HydraConfig.initialized()
+    given = [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in HydraConfig.get().overrides.task
+             ] if hydra else list(asked)
+    for key in given:
+        if is_search(kept["agent"]) and (key == _LONGER or (key == "agent" and is_search(asked["agent"]))):
+            if key == _LONGER or not hydra:  # on a command line, agent=cma says no more than its name
+                kept["agent"]["generations"] = asked["agent"].get("generations")
+        elif key.partition(".")[0] in _ANEW:
+            kept[key.partition(".")[0]] = asked[key.partition(".")[0]]
+        elif key not in ("resume", "out", "overwrite"):
+            wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
+            if wanted != had:
+                what = key if isinstance(wanted, Mapping) or isinstance(had, Mapping) else f"{key}={wanted}"
+                raise UserError(f"{what} differs from the run in '{folder}': a run goes on as it was begun; leave "
+                                f"{key} away, or train anew")
+    kept |= {"out": str(folder), "resume": None}
+    if hasattr(cfg, "_metadata"):
+        with open_dict(cfg):
+            for key in list(cfg):
+                del cfg[key]
+            cfg.merge_with(OmegaConf.create(kept))
+    return kept

@@ -1,0 +1,167 @@
+"""`ooco-gym export`: writes a learned policy as ONNX, arrays and C, scaling, mask and arg-max inside, with a manifest.
+
+A network's arrays are all that its forms are made of (`ooco_gym.runtime`); a policy of `conf/policy` that has a file of
+weights needs no network, and says itself what they mean (`ooco_gym.policy.weights`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import OBSERVATION_KEYS, observed_shapes
+from agents.policies.describing import manifest
+from agents.policies.runs import LoadedRun, imitated, load_run
+from agents.settings import plain, require, whole
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.policy import get_policy, is_policy
+from ooco_gym.policy.registry import known_of
+from ooco_gym.policy.weights import write_linear_bundle
+from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, REFERENCE_FILE, Policy, read_manifest, write_bundle
+from ooco_gym.runtime.manifest import read_arrays
+from ooco_gym.runtime.networks import Sizes, built
+from ooco_gym.runtime.writing import FORMS, VECTORS
+
+_TOLERANCE = 1e-4
+# Layers of `agents.policies.networks` as `weights.npz` calls them.
+_NAMES = {"encoder.cluster.mean": "cluster.mean", "encoder.cluster.deviation": "cluster.deviation",
+          "encoder.candidates.mean": "candidates.mean", "encoder.candidates.deviation": "candidates.deviation"}
+_LAYERS = {
+    "candidate_scorer": {"actor.of_candidate": "embed", "actor.of_context": "context", "own": "own",
+                         "own_pool": "state", "fixed_pool": "pool", "heads.of_candidate": "head",
+                         "heads.of_fixed": "fixed"},
+    "mlp": {"actor.0": "first", "actor.2": "second", "last": "last"},
+}
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Exports the policy `cfg.policy` into the folder `cfg.out`, checks its forms against it, and summarises.
+
+    Raises:
+        UserError: the policy or an extra is missing, a count or seed is none, a form cannot be written, or a form does
+            not agree with the policy.
+    """
+    config = plain(cfg)
+    checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
+    forms, source, out, target = _forms(config), str(config["policy"]), Path(config["out"]), config.get("target")
+    agreement: dict[str, Any] = {}
+    if (Path(source) / MANIFEST_FILE).is_file():
+        _write_anew(Path(source), out, forms, config)
+    elif not Path(source).is_dir() and is_policy(source):
+        named = {"name": config["name"]} if config.get("name") else {}
+        write_linear_bundle(out, get_policy(source), known=known_of(source), forms=forms, target=target, **named)
+    else:
+        require("export")
+        run = load_run(source)
+        network, arrays = arrays_of_run(run)
+        agreement = compare(run, network, arrays, random_observations(run, checks, seed))
+        if agreement["max_logit_error"] > _TOLERANCE:
+            raise UserError(f"the exported arrays disagree with the policy of '{source}': largest logit error "
+                            f"{agreement['max_logit_error']:.1e}; nothing was written")
+        asked = random_observations(run, VECTORS, seed + 1)
+        reference = {**dict(zip(OBSERVATION_KEYS, asked, strict=True)), "logits": run.actor.answer(*asked)[1]}
+        described = {**manifest(run, agreement, config.get("name")), "network": network}
+        write_bundle(out, described, arrays, reference, forms, None, target)
+        if not run.timesteps:  # a copy that validation preferred to all that was learned later, or a run cut short
+            rule = imitated(run.config["agent"])
+            what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
+            warnings.warn(f"the policy of '{source}' has learned from 0 decisions: it is {what}; the policy that "
+                          "learned last is policy_last.zip in the same folder", UserWarning, stacklevel=2)
+        agreement["decisions_learned"] = run.timesteps
+    for form in set(forms) & {"npz", "onnx"}:
+        Policy.load(out, form=form)  # answers the reference vectors, or says that it does not
+    written = read_manifest(out)
+    print(f"exported as {', '.join(forms)}: {out}")
+    if agreement:
+        print(f"{agreement['action_agreement']:.2%} of {checks:,} actions agree with the trained policy; largest logit "
+              f"error {agreement['max_logit_error']:.1e}")
+    return {"command": "export", "policy": source, "env": written["environment"], "decisions": written["decisions"],
+            **agreement, "forms": written["forms"], "bundle_schema": written["schema"],
+            "files": [*written["files"], MANIFEST_FILE]}
+
+
+def _forms(config: Mapping[str, Any]) -> list[str]:
+    """The forms that the user asks for; all that there are by default.
+
+    Raises:
+        UserError: an unknown form or target.
+    """
+    given, target = config.get("forms"), config.get("target")
+    if target not in (None, "c"):
+        raise unknown("target", target, ("c",))
+    wanted = list(FORMS) if given is None else [given] if isinstance(given, str) else list(given)
+    for form in wanted:
+        if form not in FORMS:
+            raise unknown("form", form, FORMS)
+    if not wanted:
+        raise UserError(f"forms=[] names no form; expected some of: {', '.join(FORMS)}")
+    return [form for form in FORMS if form in wanted or (form == "c" and target == "c")]
+
+
+def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, Any]) -> None:
+    """Writes a bundle anew in the forms asked for; its weights and its origin stay.
+
+    Raises:
+        UserError: the bundle is broken, or has no arrays, of which its forms are made.
+    """
+    known = read_manifest(source)
+    if out.resolve() == source.resolve():
+        raise UserError(f"out='{out}' is the bundle itself; give another folder")
+    if ARRAYS_FILE not in known["files"]:
+        raise UserError(f"'{source}' has no {ARRAYS_FILE}, of which all forms are made; export the run itself, or ask "
+                        "whoever made the bundle for the form npz")
+    kept = {key: value for key, value in known.items()
+            if key not in ("schema", "manifest_sha256", "files", "forms", "reference")}
+    kept["name"] = config.get("name") or kept["name"]
+    write_bundle(out, kept, read_arrays(source / ARRAYS_FILE), read_arrays(source / REFERENCE_FILE), forms, None,
+                 config.get("target"))
+
+
+def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(The manifest's `network`, the arrays) of a run's actor, under the names of `ooco_gym.runtime.networks`, which an
+    engine's programmer reads."""
+    name, scorer = run.config["agent"]["network"], run.actor.scorer
+    state = {key: value.detach().cpu().numpy() for key, value in run.actor.state_dict().items()}
+    arrays = {mine: state[theirs] for theirs, mine in _NAMES.items()}
+    for theirs, mine in _LAYERS[name].items():
+        for part in ("weight", "bias"):
+            if f"scorer.{theirs}.{part}" in state:
+                arrays[f"{mine}.{part}"] = state[f"scorer.{theirs}.{part}"]
+    if name == "candidate_scorer" and "fixed.weight" not in arrays:  # levels alone: nothing reads the pooled state
+        arrays = {key: array for key, array in arrays.items() if not key.startswith("pool.")}
+    return {"form": {"mlp": "flat"}.get(name, name), "hidden": scorer.latent_dim_vf, "kinds": scorer.kinds}, arrays
+
+
+def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Draws cluster (count, Fc), candidates (count, K, F), masks (count, A) with a legal action, decisions (count, D).
+
+    Values are the training mean ± 3 deviations, so that they exercise the network where it was trained and beyond.
+    """
+    random, encoder, shapes = np.random.default_rng((seed, 11)), run.actor.encoder, observed_shapes(run.space)
+    (actions,), (kinds,) = shapes["action_mask"], shapes["decision"]
+
+    def draw(scale: Any, shape: tuple[int, ...]) -> np.ndarray:
+        z = random.uniform(-3.0, 3.0, (count, *shape))
+        return (scale.mean.numpy() + z * scale.deviation.numpy()).astype(np.float32)
+
+    mask, first = (random.random((count, actions)) < 0.5).astype(np.int8), 0
+    for choices in run.actor.levels or (actions,):  # one of them, in each part of an action, is legal at least
+        mask[np.arange(count), first + random.integers(0, choices, count)] = 1
+        first += choices
+    cluster, candidates = (draw(getattr(encoder, key), shapes[key]) for key in ("cluster", "candidates"))
+    return cluster, candidates, mask, np.eye(kinds, dtype=np.float32)[random.integers(0, kinds, count)]
+
+
+def compare(run: LoadedRun, network: Mapping[str, Any], arrays: Mapping[str, np.ndarray],
+            observations: tuple[np.ndarray, ...]) -> dict[str, Any]:
+    """Asks the arrays and the trained network the same: share of equal actions (a tie may fall either way within
+    rounding), and the largest error of a legal action's logit."""
+    mine = built(network, arrays, Sizes(*run.actor.encoder.layout))(*observations)
+    theirs, legal = run.actor.answer(*observations), observations[2] > 0
+    same = np.reshape(mine[0] == theirs[0], (len(legal), -1)).all(axis=1)
+    return {"checks": len(legal), "action_agreement": float(same.mean()),
+            "max_logit_error": float(np.abs(mine[1] - theirs[1])[legal].max())}

@@ -1,0 +1,174 @@
+"""The folder of a training run: what lies there, under which configuration, and the policy in it.
+
+`policy.zip` has Stable-Baselines3's format, which can carry code. Of it only arrays and plain data are read here: the
+network is built anew, by the run's configuration, and takes the arrays.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env, stacked_space
+from agents.settings import plain, require
+from ooco_gym.documents import read_mapping, read_yaml
+from ooco_gym.errors import UserError
+from ooco_gym.files import bounded_archive
+
+POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
+CHECKPOINTS = "checkpoints"
+STATE_FILE = Path(CHECKPOINTS) / "latest.state"  # what a stopped run goes on from
+SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE = "policy.yaml", "weights.npz", "generations.csv"  # of a search
+_LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, "progress.csv", CHECKPOINTS, "wandb", "tensorboard",
+         "bundle", SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE)
+_LARGEST_BYTES = 2**31  # of policy.zip, unpacked
+
+
+class LoadedRun:
+    """A trained policy: `decide` one observation, or `decide_batch` many; illegal actions are never chosen.
+
+    Attributes:
+        actor: the module that decides (`networks.Actor`), the same for every algorithm: raw observations in,
+            action and logits out, (batch,) and (batch, A), or (batch, P) and (batch, sum of levels) where an action is
+            a vector of levels.
+        config: that it was trained under.
+        space: of the observations that it takes.
+        decisions: that it was trained on.
+        timesteps: decisions that it has learned from.
+        history: how many of the last cluster vectors, the newest first, make up the `cluster` of an observation
+            (`ooco_gym.runtime.ClusterStack` keeps them; `agents.evaluation.players` does so by itself).
+    """
+
+    def __init__(self, config: dict[str, Any], path: Path) -> None:
+        from agents.policies.networks import Actor, levels_of
+
+        agent = config["agent"]
+        self.config, self.history = config, history_of(agent)
+        with closing(make_env(config["env"])) as env:
+            self.decisions, self.space = decision_names(env), stacked_space(env.observation_space, self.history)
+            levels = levels_of(env.action_space)
+        weights, self.timesteps = _read(path)
+        self.actor = Actor.built(self.space, levels, agent, weights)
+
+    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> Any:
+        """Returns the most likely legal action for one observation, a whole number or a vector of levels (P,); `mask`
+        (A,) defaults to the observation's."""
+        given = observation if mask is None else {**observation, "action_mask": mask}
+        action = self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0]
+        return action if np.ndim(action) else int(action)
+
+    def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
+        """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
+        action_mask (batch, A) and decision (batch, D)."""
+        return self.actor.answer(*observation)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], int]:
+    """The arrays of a saved model by their names, and how many decisions it has learned from.
+
+    Raises:
+        UserError: the file is damaged, or holds anything but arrays where they belong.
+    """
+    import torch
+
+    try:
+        with zipfile.ZipFile(bounded_archive(path, _LARGEST_BYTES)) as archive:
+            weights = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
+            return weights, int(json.loads(archive.read("data"))["num_timesteps"])
+    except Exception as error:  # zipfile and torch raise a dozen kinds; all mean that the file is no policy
+        reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        raise UserError(f"'{path}' cannot be read as a policy: {reason}") from error
+
+
+def load_run(folder: str | Path) -> LoadedRun:
+    """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under.
+
+    Raises:
+        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise UserError(f"run folder '{folder}' does not exist; expected the 'out' of an 'ooco-gym train' run")
+    found = searched_policy(path)
+    if found is not None:
+        raise UserError(f"'{folder}' holds a search over whole episodes, whose policy needs no network: give {found} "
+                        "wherever a policy's name is accepted")
+    for name in (POLICY_FILE, CONFIG_FILE):
+        if not (path / name).is_file():
+            raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of "
+                            "'ooco-gym train'")
+    require("train")
+    try:
+        return LoadedRun(read_config(path), path / POLICY_FILE)
+    except (KeyError, RuntimeError) as error:  # arrays of another network than the configuration says
+        raise UserError(f"'{path / POLICY_FILE}' does not fit the environment and the network of {CONFIG_FILE} beside "
+                        f"it, one of which has changed since: {' '.join(str(error).split())[:200]}") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Reads the configuration of a run, which has `env` and `agent`."""
+    path = folder / CONFIG_FILE
+    config = read_yaml(path)
+    for key in ("env", "agent"):
+        if not isinstance(config, dict) or key not in config:
+            raise UserError(f"'{path}' has no key '{key}'; expected the configuration of an 'ooco-gym train' run")
+        if not isinstance(config[key], dict):
+            raise UserError(f"'{path}': {key} is {config[key]!r}; expected a mapping, as of an 'ooco-gym train' run")
+    return config
+
+
+def recipe_of(agent: Mapping[str, Any]) -> str:
+    """What an agent's configuration is called in conf/agent: several recipes there are built on one algorithm, whose
+    name is all that loading needs and `agent.name` says."""
+    multiplier = agent.get("lagrangian")
+    if multiplier:
+        damped = multiplier.get("proportional") or multiplier.get("derivative")
+        return "pid_lagrangian" if damped else "ppo_lagrangian"
+    return str(agent["name"])
+
+
+def imitated(agent: Mapping[str, Any]) -> Any:
+    """`agent.imitate.rule`: what the agent imitates before it learns, or None."""
+    return plain(agent.get("imitate") or {}).get("rule")
+
+
+def searched_policy(folder: str | Path) -> str | None:
+    """The policy that a search left in a folder, by the name that commands take; None where none did."""
+    path = Path(folder)
+    there = all((path / name).is_file() for name in (SEARCHED_FILE, GENERATIONS_FILE))
+    return str(path / SEARCHED_FILE) if there else None
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a training run lies in a folder, whole or begun."""
+    if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE)):
+        return True
+    if any(True for pattern in ("step_*.zip", STATE_FILE.name) for _ in (folder / CHECKPOINTS).glob(pattern)):
+        return True
+    return (mapping_or_empty(folder / SUMMARY_FILE).get("command") == "train"
+            or {"agent", "total_timesteps"} <= set(mapping_or_empty(folder / CONFIG_FILE)))
+
+
+def mapping_or_empty(path: Path) -> dict[str, Any]:
+    """A file's mapping; empty where it has none."""
+    try:
+        return read_mapping(path)
+    except UserError:
+        return {}
+
+
+def clear(folder: Path) -> None:
+    """Removes what `ooco-gym train` leaves in a folder, and nothing else."""
+    for path in (folder / name for name in _LEFT):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
