@@ -250,7 +250,7 @@ def _rewards() -> list[str]:
 def _arguments() -> list[str]:
     rows = [(f"`{name}`", f"`{parameter.annotation}`") for name, parameter in _parameters(DecisionEnv)]
     vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
-              for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "trace", "flat")]
+              for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "flat")]
     return [table(("argument", "type"), rows),
             "None takes the default of the environment's file in `conf/env`, which its page shows, with the seeds of "
             "each split and the distribution shifts. Each seed has any number of windows "

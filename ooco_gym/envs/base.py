@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index as whole
-from os import PathLike
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -70,18 +69,17 @@ class DecisionEnv(gym.Env):
     these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
     mapping of weights), `interval_s` (of decisions by the clock; how long an answer of Batching-v0 stays in force),
     `shift` (one of the scenario's distribution shifts), `levels`, `shares`, `action`, `controls`, `vary`, `shifts` (as
-    in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes), `flat` (an observation is one vector; the
-    mask is in `info["action_mask"]` and `action_masks()` as ever).
+    in `conf/env`), `render_mode`, `flat` (an observation is one vector; the mask is in `info["action_mask"]` and
+    `action_masks()` as ever).
     An illegal action does what the partner would do: `info["illegal_action"]` is then True, and the episode's summary
     has their number as `illegal_actions`.
 
     ## Rendering
     `human` is a live view in the terminal, `render_fps` times a second at most: what each instance runs, its KV memory
-    and queues, how near the next deadlines are, misses, the last decision. `rgb_array` (needs the extra `render`) is a
-    timeline of the last three minutes: kinds of work and KV memory of each instance, transfers, decisions by what was
-    answered, queues, misses against their budget; Gymnasium's `RecordVideo` (needs moviepy) makes films of it. `ansi`
-    is a line of text on the instances.
-    `env.unwrapped.export_trace(path)` (with `trace=True` or `rgb_array`) writes the episode so far for Perfetto.
+    and queues, misses, the last decision. `rgb_array` (needs the extra `render`) is a timeline of the last three
+    minutes: kinds of work and KV memory of each instance, transfers, decisions by what was answered, queues, misses
+    against their budget, as sampled at each decision; Gymnasium's `RecordVideo` (needs moviepy) makes films of it.
+    `ansi` is a line of text on the instances.
 
     ## Snapshots
     `state = env.unwrapped.snapshot()` copies the episode in a fraction of a millisecond, `env.unwrapped.restore(state)`
@@ -108,9 +106,9 @@ class DecisionEnv(gym.Env):
                  levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
                  action: str | None = None, controls: Mapping[str, Any] | None = None,
                  vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
-                 shift: str | None = None, render_mode: str | None = None, trace: bool = False,
-                 flat: bool = False, **unknown: Any) -> None:
-        self.render_mode, self._trace = render_mode, bool(trace)
+                 shift: str | None = None, render_mode: str | None = None, flat: bool = False,
+                 **unknown: Any) -> None:
+        self.render_mode = render_mode
         self.config: EpisodeConfig = episode_config(
             self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
             candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
@@ -128,7 +126,7 @@ class DecisionEnv(gym.Env):
     def _attach(self) -> None:
         """Names the arrays of the one episode, and begins to watch it."""
         buffers = self.episodes.buffers
-        self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode, self._trace,
+        self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._snapshots = Snapshots(self.episodes)
         parts = {"cluster": buffers.cluster[0], "candidates": buffers.candidates[0].reshape(-1),
@@ -224,17 +222,6 @@ class DecisionEnv(gym.Env):
     def close(self) -> None:
         """Ends the live view."""
         self._watch.close()
-
-    def export_trace(self, path: str | PathLike[str]) -> None:
-        """Writes the episode so far as a Chrome trace, for ui.perfetto.dev (`trace_export.write_trace`).
-
-        Args:
-            path: of the JSON file; gzipped where it ends in `.gz`.
-
-        Raises:
-            UserError: made without `trace=True` or `render_mode="rgb_array"`, not reset yet, or no file can be written.
-        """
-        self._watch.export_trace(path)
 
     def snapshot(self, into: Snapshot | None = None) -> Snapshot:
         """A copy of where the episode stands, for `restore`; wrappers and the drawing of windows are not part of it.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,6 @@ from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.custom import Figure, Term, addresses_of, check, scales_of
 from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, cluster_table, slot_names
 from ooco_gym.envs.stepping import begin, drain, step_all
-from ooco_gym.envs.thread_pool import STEP_ALL, Team
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
@@ -44,7 +46,7 @@ class Episodes:
         own_terms: the terms of the reward that these episodes have of their own, by name: columns of `buffers.account`
             with the step's term and the total so far.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
-        threads: that step them (`team.Team`).
+        threads: that step them, at most one for each.
         watchers: objects whose `begin`, `opened` and `took` are called as episodes go, such as `recording.Recorder`.
     """
 
@@ -58,8 +60,9 @@ class Episodes:
         self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
         self._lay_out(count, terms, figures)
-        team = Team(threads, count, address_of(step_all, STEP_ALL), self._handle.address, self._run)
-        self.threads, self._team = team.threads, team if team.threads > 1 else None
+        self.threads = min(threads, count)
+        self._pool: ThreadPoolExecutor | None = None
+        self._process: int | None = None  # where the pool's threads are
         self.simulations: list[Simulation | None] = [None] * count
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
         self.bank = bank
@@ -203,14 +206,29 @@ class Episodes:
         return ended
 
     def _step(self, first: int, end: int) -> int:
-        if self._team is None or end - first < len(self.simulations):
+        if self.threads == 1 or end - first < len(self.simulations):
             return step_all(self._handle.address, self._run, first, end)
-        return self._team.step()
+        return self._step_with_threads()
+
+    def _step_with_threads(self) -> int:
+        """Every thread has a share of neighbouring episodes, whose memory stays in its core's cache; the first one is
+        the caller's. An episode shares nothing that is written: results do not hang on who steps it."""
+        if self._pool is None or self._process != os.getpid():  # a fork has the pool, but none of its threads
+            self._pool, self._process = ThreadPoolExecutor(self.threads - 1, "ooco_gym-step"), os.getpid()
+        bounds = [len(self.simulations) * share // self.threads for share in range(self.threads + 1)]
+        mine, *others = pairwise(bounds)
+        tasks = [self._pool.submit(step_all, self._handle.address, self._run, *share) for share in others]
+        try:
+            ended = step_all(self._handle.address, self._run, *mine)
+        finally:
+            wait(tasks)
+        return ended + sum(task.result() for task in tasks)
 
     def close(self) -> None:
         """Ends the threads that step; another step makes new ones."""
-        if self._team is not None:
-            self._team.close()
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown()
+        self._pool = None
 
     def _finish(self, i: int) -> None:
         """Drains under the partner and adds what it finds out to the last step's account."""

@@ -7,59 +7,59 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.ImageColor import getrgb
 
-from ooco_gym.envs.recording import DECLINED, MIXED_WORK, OWN, PARTNERS, WORK, Recording, Slice, clock_of, names_of
-from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.envs.recording import DECLINED, OWN, PARTNERS, WORK, Answered, Sample, clock_of
+from ooco_gym.sim import state as s
 
 SPAN_S = 180.0  # of the past that is shown
-# As `ooco_gym.report.pages` has them: kinds of work (idle last), then lines.
-COLOURS = ("#882255", "#DDCC77", "#44AA99", "#CC6677", "#0072B2", "#ECECEC")
+# As `ooco_gym.report.pages` has them: kinds of work, transfers and idle, then lines.
+COLOURS = ("#882255", "#DDCC77", "#44AA99")
+TRANSFERS, IDLE = "#0072B2", "#ECECEC"
 KV_COLOUR, LIMIT_COLOUR, PLAIN, TEXT, GREY = "#111111", "#B00020", "#FAFAFA", "#222222", "#666666"
 MARKS = {PARTNERS: ("as partner", "#7F7F7F"), DECLINED: ("declined", "#E69F00"), OWN: ("own choice", "#0072B2")}
 WIDTH, LEFT, RIGHT = 960, 150, 12  # of the picture and its margins, in pixels
 _PLOT = WIDTH - LEFT - RIGHT
 _TOP, _GAP, _MARKS, _LINK, _QUEUES, _SLOS, _FOOT = 52, 6, 12, 14, 64, 52, 26
 _LANES = 336  # the height that instances share
-_IDLE = len(COLOURS) - 1
 
 
-def frame(recording: Recording, title: str, window_start_ps: int, budget: float, day_s: float) -> np.ndarray:
-    """The picture of an episode as it stands.
+class Picture:
+    """A picture under way: names to the left, and rows in which a column of pixels is a stretch of time.
 
     Args:
-        recording: what has been recorded of it.
-        title: the environment's name.
-        window_start_ps: time at which its window begins.
-        budget: share of online requests that may miss an SLO.
-        day_s: time of day at time 0, in seconds.
-
-    Returns:
-        uint8 (height, 960, 3); the height depends on the number of instances alone.
+        samples, answers: what has been recorded of the episode.
+        state: of its simulation.
     """
-    return _Picture(recording).drawn(title, window_start_ps, budget, day_s)
 
-
-class _Picture:
-    """A picture under way: names to the left, and rows in which a column of pixels is a stretch of time."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording, self.state, self.now_ps = recording, recording.state, recording.now_ps
-        span_ps = round(SPAN_S * PS_PER_S)
-        self.first_ps = max(recording.begin_ps, self.now_ps - span_ps)
+    def __init__(self, samples: Sequence[Sample], answers: Sequence[Answered], state: s.State) -> None:
+        self.answers, self.state, self.now_ps = answers, state, samples[-1].time_ps
+        span_ps = round(SPAN_S * s.PS_PER_S)
+        self.first_ps = max(samples[0].time_ps, self.now_ps - span_ps)
         self.edges = self.first_ps + np.linspace(0.0, span_ps, _PLOT + 1)
-        times = [sample.time_ps for sample in recording.samples]
-        self.samples = recording.samples[max(0, bisect_left(times, self.first_ps) - 1):]
+        first = bisect_left(samples, self.first_ps, key=lambda sample: sample.time_ps)
+        self.samples = samples[max(0, first - 1):]
         self.times = np.array([sample.time_ps for sample in self.samples])
         # of each column that is past, the sample that held at its end
         past = self.edges[1:][self.edges[:-1] <= self.now_ps]
         self.held = np.clip(np.searchsorted(self.times, np.minimum(past, self.now_ps), "right") - 1, 0, None)
 
     def drawn(self, title: str, window_start_ps: int, budget: float, day_s: float) -> np.ndarray:
-        """All of it: see `frame`."""
+        """The picture of the episode as it stands.
+
+        Args:
+            title: the environment's name.
+            window_start_ps: time at which its window begins.
+            budget: share of online requests that may miss an SLO.
+            day_s: time of day at time 0, in seconds.
+
+        Returns:
+            uint8 (height, 960, 3); the height depends on the number of instances alone.
+        """
         count, links = self.state.instances.size, self.state.links.size
         high = max(10, min(72, _LANES // count))
         lanes = _TOP + _MARKS + _GAP
@@ -70,12 +70,10 @@ class _Picture:
         self.draw = ImageDraw.Draw(self.image)
         self._head(title, window_start_ps, day_s)
         self._decisions()
-        names = names_of(self.state)
         for index in range(count):
-            self._instance(index, names[index], lanes + index * (high + _GAP), high)
+            self._instance(index, lanes + index * (high + _GAP), high)
         if links:
-            lanes_of_links = [self._shares(self.recording.slices(count + link, self.first_ps)) for link in range(links)]
-            self._work(transfers, _LINK, np.mean(lanes_of_links, axis=0))
+            self._work(transfers, _LINK, [[sample.transfers_ps for sample in self.samples]], (TRANSFERS,))
             self._write(8, transfers, "transfers")
         self._waiting(queues)
         self._missed(slos, budget)
@@ -84,38 +82,36 @@ class _Picture:
 
     # --- Rows of the picture ----------------------------------------------------------------------------------------
     def _head(self, title: str, window_start_ps: int, day_s: float) -> None:
-        seconds = (self.now_ps - window_start_ps) / PS_PER_S
-        self._write(8, 4, f"{title}   {seconds:.2f} s, {clock_of(day_s + self.now_ps / PS_PER_S)}", size=15)
-        if self.recording.answers:
-            self._write(520, 6, f"last: {self.recording.answers[-1].line()}"[:62])
+        seconds = (self.now_ps - window_start_ps) / s.PS_PER_S
+        self._write(8, 4, f"{title}   {seconds:.2f} s, {clock_of(day_s + self.now_ps / s.PS_PER_S)}", size=15)
+        if self.answers:
+            self._write(520, 6, f"last: {self.answers[-1].line()}"[:62])
         x = LEFT
-        for name, colour in (*zip(WORK, COLOURS[:_IDLE], strict=True), ("idle", COLOURS[_IDLE]),
-                             ("KV memory", KV_COLOUR)):
-            if name != WORK[MIXED_WORK] and (name != "transfer" or self.state.links.size):
-                self._key(x, 10, name, colour)
-                x += 30 + 7 * len(name)
+        links = [("transfer", TRANSFERS)] if self.state.links.size else []
+        for name, colour in (*zip(WORK, COLOURS, strict=True), *links, ("idle", IDLE), ("KV memory", KV_COLOUR)):
+            self._key(x, 10, name, colour)
+            x += 30 + 7 * len(name)
         for row, (name, colour) in enumerate(MARKS.values()):
             self._key(WIDTH - RIGHT - 210 + 72 * row, 3, name, colour)
 
     def _decisions(self) -> None:
         """A tick for each decision, in the colour of what was answered."""
         self._write(8, _TOP - 2, "decisions")
-        answers = self.recording.answers
-        for one in answers[bisect_left(answers, self.first_ps, key=lambda one: one.time_ps):]:
+        for one in self.answers[bisect_left(self.answers, self.first_ps, key=lambda one: one.time_ps):]:
             self._tick(one.time_ps, _TOP, _MARKS, MARKS[one.kind][1])
 
-    def _instance(self, index: int, name: str, top: int, high: int) -> None:
+    def _instance(self, index: int, top: int, high: int) -> None:
         """What an instance has run, and a line of its memory in use."""
-        mixed = bool(self.samples[-1].mixed_ps)
-        self._work(top, high, self._shares_of_sums(index) if mixed else
-                   self._shares(self.recording.slices(index, self.first_ps)))
+        spec = self.state.instances[index]
+        name = f"{index}: {s.ROLE_NAMES[int(spec['role'])]}"
+        sums = np.array([sample.work_ps[:, index] for sample in self.samples]).T
+        self._work(top, high, sums, COLOURS)
         memory = np.array([sample.kv_share[index] for sample in self.samples])
         self._line(top, high, memory, KV_COLOUR)
         if high < 40:
             size = 12 if high >= 16 else 9
             self._write(8, top + max(0, high // 2 - size // 2 - 1), name, size=size)
             return
-        spec = self.state.instances[index]
         self._write(8, top + high // 2 - 14, name)
         self._write(8, top + high // 2 + 2, f"{spec['urgent_members']} + {spec['offline_members']}, "
                     f"KV {memory[-1]:.0%}", GREY, 11)
@@ -150,7 +146,7 @@ class _Picture:
 
     def _axis(self, top: int, first_ps: int) -> None:
         """The axis of time, in seconds since the window began."""
-        begin_s = first_ps / PS_PER_S
+        begin_s = first_ps / s.PS_PER_S
         for mark in range(int(-(-begin_s // 30)) * 30, int(begin_s + SPAN_S) + 1, 30):
             x = LEFT + min(_PLOT - 1, round((mark - begin_s) / SPAN_S * _PLOT))
             self.draw.line((x, top, x, top + 4), GREY)
@@ -176,29 +172,17 @@ class _Picture:
         y = top + np.round((height - 2) * (1.0 - np.clip(values[self.held], 0.0, 1.0)))
         self.draw.line([(LEFT + column, at) for column, at in enumerate(y.tolist())], colour, width=2)
 
-    def _shares(self, lane: Sequence[Slice]) -> np.ndarray:
-        """Share of each kind of work in the time of each column: (kinds, columns)."""
-        shares = np.zeros((len(WORK), _PLOT))
-        table = np.array([one[:3] for one in lane], np.float64).reshape(-1, 3)
-        for work in range(len(WORK)):
-            times = table[table[:, 2] == work, :2].ravel()
-            if len(times):
-                done = np.concatenate([[0.0], np.cumsum(np.diff(times) * (np.arange(len(times) - 1) % 2 == 0))])
-                shares[work] = np.diff(np.interp(self.edges, times, done)) / np.diff(self.edges)
-        return shares
+    def _work(self, top: int, height: int, sums: Any, colours: Sequence[str]) -> None:
+        """Draws the shares of each kind of work in the time of each column, stacked from below.
 
-    def _shares_of_sums(self, index: int) -> np.ndarray:
-        """The same of a mixed instance, from sums at each decision: one iteration is work of several kinds."""
-        shares = np.zeros((len(WORK), _PLOT))
-        sums = np.array([sample.mixed_ps[index] for sample in self.samples], np.float64)
-        for work in range(sums.shape[1]):
-            shares[work] = np.diff(np.interp(self.edges, self.times, sums[:, work])) / np.diff(self.edges)
-        return shares
-
-    def _work(self, top: int, height: int, shares: np.ndarray) -> None:
-        """Draws the shares of each kind of work, stacked from below."""
+        Args:
+            top, height: of the row.
+            sums: time spent on it so far at each sample, float64[kinds, samples].
+            colours: of the kinds.
+        """
+        shares = np.array([np.diff(np.interp(self.edges, self.times, one)) for one in sums]) / np.diff(self.edges)
         rows = (height - 0.5 - np.arange(height)) / height
         which = (rows[:, None, None] >= np.cumsum(shares, axis=0)[None]).sum(axis=1)
-        part = np.array([getrgb(colour) for colour in COLOURS], np.uint8)[which]
+        part = np.array([getrgb(colour) for colour in (*colours, IDLE)], np.uint8)[which]
         part[:, len(self.held):] = 255
         self.image.paste(Image.fromarray(part), (LEFT, top))

@@ -20,7 +20,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.records import bytes_of
 
 _ROW = s.REQUEST.itemsize
-_APART = (*s.SHARED, "requests", "log")  # the log belongs to the recorder
+_APART = (*s.SHARED, "requests", "log")
 _COPIED = tuple(name for name in s.State._fields if name not in _APART)
 
 
@@ -106,7 +106,6 @@ class Snapshots:
         if first < last:
             requests[first:last] = snapshot.built[first:last]
         _unpack(snapshot.buffer, [requests[:first], *_views(state)])
-        state.queues.log_used = 0  # what it had logged, its recording has
         for name, row in snapshot.rows.items():
             getattr(episodes.buffers, name)[i] = row
         episodes.buffers.handles[i] = simulation.handle.address

@@ -11,7 +11,6 @@ from ooco_gym.envs.custom import reading_at, scaled
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
-from ooco_gym.envs.thread_pool import STEP_ALL
 from ooco_gym.errors import UserError
 from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
 from ooco_gym.sim import state as s
@@ -77,9 +76,6 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
     while True:
         edge_ps = block_end_ps(buffers.account[i])
         why = run_at(run_address)(buffers.handles[i], rules, min(until_ps, edge_ps), answer)
-        if why == s.LOG_FULL:  # more than is kept of one step (`recording`): what came first goes
-            state.queues.log_used, answer = 0, s.ASK
-            continue
         if why == s.ASKED or state.clock.now_ps < edge_ps:
             return why
         turn_block(state, buffers.account[i])
@@ -327,7 +323,7 @@ def _step(state, buffers, i, run_address):
     return goes_on
 
 
-@jit(STEP_ALL)
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64), nogil=True)
 def step_all(buffers_address, run_address, first, last):
     """Takes `StepBuffers.actions` in the episodes first … last - 1 that are open. Returns how many came to their end.
 

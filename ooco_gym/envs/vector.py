@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,7 +54,6 @@ class DecisionVectorEnv(VectorEnv):
         threads: that step the episodes, the caller's among them, and at most one for each episode; results are the same
             for any number. More than one pays with many episodes or long steps, on cores that have nothing else to do
             (docs/own_agents.md). None: one for each core that this process may use (`jobs.threads`).
-        trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
         flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`;
             the compiled step writes them.
         **arguments: as of the single environment.
@@ -71,7 +69,7 @@ class DecisionVectorEnv(VectorEnv):
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
                  train_group: int = 1, idle: bool = False, threads: int | None = 1,
-                 trace: bool = False, flat: bool = False, **arguments: Any) -> None:
+                 flat: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
         self._threads = jobs.threads() if threads is None else whole_number("threads", threads, 1)
@@ -84,7 +82,7 @@ class DecisionVectorEnv(VectorEnv):
         modes = [mode for mode in self.single.metadata["render_modes"] if mode != "human"]
         self._idle = bool(idle) and self.mode == AutoresetMode.DISABLED
         self.metadata = {**self.single.metadata, "render_modes": modes, "autoreset_mode": self.mode}
-        self.render_mode, self._trace = render_mode, bool(trace)
+        self.render_mode = render_mode
         self.config: EpisodeConfig = episode_config(self.single.default_scenario,
                                                     most_candidates=self.single.most_candidates,
                                                     terms=self.single.terms, **arguments)
@@ -113,7 +111,7 @@ class DecisionVectorEnv(VectorEnv):
     def _attach(self) -> None:
         """Names the arrays of the episodes, and begins to watch them."""
         buffers = self.episodes.buffers
-        self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode, self._trace,
+        self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": buffers.cluster, "candidates": buffers.candidates.reshape(self.num_envs, -1),
                         "action_mask": buffers.mask, "decision": buffers.decision}
@@ -380,18 +378,6 @@ class DecisionVectorEnv(VectorEnv):
         """
         shown = self._watch.render()
         return None if shown is None else tuple(shown)
-
-    def export_trace(self, path: str | PathLike[str], index: int = 0, place: int | None = None) -> None:
-        """Writes the episode in a slot so far as a Chrome trace; see `DecisionEnv.export_trace`.
-
-        Args:
-            path: of the JSON file.
-            index: of the slot; `place` is its former name.
-
-        Raises:
-            UserError: nothing is recorded, or no file can be written.
-        """
-        self._watch.export_trace(path, index if place is None else place)
 
     def _observations(self) -> Any:
         if self._flat:

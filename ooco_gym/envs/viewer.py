@@ -1,31 +1,27 @@
-"""What an environment shows of its episodes: text, pictures, a live view, traces; nothing is kept unasked."""
+"""What an environment shows of its episodes: text, pictures, a live view; nothing is kept unasked."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from os import PathLike
 from typing import Any
 
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.recording import Answered, Recorder, Watcher, clock_of
-from ooco_gym.envs.trace_export import write_trace
 from ooco_gym.errors import EXTRAS, UserError, unknown
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
 
 
 class Watch:
-    """Shows the episodes of an environment as its `render_mode` says, and writes traces.
+    """Shows the episodes of an environment as its `render_mode` says.
 
     Args:
         episodes: which it watches, from their next start on.
         title: the environment's name.
         mode: `human`, `rgb_array`, `ansi` or None.
-        trace: whether what `export_trace` writes is kept in other modes than `rgb_array`, which keeps it anyway.
         modes: those that are known.
         fps: how often the live view changes, at most.
 
@@ -33,16 +29,15 @@ class Watch:
         UserError: an unknown mode, or Pillow is missing for pictures.
     """
 
-    def __init__(self, episodes: Episodes, title: str, mode: str | None, trace: bool, modes: Sequence[str],
-                 fps: float) -> None:
+    def __init__(self, episodes: Episodes, title: str, mode: str | None, modes: Sequence[str], fps: float) -> None:
         if mode is not None and mode not in modes:
             raise unknown("render_mode", str(mode), modes)
         self.episodes, self.title, self.mode = episodes, title, mode
         self.recorder: Recorder | None = None
         self.live: Any = None
-        if mode == "rgb_array" and find_spec("PIL") is None:
-            raise UserError(f"render_mode='rgb_array' needs Pillow: pip install 'ooco-gym[{EXTRAS['PIL']}]'")
-        if mode == "rgb_array" or trace:
+        if mode == "rgb_array":
+            if find_spec("PIL") is None:
+                raise UserError(f"render_mode='rgb_array' needs Pillow: pip install 'ooco-gym[{EXTRAS['PIL']}]'")
             self.recorder = Recorder(episodes)
             episodes.watchers.append(self.recorder)
         if mode == "human":
@@ -66,31 +61,15 @@ class Watch:
 
     def frame(self, i: int) -> Any:
         """The picture of slot i: uint8 (height, width, 3)."""
-        from ooco_gym.envs.rendering import frame
+        from ooco_gym.envs.rendering import Picture
 
         assert self.recorder is not None
-        recording, buffers = self.recorder.recording(i), self.episodes.buffers
-        return frame(recording, self.title, self._window_start_ps(i), float(buffers.settings[b.VIOLATION_BUDGET]),
-                     float(buffers.days[i]))
-
-    def export_trace(self, path: str | PathLike[str], i: int = 0) -> None:
-        """Writes the trace of slot i so far.
-
-        Raises:
-            UserError: nothing was recorded, or the file cannot be written.
-        """
-        if self.recorder is None:
-            raise UserError("export_trace() needs what happened so far: make the environment with trace=True, or "
-                            "render_mode='rgb_array'")
-        recording, (seed, window) = self.recorder.recording(i), self.episodes.windows[i]
-        write_trace(path, recording, self._window_start_ps(i), {
-            "environment": self.title, "seed": seed, "window": window,
-            "scenario": str(self.episodes.config.scenario)})
-
-    def _window_start_ps(self, i: int) -> int:
-        simulation = self.episodes.simulations[i]
+        samples, answers = self.recorder.of(i)
+        simulation, buffers = self.episodes.simulations[i], self.episodes.buffers
         assert simulation is not None
-        return round(simulation.window_s[0] * s.PS_PER_S)
+        return Picture(samples, answers, simulation.state).drawn(
+            self.title, round(simulation.window_s[0] * s.PS_PER_S), float(buffers.settings[b.VIOLATION_BUDGET]),
+            float(buffers.days[i]))
 
     def copied(self, i: int) -> Any:
         """What has been recorded in slot i, for `put_back`; None where nothing is."""
@@ -190,12 +169,10 @@ class LiveView(Watcher):
         state, now_s = look(simulation.state), simulation.now_s
         (seed, window), totals = self.episodes.windows[0], state.totals
         arrived, missed = int(totals.online_arrived), int(totals.violations)
-        ttft, tpot = slack_s(state)
         return Group(
             f"[bold]{self.title}[/]  seed {seed}, window {window}: {now_s - simulation.window_s[0]:.2f} s of "
             f"{self.episodes.config.window_s:g} s, {clock_of(float(self.episodes.buffers.days[0]) + now_s)}",
             f"{self._steps} decisions, reward {self._total:+.2f}", _instances(state),
-            f"next deadlines: first token {_slack(ttft)}, following tokens {_slack(tpot)}",
             f"{missed} of {arrived} online requests missed an SLO ({missed / max(1, arrived):.2%}; "
             f"{int(totals.ttft_misses)} TTFT, {int(totals.tpot_misses)} TPOT)",
             f"{int(totals.offline_finished)} offline finished, {int(totals.evictions)} evictions, "
@@ -222,26 +199,3 @@ def _instances(state: s.State) -> Any:
     if more > 0:
         table.add_row(f"[dim]and {more} more[/]")
     return table
-
-
-def slack_s(state: s.State) -> tuple[float, float]:
-    """How long it is to the next TTFT deadline and the next due token of TPOT, in seconds; NaN where there is none.
-
-    Of online requests that have not missed that SLO yet.
-    """
-    rows = state.requests[: int(state.clock.next_arrival)]
-    rows = rows[(rows["online"] == 1) & (rows["status"] < s.FINISHED) & (rows["status"] > s.FUTURE)]
-    begun = rows["first_token_ps"] > 0
-    first, rest = rows[~begun & (rows["violated"] & 1 == 0)], rows[begun & (rows["violated"] & 2 == 0)]
-    due = (first["arrival_ps"] + first["ttft_slo_ps"],
-           rest["first_token_ps"] + rest["generated_tokens"] * rest["tpot_slo_ps"])
-    ttft, tpot = (float(times.min() - int(state.clock.now_ps)) / s.PS_PER_S if times.size else math.nan
-                  for times in due)
-    return ttft, tpot
-
-
-def _slack(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "none open"
-    colour = "red" if seconds < 0 else "yellow" if seconds < 0.5 else "green"
-    return f"[{colour}]in {seconds:.2f} s[/]" if seconds >= 0 else f"[{colour}]late by {-seconds:.2f} s[/]"
