@@ -21,8 +21,8 @@ Requests of a group, neighbours in the walk that share the first piece of their 
 once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised: each request is one of its
 own.
 
-Prefixes are told apart by the first piece of `HASH_TOKENS` tokens, where prefix caching is on. So a system prompt of
-that length before all prompts makes one group of them, and `shared_work` divides it alone.
+Prefixes are told apart by their first `Trace.block_tokens` tokens, where prefix caching is on. So a system prompt
+of that length before all prompts makes one group of them, and `shared_work` divides it alone.
 
 *Learned* (ours): z, the weights times the figures of `LAYOUT`, is added to the logarithm of the rule's score. The
 figures of a request are logarithms of what it costs (tokens to compute, context, output as believed), how many share
@@ -81,7 +81,6 @@ Q = slots(ALL)
 COLUMNS = ("work", "context", "cached", "output", "wait", "group", "shared_work", "preempted", "free_work",
            "free_context", "free_output", "online_work", "online_output", "queue_work", "queue_wait", "queue_group")
 LAYOUT = Layout(("score",), COLUMNS)
-PIECE = s.HASH_TOKENS  # tokens of a prompt by which prefixes are told apart
 SOME_TOKENS = 64.0  # added to tokens before their logarithm is taken
 KILO = math.log(1000.0)
 MOST_Z = 50.0
@@ -129,14 +128,14 @@ def common_tokens(state, one, other):
     index, most = np.int64(0), min(pieces, more)
     while index < most and state.hash_ids[a + index] == state.hash_ids[b + index]:
         index += 1
-    return index * PIECE
+    return index * state.config.hash_tokens
 
 
 @inlined
 def whole_pieces(state, slot):
     """Tokens of the pieces of a prompt that are whole."""
-    whole = np.int64(state.requests[slot].prompt_tokens) // PIECE
-    return min(pieces_of(state, slot)[1], whole) * PIECE
+    piece = state.config.hash_tokens
+    return min(pieces_of(state, slot)[1], state.requests[slot].prompt_tokens // piece) * piece
 
 
 @inner

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.sim.state import HASH_TOKENS
+from ooco_gym.workload.trace import BLOCK_TOKENS
 
 Hashes = tuple[np.ndarray, np.ndarray]
 HASHES, TOKEN_IDS = "prefix_hashes", ("prompt_token_ids", "input_tok_ids")
@@ -34,8 +34,8 @@ def hashes_of(prompts: Sequence[Sequence[int]]) -> Hashes:
     lists = []
     for prompt in prompts:
         tokens, before, found = np.asarray(prompt, np.int64), -1, []
-        for begin in range(0, len(tokens), HASH_TOKENS):
-            block = tokens[begin:begin + HASH_TOKENS].tobytes()
+        for begin in range(0, len(tokens), BLOCK_TOKENS):
+            block = tokens[begin:begin + BLOCK_TOKENS].tobytes()
             before = numbers.setdefault((before, block), len(numbers))
             found.append(before)
         lists.append(found)
@@ -66,9 +66,9 @@ def of_table(path: Path, table: Any, prompt_tokens: np.ndarray) -> Hashes | None
 
 def _check_counts(path: Path, lists: Sequence[Sequence[int]], prompt_tokens: np.ndarray) -> None:
     for row, (own, tokens) in enumerate(zip(lists, prompt_tokens.tolist(), strict=True), 1):
-        if len(own) > -(-tokens // HASH_TOKENS):
+        if len(own) > -(-tokens // BLOCK_TOKENS):
             raise UserError(f"'{path}', row {row}: column '{HASHES}' has {len(own)} numbers, expected at most one for "
-                            f"each {HASH_TOKENS} of {tokens} prompt tokens")
+                            f"each {BLOCK_TOKENS} of {tokens} prompt tokens")
 
 
 def read_prompts(path: Path, prompt_tokens: np.ndarray) -> Hashes:

@@ -108,7 +108,7 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
 def _split(values: dict[str, Any]) -> dict[str, Any]:
     path, dataset = find_source(str(values["target"]))
     form = str(values["format"]) if dataset is None or path.name != dataset.file else dataset.format
-    file = open_trace(path, form)
+    file = open_trace(path, form, block_tokens=values["block_tokens"])
     blocks = time_blocks(file.first_s, np.nextafter(file.last_s, np.inf), block_s=float(values["block_s"]),
                          gap_s=float(values["gap_s"]), shares=_shares(values),
                          seed=None if values["seed"] is None else int(values["seed"]))
@@ -138,7 +138,8 @@ def _shares(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _read(values: Mapping[str, Any]) -> Sample:
     path, dataset = find_source(str(values["target"]))
-    return read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
+    return read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
+                       values["block_tokens"])
 
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:

@@ -64,7 +64,8 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
 
     path, dataset = find_source(str(values["source"]))
-    sample = read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
+    sample = read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
+                         values["block_tokens"])
     name = str(values["name"] or f"{dataset.name if dataset else sample.name}_fit")
     if name in list_workloads():
         raise UserError(f"name={name} is an embedded workload's; expected another one, such as name={name}_fit")
@@ -147,7 +148,8 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
         sample = read_sample(path, dataset=dataset)
         source = str(path)
     elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz") and "+" not in source:
-        sample = read_sample(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]))
+        sample = read_sample(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]),
+                             block_tokens=values["block_tokens"])
     else:
         workload = resolve_workload(source)
         start_s, _ = workload.window(values["start_s"], duration_s)

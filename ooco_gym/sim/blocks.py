@@ -15,7 +15,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.engine_versions import FREED_IN_ORDER
-from ooco_gym.sim.state import HASH_TOKENS, LEVELS
+from ooco_gym.sim.state import LEVELS
 
 NONE = -1
 FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in the system is known to want
@@ -51,7 +51,7 @@ def hash_index(state, slot, block):
     end = (block + 1) * size
     if end > state.requests[slot].prompt_tokens or state.hash_ids.size == 0:
         return -1
-    index = state.hash_ids[slot] + (end - 1) // HASH_TOKENS
+    index = state.hash_ids[slot] + (end - 1) // state.config.hash_tokens
     return index if index < state.hash_ids[slot + 1] else -1
 
 
@@ -61,9 +61,9 @@ def key_of(state, slot, block):
     index = hash_index(state, slot, block)
     if index < 0:
         return -((np.int64(slot) << 24) | block) - 1
-    size = state.config.block_tokens
-    first = (index - state.hash_ids[slot]) * HASH_TOKENS // size
-    return np.int64(state.hash_ids[index]) * (HASH_TOKENS // size + 2) + (block - first) + 1
+    size, span = state.config.block_tokens, state.config.hash_tokens
+    first = (index - state.hash_ids[slot]) * span // size
+    return np.int64(state.hash_ids[index]) * (span // size + 2) + (block - first) + 1
 
 
 # --- The index: from a key to the first block that holds it ---------------------------------------------------------
@@ -315,7 +315,7 @@ def note_demand(state, slot, change):
     """An offline request has come into the system (`change` 1) or left it (-1): what it shares changes its worth."""
     if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not tracked(state):
         return
-    sub_blocks = HASH_TOKENS // state.config.block_tokens + 2
+    sub_blocks = state.config.hash_tokens // state.config.block_tokens + 2
     for index in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
         shared = state.hash_ids[index]
         state.reuse[shared] += change

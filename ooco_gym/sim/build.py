@@ -169,7 +169,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _charge_decisions(state, len(unique), rules.decision_s)
     handle = s.handle_of(state)  # must live as long as its address is used
     work_out_alone(handle.address)
-    _fill_records(state, rules, seed, window_s, relaxed, bulk, class_blind)
+    _fill_records(state, rules, seed, window_s, relaxed, bulk, class_blind, trace.block_tokens)
     state.params[:] = params
     for name, value in settings.items():
         setattr(state.config, name, value)
@@ -309,7 +309,7 @@ def _charge_decisions(state: s.State, truths: int, decision_s: float) -> None:
 
 
 def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
-                   class_blind: bool) -> None:
+                   class_blind: bool, hash_tokens: int) -> None:
     config = state.config
     state.push_queues["head"] = state.push_queues["tail"] = -1
     config.seed = seed
@@ -319,7 +319,7 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     config.class_blind = int(class_blind)
     config.gate_window = s.DEFAULT_GATE_WINDOW
     config.prefill_tokens = 2048
-    config.block_tokens = rules.block_tokens
+    config.block_tokens, config.hash_tokens = rules.block_tokens, hash_tokens
     config.host_bytes_per_s = int(rules.host_link_bytes_per_s)
     config.max_num_batched_tokens, config.max_num_seqs = 2048, rules.max_batch - 1
     config.tpot_min_tokens = rules.tpot_min_tokens
@@ -348,8 +348,6 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
     if order and n:
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
-        if block_tokens > s.HASH_TOKENS:
-            raise UserError(f"prefix_caching=on needs blocks of at most {s.HASH_TOKENS} tokens, not {block_tokens}")
         blocks = max(table.kv_blocks for table in tables)
         rows, row_size, index = _kv_sizes(trace, blocks, settings, max_batch, block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}

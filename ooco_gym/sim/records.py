@@ -318,6 +318,7 @@ class Config(Record):
     prefill_tokens: int  # budget of one prefill batch
     layer_resume: int  # an interrupted prefill goes on at the layer reached
     block_tokens: int
+    hash_tokens: int  # of a prompt, to each of the trace's prefix hashes
     tpot_min_tokens: int
     tpot_from_decode: int
     gate_poll_ps: int

@@ -75,7 +75,6 @@ DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at, where its poli
 PARAMS = 48  # capacity for a policy's own parameters
 MEMORY = 40  # figures that a policy may keep for each instance from one decision to the next
 LEVELS = 64  # queues of blocks that may be taken, lowest first
-HASH_TOKENS = 512  # of a prompt, to each of a trace's prefix hashes
 BUCKETS = 32  # of prompt lengths: powers of two
 BY_PREFIX, BY_BUCKET, BY_KEY = 1, 2, 3  # values of the setting waiting_order; 0: by arrival
 TASKS = 4096  # tasks that may be open at once: a ring

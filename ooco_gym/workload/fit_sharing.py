@@ -17,7 +17,6 @@ from ooco_gym.workload.generate import WorkloadSpec, play
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.reuse import curve_sizes, hit_rates
 from ooco_gym.workload.sharing import (
-    BLOCK_TOKENS,
     MOST_ALIKE,
     MOST_MEAN_TURNS,
     Chat,
@@ -28,7 +27,7 @@ from ooco_gym.workload.sharing import (
     parse_groups,
     sharing_ratio,
 )
-from ooco_gym.workload.trace import NO_SESSION, Trace
+from ooco_gym.workload.trace import BLOCK_TOKENS, NO_SESSION, Trace, with_blocks
 
 LEAST_RATIO = 0.02          # below it nothing is fitted
 MOST_REQUESTS = 200_000     # whose prefixes are followed
@@ -174,11 +173,11 @@ def documents_of(ratio: float, groups: int, zipf: float, measured: float | None,
 
 
 def follow(trace: Trace) -> Prefixes:
-    """Follows the prefixes of the first 200,000 requests of a trace that has hashes."""
-    assert trace.prefix_hashes is not None
+    """Follows the prefixes of the first 200,000 requests of a trace that has hashes, in blocks of 512 tokens."""
     n = min(len(trace), MOST_REQUESTS)
+    trace = with_blocks(trace.take(slice(0, n)), BLOCK_TOKENS)
+    assert trace.prefix_hashes is not None
     offsets, values = trace.prefix_hashes
-    offsets, values = offsets[:n + 1], values[:offsets[n]]
     counts = np.diff(offsets)
     rows = np.repeat(np.arange(n), counts)
     position = np.arange(len(values)) - np.repeat(offsets[:-1], counts)

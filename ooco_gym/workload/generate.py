@@ -16,7 +16,6 @@ from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sharing import (
-    BLOCK_TOKENS,
     Chat,
     Groups,
     check_form,
@@ -24,10 +23,10 @@ from ooco_gym.workload.sharing import (
     parse_chat,
     parse_groups,
 )
-from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.trace import BLOCK_TOKENS, Trace
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_USE = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "mix", "defaults")
+_USE = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "rate_scale", "mix", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths",
          "length_correlation", "sharing", "peak_start_s")
 SPEC_KEYS = NOTES + _USE + _KEYS

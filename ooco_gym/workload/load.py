@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-TRACE_KEYS = ("path", "format", "columns", "time_unit", "scale", "rate_scale", "class")
+TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "rate_scale", "class")
 """What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
 _TIDE_STEP_S = 60.0
@@ -287,7 +287,7 @@ def resolve_workload(spec: Source) -> Workload:
     if values.get("path") is not None:
         path = str(values["path"])
         file = _opened(path, str(values.get("format") or "auto"), values.get("columns"),
-                       str(values.get("time_unit") or "auto"))
+                       str(values.get("time_unit") or "auto"), values.get("block_tokens"))
         return Workload(path, (WorkloadPart(path, file),), factor)
     if values.get("mix") is not None:
         mix = resolve_workload(str(values["mix"]))
@@ -305,8 +305,9 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             - the name of an embedded workload (`ooc`), or a mix (`ooc+azure_conv`, `0.5*ooc+azure_code`), whose parts
               may be paths too;
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
-            - a mapping: with `path` (and `format`, `columns`, `time_unit`, as `read_trace` has them) a trace file; with
-              `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what is not said.
+            - a mapping: with `path` (and `format`, `columns`, `time_unit`, `block_tokens`, as `read_trace` has them) a
+              trace file; with `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what
+              is not said.
               `rate_scale` or `scale` in it multiply; `class` names the class of its requests.
         start_s: start of the window, seconds: time of day for generators, time since the first request for files.
         duration_s: length of the window, seconds; infinity means all that a trace file has.

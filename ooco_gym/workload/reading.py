@@ -23,7 +23,7 @@ from ooco_gym.workload.table_reader import BROKEN, Table, missing, open_parquet,
 from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, NO_SESSION, SECONDS, Trace, check_class_count
 
 LONGEST_USUAL = 1_000_000
-SPARSE_S, DENSE_S = 20.0, 1e-4      # mean gaps beyond which a unit is doubted
+SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
 LOOKED_AT = 10_000      # values of a column that is not read
 LATE_S = 1e6            # eleven days: a trace that begins so late counts from somewhere else
@@ -35,7 +35,8 @@ def list_formats() -> list[str]:
 
 
 def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
-               columns: Mapping[str, str | None] | None = None, time_unit: str = "auto") -> Trace:
+               columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
+               block_tokens: int | None = None) -> Trace:
     """Reads a trace from CSV, JSON lines or Parquet, gzip allowed on text; the kind of file is seen from its content.
 
     Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
@@ -43,14 +44,16 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
 
     Args:
         path: the file.
-        format: `ooco_gym` (our own schema), `azure`, `mooncake`, `burstgpt`, or `auto`: by the column names.
+        format: `ooco_gym` (our own schema), `azure`, `bailian`, `burstgpt`, `mooncake`, or `auto`: by the column names.
         start_s: seconds; requests before it are left out.
         end_s: seconds; requests at or after it are left out. Of a Parquet in our schema whose row groups follow each
             other in time (what `write_trace` and `ooco-gym data import` write), only those that reach into
             `[start_s, end_s)` are read.
         columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; what is not named is
             looked for under our own name.
-        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto` (dates are recognised, numbers are seconds).
+        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; without one dates are recognised, and
+            numbers are seconds.
+        block_tokens: tokens of the prompt to each prefix hash; None: the format's, or the file's column, or 512.
 
     Returns:
         The trace; times as the file has them in seconds, from the first request where the file has dates.
@@ -59,9 +62,9 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
         UserError: one sentence naming file, line, field, what was found and what was expected.
     """
     if start_s > 0 or end_s < np.inf:
-        return TraceFile(Path(path), format, columns, time_unit).window(start_s, end_s)[0]
+        return TraceFile(Path(path), format, columns, time_unit, block_tokens).window(start_s, end_s)[0]
     table = read_table(Path(path))
-    form = format_of(table, format, columns, time_unit)
+    form = format_of(table, format, columns, time_unit, block_tokens=block_tokens)
     if "arrival_s" not in form.columns:
         raise UserError(f"trace file '{path}': which column holds the arrivals? Expected columns.arrival_s=NAME beside "
                         f"{', '.join(f'columns.{key}={name}' for key, name in form.columns.items())}")
@@ -98,7 +101,7 @@ class Sample:
 
 
 def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-                time_unit: str = "auto", dataset: Dataset | None = None) -> Sample:
+                time_unit: str = "auto", dataset: Dataset | None = None, block_tokens: int | None = None) -> Sample:
     """Reads a trace, or without arrivals a set of lengths; arguments are as `read_trace` takes them.
 
     Args:
@@ -111,7 +114,7 @@ def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | No
     if dataset is not None and not given and path.name == dataset.file:
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
     table = read_table(path)
-    form = format_of(table, format, given, time_unit, lengths=True)
+    form = format_of(table, format, given, time_unit, lengths=True, block_tokens=block_tokens)
     if "arrival_s" in form.columns:
         return Sample.of(trace_of(table, form))
     requests, notes = checked(table, form)
@@ -144,6 +147,7 @@ def trace_of(table: Table, form: TraceFormat) -> Trace:
     if "prefix_hashes" in requests.column_names:
         lists = requests["prefix_hashes"].combine_chunks()
         counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
+        more["block_tokens"] = requests["block_tokens"][0].as_py()
         more["prefix_hashes"] = (np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
                                  lists.flatten().to_numpy(zero_copy_only=False))
     if "class" in requests.column_names:
@@ -224,8 +228,8 @@ def _doubts(ticks: np.ndarray, form: TraceFormat, moved: bool) -> list[str]:
                       f"{UNITS[unit][0]}, import the file with time_unit={unit}")
     elif 0 < gap_s < DENSE_S and here > 0:
         unit = order[here - 1]
-        doubts.append(f"read as {word} the mean gap is {gap_s:.4g} s: if the times are {UNITS[unit][0]}, import "
-                      f"the file with time_unit={unit}")
+        doubts.append(f"read as {word} there are {1 / gap_s:,.4g} requests a second: if the times are "
+                      f"{UNITS[unit][0]}, import the file with time_unit={unit}")
     return doubts
 
 
@@ -260,13 +264,14 @@ class TraceFile:
     """
 
     def __init__(self, path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-                 time_unit: str = "auto") -> None:
+                 time_unit: str = "auto", block_tokens: int | None = None) -> None:
         check_format(format)
-        self.path, self.groups_read, self._how = path, 0, (format, columns or None, time_unit)
-        self._groups = _time_index(path) if self._how in (("auto", None, "auto"), (OWN.name, None, "auto")) else None
+        self.path, self.groups_read, self._how = path, 0, (format, columns or None, time_unit, block_tokens)
+        streamed = format in ("auto", OWN.name) and self._how[1:] == (None, "auto", None)
+        self._groups = _time_index(path) if streamed else None
         self._whole: Trace | None = None
         if self._groups is None:
-            self._whole = read_trace(path, format, columns=columns, time_unit=time_unit)
+            self._whole = read_trace(path, format, columns=columns, time_unit=time_unit, block_tokens=block_tokens)
             self.rows = len(self._whole)
             self.first_s, self.last_s = (float(self._whole.arrival_s[i]) for i in (0, -1))
         else:
@@ -336,7 +341,7 @@ class TraceFile:
 
 
 def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapping[str, str | None] | None = None,
-               time_unit: str = "auto") -> TraceFile:
+               time_unit: str = "auto", block_tokens: int | None = None) -> TraceFile:
     """Returns a trace file ready for windows; kept until the file changes. Arguments as `read_trace` has them.
 
     Raises:
@@ -349,13 +354,13 @@ def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapp
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
     given = tuple((str(key), str(value)) for key, value in (columns or {}).items() if value is not None)
-    return _kept(str(path), format, given, time_unit, version_of(path))
+    return _kept(str(path), format, given, time_unit, block_tokens, version_of(path))
 
 
 @lru_cache(maxsize=4)
-def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_unit: str,
+def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_unit: str, block_tokens: int | None,
           version: str | None) -> TraceFile:
-    return TraceFile(Path(path), format, dict(columns), time_unit)
+    return TraceFile(Path(path), format, dict(columns), time_unit, block_tokens)
 
 
 def _time_index(path: Path) -> list[tuple[float, float, int]] | None:

@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import jit
-from ooco_gym.workload.sharing import BLOCK_TOKENS, block_tokens_of
+from ooco_gym.workload.sharing import block_tokens_of
 from ooco_gym.workload.trace import Hashes, Trace
 
 NEVER = -1
@@ -72,16 +72,15 @@ def _distances(offsets, numbers, tree, last, found):
                 place += place & -place
 
 
-def hit_rates(trace: Trace, cache_tokens: Sequence[float], block_tokens: int = BLOCK_TOKENS) -> list[float] | None:
+def hit_rates(trace: Trace, cache_tokens: Sequence[float]) -> list[float] | None:
     """Returns the share of prompt tokens that LRU caches of such sizes hold, for a cache that all requests share.
 
     It begins empty, holds prompts only, and each request's whole prompt at once: outputs and running requests, which
     take memory too, are not in it. An endless cache finds `sharing_ratio`.
 
     Args:
-        trace: with prefix hashes, cumulative, one for each `block_tokens` of the prompt.
+        trace: with prefix hashes; the last block of a prompt may be shorter, but takes a whole one.
         cache_tokens: sizes; whole blocks of them count.
-        block_tokens: tokens of a block; the last of a prompt may be shorter, but takes a whole one.
 
     Returns:
         One share for each size, or None without hashes.
@@ -89,18 +88,18 @@ def hit_rates(trace: Trace, cache_tokens: Sequence[float], block_tokens: int = B
     if trace.prefix_hashes is None or len(trace.prefix_hashes[1]) == 0:
         return None
     distance = stack_distances(trace.prefix_hashes)
-    tokens = block_tokens_of(trace, block_tokens)
+    tokens = block_tokens_of(trace)
     seen = np.flatnonzero(distance != NEVER)
     order = seen[np.argsort(distance[seen], kind="stable")]
     found = np.concatenate([[0], np.cumsum(tokens[order])])
-    blocks = np.floor(np.asarray(cache_tokens, np.float64) / block_tokens)
+    blocks = np.floor(np.asarray(cache_tokens, np.float64) / trace.block_tokens)
     held = found[np.searchsorted(distance[order], blocks, side="left")]
     return [float(share) for share in held / trace.prompt_tokens.sum(dtype=np.int64)]
 
 
-def curve_sizes(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> list[int]:
+def curve_sizes(trace: Trace) -> list[int]:
     """Returns the sizes in tokens at which a trace's curve is worth a figure: up to one that holds all its blocks."""
     assert trace.prefix_hashes is not None
-    whole = block_tokens * len(np.unique(trace.prefix_hashes[1]))
+    whole = trace.block_tokens * len(np.unique(trace.prefix_hashes[1]))
     sizes = [size for size in CURVE_TOKENS if size < whole]
     return [*sizes, *CURVE_TOKENS[len(sizes):len(sizes) + 1]]

@@ -25,9 +25,8 @@ from ooco_gym.workload.arrivals import BLOCK_S, Arrivals, draw_requests, let_in
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.lengths import LengthModel
-from ooco_gym.workload.trace import Hashes, Trace
+from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, Trace
 
-BLOCK_TOKENS = 512
 FORMS = ("chat", "documents", "few_shot")
 GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
@@ -116,28 +115,24 @@ def hash_blocks(prompt_tokens: np.ndarray, shared_blocks: np.ndarray, group: np.
     return offsets, scattered(owner + position * 0x9E3779B9, salt)
 
 
-def sharing_ratio(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> float | None:
-    """Returns the share of prompt tokens in blocks whose hash a request before had; None without hashes.
-
-    Args:
-        trace: with prefix hashes, cumulative, one for each `block_tokens` of the prompt.
-        block_tokens: tokens of a block; the last of a prompt may be shorter.
-    """
+def sharing_ratio(trace: Trace) -> float | None:
+    """Returns the share of prompt tokens in blocks whose hash a request before had; None without hashes."""
     if trace.prefix_hashes is None or len(trace.prefix_hashes[1]) == 0:
         return None
-    tokens = block_tokens_of(trace, block_tokens)
+    tokens = block_tokens_of(trace)
     seen = np.ones(len(tokens), bool)
     seen[np.unique(trace.prefix_hashes[1], return_index=True)[1]] = False
     return float(tokens[seen].sum() / trace.prompt_tokens.sum(dtype=np.int64))
 
 
-def block_tokens_of(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> np.ndarray:
+def block_tokens_of(trace: Trace) -> np.ndarray:
     """Returns how many prompt tokens lie in each block of a trace with prefix hashes, int64[blocks]."""
     assert trace.prefix_hashes is not None
     offsets, _ = trace.prefix_hashes
     counts = np.diff(offsets)
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    return np.clip(np.repeat(trace.prompt_tokens.astype(np.int64), counts) - position * block_tokens, 0, block_tokens)
+    left = np.repeat(trace.prompt_tokens.astype(np.int64), counts) - position * trace.block_tokens
+    return np.clip(left, 0, trace.block_tokens)
 
 
 @dataclass(frozen=True)

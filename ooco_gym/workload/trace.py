@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError
+from ooco_gym.workload.keyed import scattered
 
 MAX_TOKENS = 2**31 - 1
+BLOCK_TOKENS = 512  # of a prompt, to each prefix hash, where nothing else is said
 ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")  # of trace files
 NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
@@ -36,6 +38,7 @@ class Trace:
         class_names: of named classes, `online` and `offline` among them where requests are of these.
         prefix_hashes: None, or (offsets int64[n+1], values int64[offsets[n]]): request i's cumulative block hashes
             are `values[offsets[i]:offsets[i+1]]`.
+        block_tokens: tokens of the prompt that each of them stands for; a prompt's last block may be shorter.
         name: for messages and reports.
         notes: repairs and drops that a reader made, one sentence each.
 
@@ -56,6 +59,7 @@ class Trace:
     deadline_s: np.ndarray | None = None
     class_id: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    block_tokens: int = BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         def put(field_name: str, value: Any) -> None:
@@ -163,7 +167,8 @@ class Trace:
         if (self.prefix_hashes is None) != (other.prefix_hashes is None):
             return False
         if self.prefix_hashes is not None and other.prefix_hashes is not None:
-            pairs += list(zip(self.prefix_hashes, other.prefix_hashes, strict=True))
+            pairs += [*zip(self.prefix_hashes, other.prefix_hashes, strict=True),
+                      (np.array(self.block_tokens), np.array(other.block_tokens))]
         return all((a is None) == (b is None) and (a is None or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
                    for a, b in pairs)
 
@@ -172,7 +177,8 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
     """Returns all requests of the traces in order of arrival; at equal times the earlier argument goes first.
 
     Optional columns that one trace has and another does not have are filled with NaN, no session, no prefix hashes.
-    Sessions and prefix hashes are taken as they are: equal numbers in two traces stay equal.
+    Sessions and prefix hashes are taken as they are: equal numbers in two traces stay equal. Where their blocks are
+    of several sizes, all get the smallest.
     """
     if not traces:
         return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=name or "empty")
@@ -186,10 +192,11 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
                   for trace, value in zip(traces, values, strict=True)]
         return np.concatenate(filled)[order]
 
-    hashes = None
+    hashes, block_tokens = None, BLOCK_TOKENS
     if any(trace.prefix_hashes is not None for trace in traces):
-        parts = [trace.prefix_hashes or (np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.int64))
-                 for trace in traces]
+        block_tokens = min(trace.block_tokens for trace in traces if trace.prefix_hashes is not None)
+        parts = [with_blocks(trace, block_tokens).prefix_hashes
+                 or (np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.int64)) for trace in traces]
         counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
         offsets = np.concatenate([[0], np.cumsum(counts)])
         hashes = take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
@@ -197,7 +204,7 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
     return Trace(joined("arrival_s", 0.0), joined("prompt_tokens", 1), joined("output_tokens", 1),  # type: ignore[arg-type]
                  joined("online", True), session=joined("session", NO_SESSION),  # type: ignore[arg-type]
                  **{column: joined(column, np.nan) for column in SECONDS}, prefix_hashes=hashes,
-                 class_id=None if ids is None else ids[order], class_names=names,
+                 class_id=None if ids is None else ids[order], class_names=names, block_tokens=block_tokens,
                  name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))
 
@@ -240,6 +247,28 @@ def take_hashes(hashes: Hashes, rows: np.ndarray) -> Hashes:
     new_offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     positions = np.arange(new_offsets[-1]) + np.repeat(offsets[:-1][rows] - new_offsets[:-1], counts)
     return new_offsets, values[positions]
+
+
+def with_blocks(trace: Trace, block_tokens: int) -> Trace:
+    """Returns the trace with prefix hashes of blocks of another size, where it has hashes.
+
+    A smaller block is known by the old one that it ends in, and its place there; a larger one by the old one in which
+    it ends. So equal numbers still mean an equal prefix.
+    """
+    if trace.prefix_hashes is None or block_tokens == trace.block_tokens:
+        return trace
+    offsets, values = trace.prefix_hashes
+    known = np.minimum(np.diff(offsets) * trace.block_tokens, trace.prompt_tokens)  # tokens that the hashes cover
+    counts = -(-known // block_tokens)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    rows = np.repeat(np.arange(len(trace)), counts)
+    last = np.minimum((np.arange(starts[-1]) - starts[rows] + 1) * block_tokens, known[rows]) - 1  # of its tokens
+    place = last % trace.block_tokens // block_tokens
+    pieces = -(-trace.block_tokens // block_tokens)
+    ends = values[offsets[rows] + last // trace.block_tokens] * np.int64(pieces) + place
+    if pieces > 1:      # numbers of their own, not those of others' blocks
+        ends = scattered(ends, f"blocks of {trace.block_tokens}")
+    return replace(trace, prefix_hashes=(starts, ends), block_tokens=block_tokens)
 
 
 def _array(value: Any, name: str) -> np.ndarray:

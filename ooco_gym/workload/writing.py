@@ -78,6 +78,7 @@ def trace_table(trace: Trace) -> Any:
         offsets, values = trace.prefix_hashes
         columns["prefix_hashes"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)).cast(
             pa.list_(pa.int64()))
+        columns["block_tokens"] = pa.array(np.full(len(trace), trace.block_tokens, np.int32))
     return pa.table(columns).replace_schema_metadata(METADATA)
 
 

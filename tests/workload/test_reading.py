@@ -27,8 +27,8 @@ AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 00:00:00.017335+00:00,2399,6
 2024-05-10 00:00:01+00:00,76,15
 """
-MOONCAKE = """{"timestamp": 0, "input_length": 6755, "output_length": 500, "hash_ids": [0, 1, 2]}
-{"timestamp": 0, "input_length": 7319, "output_length": 490, "hash_ids": [0, 14]}
+MOONCAKE = """{"timestamp": 0, "input_length": 1400, "output_length": 500, "hash_ids": [0, 1, 2]}
+{"timestamp": 0, "input_length": 900, "output_length": 490, "hash_ids": [0, 14]}
 {"timestamp": 3052, "input_length": 1200, "output_length": 3, "hash_ids": []}
 """
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -37,7 +37,7 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 118,ChatGPT,417,276,693,API log
 """
 OWN = """arrival_s,prompt_tokens,output_tokens,class,ttft_slo_s,session,prefix_hashes
-0.5,10,20,online,1.5,,1 2 3
+0.5,1300,20,online,1.5,,1 2 3
 1.0,11,21,offline,,7,
 """
 
@@ -138,7 +138,7 @@ def test_missing_files_folders_and_formats(tmp_path: Path) -> None:
         read_trace(put(tmp_path, AZURE_2023), format="azur")
     with pytest.raises(UserError, match="no column 'timestamp'"):
         read_trace(put(tmp_path, AZURE_2023), format="mooncake")
-    assert list_formats() == ["azure", "burstgpt", "mooncake", "ooco_gym"]
+    assert list_formats() == ["azure", "bailian", "burstgpt", "mooncake", "ooco_gym"]
 
 
 def test_parquet_mistakes_name_the_row(tmp_path: Path) -> None:

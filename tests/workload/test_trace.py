@@ -20,7 +20,7 @@ _INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @st.composite
-def traces(draw: st.DrawFn, min_size: int = 0, max_size: int = 12) -> Trace:
+def traces(draw: st.DrawFn, min_size: int = 0, max_size: int = 12, block_sizes: tuple[int, ...] = (512,)) -> Trace:
     """Any valid trace, each optional column present or not."""
     n = draw(st.integers(min_size, max_size))
 
@@ -30,14 +30,16 @@ def traces(draw: st.DrawFn, min_size: int = 0, max_size: int = 12) -> Trace:
     def maybe(values: st.SearchStrategy, dtype: type) -> np.ndarray | None:
         return column(values, dtype) if draw(st.booleans()) else None
 
-    hashes = None
+    prompt, hashes = column(_TOKENS, np.int64), None
+    block_tokens = draw(st.sampled_from(block_sizes))
     if draw(st.booleans()):
-        lists = draw(st.lists(st.lists(_INT64, max_size=4), min_size=n, max_size=n))
+        lists = [draw(st.lists(_INT64, max_size=min(4, -(-tokens // block_tokens)))) for tokens in prompt.tolist()]
         offsets = np.concatenate([[0], np.cumsum([len(item) for item in lists])]).astype(np.int64)
         hashes = offsets, np.array([value for item in lists for value in item], dtype=np.int64)
-    return Trace(np.sort(column(_SECONDS, float)), column(_TOKENS, np.int64), column(_TOKENS, np.int64),
+    return Trace(np.sort(column(_SECONDS, float)), prompt, column(_TOKENS, np.int64),
                  column(st.booleans(), bool), maybe(_SLO, float), maybe(_SLO, float),
-                 maybe(st.integers(-1, 2**63 - 1), np.int64), hashes)
+                 maybe(st.integers(-1, 2**63 - 1), np.int64), hashes,
+                 block_tokens=block_tokens if hashes is not None else 512)
 
 
 @pytest.mark.parametrize(("change", "named"), [

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.errors import UserError, check_keys
-from ooco_gym.sim.state import HASH_TOKENS
 from ooco_gym.workload import Trace
+from ooco_gym.workload.trace import BLOCK_TOKENS
 
 FEW_TOKENS = 16  # of the protocol: below, a request's end is held against TTFT and TPOT together
 
@@ -81,10 +81,10 @@ def on_documents(trace: Trace, documents: Mapping[str, int], longest: int, seed:
     """
     check_keys("engine_live.trace.documents", documents, ("count", "tokens"))
     tokens, count = int(documents.get("tokens", 0)), int(documents.get("count", 0))
-    pieces, rest = divmod(tokens, HASH_TOKENS)
+    pieces, rest = divmod(tokens, BLOCK_TOKENS)
     if rest or not pieces or count < 1:
         raise UserError(f"engine_live.trace.documents is {dict(documents)}; expected a count of at least 1, and tokens "
-                        f"that are a multiple of {HASH_TOKENS}, by which traces tell prefixes apart")
+                        f"that are a multiple of {BLOCK_TOKENS}, by which traces tell prefixes apart")
     spare = longest - tokens - trace.output_tokens - 1
     if (spare[~trace.online] < 2).any():
         raise UserError(f"engine_live.trace.documents.tokens is {tokens}; a document, a question and an answer of up "
@@ -103,7 +103,7 @@ def document_of(trace: Trace, row: int) -> list[int] | None:
         return None
     offsets, hashes = trace.prefix_hashes
     pieces = int(offsets[row + 1] - offsets[row])
-    return [int(hashes[offsets[row]]), pieces * HASH_TOKENS] if pieces else None
+    return [int(hashes[offsets[row]]), pieces * BLOCK_TOKENS] if pieces else None
 
 
 def figures(trace: Trace, seen: Seen, promise: Promise, window_s: float, warm_s: float) -> dict[str, float]:

@@ -1,0 +1,146 @@
+"""How many tokens a prefix hash stands for, and what a time's unit is: block sizes and formats in every file type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from ooco_gym.cli import main
+from ooco_gym.errors import UserError
+from ooco_gym.workload import Trace, load_workload, merge, read_trace, sharing_ratio, write_trace
+from ooco_gym.workload.fit_sharing import follow
+from ooco_gym.workload.reuse import hit_rates
+from ooco_gym.workload.trace import with_blocks
+
+KINDS = ("csv", "jsonl", "parquet")
+BLOCKS = (16, 64, 128, 256, 512, 1024)
+OURS: tuple[str, ...] = ("arrival_s", "prompt_tokens", "output_tokens", "prefix_hashes")
+FORMS: dict[str, tuple[str, ...]] = {
+    "ooco_gym": OURS,
+    "columns": ("when", "in", "out", "blocks"),
+    "mooncake": ("timestamp", "input_length", "output_length", "hash_ids"),
+    "bailian": ("timestamp", "input_length", "output_length", "hash_ids"),
+}
+DOCUMENTED = {"mooncake": 512, "bailian": 16}
+
+
+def put(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Writes rows in the file type of the path's ending; lists in CSV with blanks between."""
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        lines = [",".join(rows[0])] + [",".join(" ".join(map(str, item)) if isinstance(item, list) else str(item)
+                                               for item in row.values()) for row in rows]
+        path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def pair(form: str, block: int, prompt: int = 2048) -> list[dict[str, Any]]:
+    """Two requests whose first block is the same."""
+    rows = []
+    for i in range(2):
+        hashes = [7, *range(1000 * (i + 1), 1000 * (i + 1) + -(-prompt // block) - 1)]
+        row: dict[str, Any] = dict(zip(FORMS[form], (30 * i, prompt, 5, hashes), strict=True))
+        more = {"chat_id": i + 1, "parent_chat_id": i or -1, "type": "text", "turn": i + 1} if form == "bailian" else {}
+        rows.append({**more, **row})
+    return rows
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_block_is_as_long_as_it_is(tmp_path: Path, kind: str, form: str, block: int) -> None:
+    path = put(tmp_path / f"t.{kind}", pair(form, block))
+    columns = dict(zip(OURS, FORMS[form], strict=True)) if form == "columns" else None
+    trace = read_trace(path, columns=columns, block_tokens=block)
+    assert trace.block_tokens == block and sharing_ratio(trace) == block / 4096 == hit_rates(trace, [1e9])[0]  # type: ignore[index]
+    assert read_trace(write_trace(trace, tmp_path / f"again.{kind}")).equals(trace)
+    if block == DOCUMENTED.get(form, 512):
+        assert read_trace(path, columns=columns).equals(trace)
+    else:
+        with pytest.raises(UserError, match=rf"(line|row) \d.*blocks of {block} tokens fit.*block_tokens={block}"):
+            read_trace(path, columns=columns)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bailian_counts_seconds_and_follows_parents(tmp_path: Path, kind: str) -> None:
+    requests = ((5, -1, 0.0, [1, 2, 3]), (9, 5, 10.5, [1, 2, 4]), (6, -1, 11.0, [2, 1, 3]), (2, 9, 99.5, [1, 2, 4]),
+                (8, 77, 100.0, [9, 2, 3]), (4, 77, 101.0, [9, 2, 5]))
+    rows = [{"chat_id": chat, "parent_chat_id": parent, "timestamp": time_s, "input_length": 33, "output_length": 4,
+             "type": "text", "turn": 1, "hash_ids": hashes} for chat, parent, time_s, hashes in requests]
+    trace = read_trace(put(tmp_path / f"t.{kind}", rows))
+    assert trace.arrival_s.tolist() == [0.0, 10.5, 11.0, 99.5, 100.0, 101.0] and trace.block_tokens == 16
+    assert trace.session is not None and trace.session.tolist() == [5, 5, 6, 5, 77, 77]
+    assert trace.prefix_hashes is not None
+    first, second, third, fourth, fifth, sixth = np.split(trace.prefix_hashes[1], 6)
+    assert second[:2].tolist() == first[:2].tolist() and fourth.tolist() == second.tolist()
+    assert not set(third) & set(first), "a block stands for itself alone, and counts with what is before it"
+    assert sixth[:2].tolist() == fifth[:2].tolist() and not set(fifth) & set(first)
+
+
+def test_the_units_are_doubted_in_one_sentence(tmp_path: Path) -> None:
+    bare = [{"timestamp": i / 6, "input_length": 100, "output_length": 5} for i in range(100)]
+    path = put(tmp_path / "t.jsonl", bare)
+    assert any("6,000 requests a second" in note and "time_unit=s" in note for note in read_trace(path).notes)
+    right = read_trace(path, time_unit="s")
+    assert right.arrival_s[-1] == 99 / 6 and not right.notes
+    assert read_trace(path, "mooncake", time_unit="s").equals(right)
+    stripped = [{**row, "hash_ids": list(range(7))} for row in bare]
+    with pytest.raises(UserError, match="blocks of 16 tokens fit.*or format=bailian, whose times are seconds"):
+        read_trace(put(path, stripped))
+    assert read_trace(path, "bailian").arrival_s[-1] == 99 / 6
+
+
+@pytest.mark.parametrize(("hashes", "said"), [
+    ([[1, 2, 3], [1, 2]], "line 3.*3 and not 2 numbers, one for each 512 of 1,400 prompt"),
+    ([[1, 2, 3], [1, 2, 3, 4]], "line 3.*3 and not 4 numbers.*say block_tokens=N"),
+])
+def test_each_row_has_a_hash_for_each_block(tmp_path: Path, hashes: list[list[int]], said: str) -> None:
+    rows = [dict(zip(FORMS["mooncake"], (0, 1400, 1, one), strict=True)) for one in hashes]
+    with pytest.raises(UserError, match=said):
+        read_trace(put(tmp_path / "t.csv", rows))
+    rows[1]["hash_ids"] = []
+    assert len(read_trace(put(tmp_path / "t.csv", rows))) == 2, "a row may have none"
+
+
+def test_of_our_own_traces_the_shared_head_may_be_all_that_is_known(tmp_path: Path) -> None:
+    rows = [dict(zip(OURS, (i, 5000 + 700 * i, 1, [1, 2]), strict=True)) for i in range(3)]
+    assert read_trace(put(tmp_path / "t.jsonl", rows)).block_tokens == 512
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("other", BLOCKS)
+def test_blocks_of_another_size_mean_the_same_prefixes(block: int, other: int) -> None:
+    prompt = np.array([5000, 5000, 3000, 40], np.int32)
+    counts = -(-prompt // block)
+    values = np.concatenate([np.arange(counts[0]), np.arange(counts[1]) + 1000 * (np.arange(counts[1]) * block >= 2048),
+                             5000 + np.arange(counts[2]), 9000 + np.arange(counts[3])])
+    trace = Trace(np.arange(4.0), prompt, prompt, prefix_hashes=(np.concatenate([[0], np.cumsum(counts)]), values),
+                  block_tokens=block)
+    changed = with_blocks(trace, other)
+    offsets, _ = changed.prefix_hashes  # type: ignore[misc]
+    assert np.diff(offsets).tolist() == (-(-prompt // other)).tolist()
+    whole = max(block, other)
+    assert sharing_ratio(changed) == sharing_ratio(trace) == 2048 // whole * whole / prompt.sum()
+    both = merge(trace, changed)
+    assert both.block_tokens == min(block, other) and len(both) == 8
+    assert follow(trace).common_blocks == 0
+
+
+def test_the_simulated_cache_finds_the_tokens_that_are_shared(tmp_path: Path) -> None:
+    path = put(tmp_path / "t.jsonl", pair("bailian", 16, prompt=512))
+    out = tmp_path / "out"
+    assert main(["simulate", "policy=vllm_fcfs", "policy.prefix_caching=on", f"workload.path={path}",
+                 "cluster=mixed_h100_8b", f"out={out}"]) == 0
+    found = json.loads((out / "summary.json").read_text())["online"]
+    assert found["hit_rate"] == 16 / 1024
+    mixed = load_workload(f"{path}+mooncake", duration_s=60, seed=1)
+    assert mixed.block_tokens == 16
