@@ -147,7 +147,7 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
         path, dataset = find_source(source)
         sample = read_sample(path, dataset=dataset)
         source = str(path)
-    elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz") and "+" not in source:
+    elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz", ".xz") and "+" not in source:
         sample = read_sample(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]),
                              block_tokens=values["block_tokens"])
     else:

@@ -83,16 +83,12 @@ class TraceFormat:
     def read(self, table: Table) -> pa.Table:
         """Returns the requests of a table as the columns of docs/traces.md, those that are missing left out.
 
-        For arrivals it has `tick`: times as the file has them, int64 for dates, float64 otherwise.
+        For arrivals it has `tick`: times as the file has them, as `read_ticks` gives them.
         """
         there, read = self.there(table), {}
         if "session" in there:
-            session = table.integers(there["session"], "a whole number >= 0, or nothing", 0, 2**63 - 1,
-                                     missing=NO_SESSION)
-            if self.parent in table.columns:
-                session = _roots(session, table.integers(self.parent, "a whole number >= -1, or nothing", -1, 2**63 - 1,
-                                                         missing=NO_SESSION))
-            read["session"] = nullable(session)
+            session, *parent = table.sessions(there["session"], *([self.parent] * (self.parent in table.columns)))
+            read["session"] = nullable(_roots(session, *parent) if parent else session)
         if "arrival_s" in there:
             read["tick"] = read_ticks(table, there["arrival_s"], self.unit)
         for name in ("prompt_tokens", "output_tokens"):
@@ -150,7 +146,8 @@ class TraceFormat:
 
 
 def read_ticks(table: Table, field: str, unit: str) -> np.ndarray:
-    """Returns a column of times in the file's own unit: int64[n] nanoseconds since 1970 for dates, else float64[n].
+    """Returns a column of times in the file's own unit: int64[n] nanoseconds for dates and whole `ns`, else
+    float64[n].
 
     Raises:
         UserError: a time is no finite number >= 0, or so late that its unit must be another one.
@@ -160,7 +157,8 @@ def read_ticks(table: Table, field: str, unit: str) -> np.ndarray:
         table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
         return moments_ns
     expected = f"a finite number of {UNITS[unit][0]} >= 0"
-    values = table.numbers(field, expected)
+    whole = table.whole_numbers(field) if unit == "ns" else None    # since 1970 they are more than a float64 holds
+    values = table.numbers(field, expected) if whole is None else whole
     table.demand(np.isfinite(values) & (values >= 0), field, expected)
     finer = list(UNITS)[min(list(UNITS).index(unit) + 1, len(UNITS) - 1)]
     table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "

@@ -37,7 +37,7 @@ def list_formats() -> list[str]:
 def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
                columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
                block_tokens: int | None = None) -> Trace:
-    """Reads a trace from CSV, JSON lines or Parquet, gzip allowed on text; the kind of file is seen from its content.
+    """Reads a trace from CSV, JSON lines (packed with gzip or xz, or not) or Parquet, as is seen from its content.
 
     Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
     others, requests with zero output tokens (failed ones) are dropped; columns that we do not know are left out.
@@ -371,6 +371,8 @@ def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
             names = file.schema_arrow.names
             if any(name not in names for name in OWN.required):
                 return None
+            if "session" in names and not pa.types.is_signed_integer(file.schema_arrow.field("session").type):
+                return None     # names, to which only the whole file gives numbers
             for group in (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)):
                 columns = (group.column(i) for i in range(group.num_columns))
                 found = next(one.statistics for one in columns if one.path_in_schema == "arrival_s")

@@ -1,4 +1,4 @@
-"""A trace file as columns: CSV, JSON lines (gzip allowed on both) or Parquet, recognised by content.
+"""A trace file as columns: CSV, JSON lines (gzip and xz allowed on both) or Parquet, recognised by content.
 
 pyarrow reads CSV, as text, and Parquet; JSON lines are read one by one. A column is taken as a whole for numbers, dates
 or lists; where that fails, the first row that is to blame is found, and its line looked up in the file.
@@ -10,6 +10,7 @@ import codecs
 import csv
 import gzip
 import json
+import lzma
 import os
 import reprlib
 import zlib
@@ -29,9 +30,10 @@ from ooco_gym.workload.trace import ENDINGS
 
 Column = Any  # a pyarrow ChunkedArray
 LONGEST_LINE = 1 << 26
-BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
+BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeError, ValueError, csv.Error)
+_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
-           b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
+           b"\xfd7zX": "packed twice", b"\x1f\x8b": "gzipped twice", b"PAR1": "a packed Parquet"}
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
@@ -97,7 +99,27 @@ class Table:
 
     def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
         """Returns a column of dates with times as int64[rows] nanoseconds since 1970."""
-        return self._filled(self._read(field, expected, _as_moments(self.columns[field])), field, expected, None)
+        return self._filled(self._read(field, expected, _as_moments), field, expected, None)
+
+    def whole_numbers(self, field: str) -> np.ndarray | None:
+        """Returns a column as int64[rows] where each row has a whole number of 64 bits; otherwise None."""
+        whole = _as_numbers(self.columns[field], whole=True)
+        return None if whole is None or whole.null_count else whole.to_numpy()
+
+    def sessions(self, *fields: str) -> list[np.ndarray]:
+        """Returns columns of sessions' names as int64[rows], -1 for none: equal names are equal numbers in all of them.
+
+        Whole numbers are their own; where a column has texts, or numbers beyond 64 bits, each name gets one.
+        """
+        numbers = [_as_numbers(self.columns[field]) for field in fields]
+        if all(one is not None and not (np.abs(one.fill_null(0).to_numpy()) >= 2.0**63).any() for one in numbers):
+            return [self.integers(field, "a whole number >= 0, a name, or nothing", 0, 2**63 - 1, missing=-1)
+                    for field in fields]
+        names = [_trimmed(self.columns[field].cast(pa.string())) for field in fields]
+        joined = pa.chunked_array([chunk for name in names for chunk in name.chunks], pa.string())
+        joined = _compute.if_else(_compute.equal(joined, "-1"), None, joined).combine_chunks()
+        codes = joined.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return list(codes.reshape(len(fields), self.rows))
 
     def integer_lists(self, field: str, expected: str) -> Column:
         """Returns a column of lists (as text: numbers with blanks between) as lists of int64."""
@@ -161,13 +183,20 @@ def _as_numbers(column: Column, whole: bool = False) -> Column | None:
     return found if found is not None else _tried(lambda one: _trimmed(one).cast(kind, safe=whole), column)
 
 
-def _as_moments(column: Column) -> Callable[[Column], Column]:
-    """Returns what casts dates to nanoseconds since 1970; whether texts have a zone is seen from the first of them."""
-    kind = pa.timestamp("ns", column.type.tz if pa.types.is_timestamp(column.type) else None)
-    if _is_text(column.type) and _tried(lambda one: one.cast(kind), column.drop_null()[:1]) is None:
-        kind = pa.timestamp("ns", "UTC")
-    good = _is_text(column.type) or pa.types.is_temporal(column.type)
-    return lambda one: one.cast(kind).cast(pa.int64()) if good else None
+def _as_moments(column: Column) -> Column | None:
+    """Dates as nanoseconds since 1970; texts without a zone count as UTC, row by row."""
+    if pa.types.is_temporal(column.type):
+        zone = column.type.tz if pa.types.is_timestamp(column.type) else None
+        return column.cast(pa.timestamp("ns", zone)).cast(pa.int64())
+    if not _is_text(column.type):
+        return None
+    text = _trimmed(column)
+    for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
+                         (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
+        text = _compute.replace_substring_regex(text, pattern, put)
+    zoned = _compute.match_substring_regex(text, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
+    text = _compute.if_else(zoned, text, _compute.binary_join_element_wise(text, "Z", ""))
+    return text.cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
 
 
 def _as_lists(column: Column) -> Column | None:
@@ -183,16 +212,14 @@ def read_table(path: Path) -> Table:
         UserError: the file is missing, empty, truncated, or not of its kind.
     """
     try:
-        with path.open("rb") as file:
+        opened = _opener(path)
+        with opened(path, "rb") as file:
             head = file.read(4)
-        zipped = head.startswith(b"\x1f\x8b")
-        if zipped:
-            with gzip.open(path) as file:
-                head = file.read(4)
+        zipped = opened is not open
         packed = next((what for mark, what in _PACKED.items() if head.startswith(mark)), None)
         if packed is not None and (zipped or head != b"PAR1"):
             raise UserError(f"trace file '{path}' is {packed}: unpack it; expected Parquet, or CSV or JSON lines, "
-                            "which may be gzipped")
+                            "which may be packed with gzip or xz")
         if head == b"PAR1":
             with open_parquet(path) as file:
                 return parquet_table(path, file.read(), 0)
@@ -200,13 +227,20 @@ def read_table(path: Path) -> Table:
         first = next((line for line in lines if not line[1].isspace()), None)
         if first is None:
             raise UserError(f"trace file '{path}' is empty")
-        return _json_table(path) if first[1].lstrip()[:1] in "{[" else _csv_table(path, *first, zipped)
+        return _json_table(path) if first[1].lstrip()[:1] in "{[" else _csv_table(path, *first)
     except UserError:
         raise
     except FileNotFoundError:
         raise missing(path) from None
     except BROKEN as error:
         raise unreadable(path, error) from None
+
+
+def _opener(path: Path) -> Any:
+    """Returns what opens a file so that its text is read: by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    return next((opener for mark, opener in _OPENERS.items() if head.startswith(mark)), open)
 
 
 def missing(path: str | os.PathLike[str]) -> UserError:
@@ -232,20 +266,19 @@ def open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
 
 def parquet_table(path: Path, table: pa.Table, first_row: int) -> Table:
     """Returns rows of a Parquet file, from `first_row` (from 0) on."""
-    columns = {name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    columns = {name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else
+               column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
                for name, column in zip(_names(path, table.column_names), table.columns, strict=True)}
     return Table(path, columns, table.num_rows, "parquet", first_row)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, text) of each line that is not empty of a text file, gzipped or not.
+    """Yields (number from 1, text) of each line that is not empty of a text file, packed or not.
 
     Raises:
         UserError: a line is not UTF-8, or so long that this is no file of lines.
     """
-    with path.open("rb") as file:
-        opener = gzip.open if file.read(2) == b"\x1f\x8b" else open
-    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as stream:
+    with _opener(path)(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as stream:
         for number in count(1):
             line = stream.readline(LONGEST_LINE)
             if not line:
@@ -279,7 +312,7 @@ class _Utf8:
         return data
 
 
-def _csv_table(path: Path, header_line: int, header: str, zipped: bool) -> Table:
+def _csv_table(path: Path, header_line: int, header: str) -> Table:
     """Reads all columns as text: what type a value has is seen where it is used."""
     names = _names(path, next(csv.reader([header]), []))
     broken: list[Any] = []
@@ -289,7 +322,7 @@ def _csv_table(path: Path, header_line: int, header: str, zipped: bool) -> Table
         return "skip"
 
     try:
-        with gzip.open(path) if zipped else path.open("rb") as stream:
+        with _opener(path)(path, "rb") as stream:
             table = pyarrow.csv.read_csv(
                 _Utf8(stream),
                 pyarrow.csv.ReadOptions(column_names=names, skip_rows=header_line, use_threads=False),

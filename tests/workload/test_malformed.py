@@ -204,7 +204,7 @@ def test_what_is_no_trace_file(tmp_path: Path, name: str) -> None:
     parquet = put(tmp_path, rows_of(name), "parquet").read_bytes()
     for content, said in ((gzip.compress(text)[:-12], "cannot be read"), (gzip.compress(b""), "is empty"),
                           (gzip.compress(gzip.compress(text)), "gzipped twice"), (bz2.compress(text), "bzip2"),
-                          (packed.getvalue(), "ZIP"), (gzip.compress(parquet), "gzipped Parquet"),
+                          (packed.getvalue(), "ZIP"), (gzip.compress(parquet), "packed Parquet"),
                           (text.decode().encode("utf-16"), "line 1: neither UTF-8"),
                           (text + b"\xff,1,1\n", "line 32: neither UTF-8"),
                           (json.dumps(rows_of(name)).encode(), "found a JSON array"),

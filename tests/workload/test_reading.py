@@ -102,7 +102,7 @@ OWN_HEAD = "arrival_s,prompt_tokens,output_tokens\n"
     (OWN_HEAD[:-1] + ",class\n0,1,1,online\n1,1,1,ofline\n",
      ["line 3", "'class'", "'ofline'", "did you mean 'offline'"]),
     (OWN_HEAD[:-1] + ",tpot_slo_s\n0,1,1,0\n", ["line 2", "'tpot_slo_s'", "> 0"]),
-    (OWN_HEAD[:-1] + ",session\n0,1,1,x\n", ["line 2", "'session'"]),
+    (OWN_HEAD[:-1] + ",session\n0,1,1,1.5\n", ["line 2", "'session'"]),
     (OWN_HEAD[:-1] + ",prefix_hashes\n0,1,1,1 b\n", ["line 2", "'prefix_hashes'", "'1 b'"]),
     (AZURE_2023 + "yesterday,1,1\n", ["line 5", "'TIMESTAMP'", "'yesterday'"]),
     (AZURE_2023 + ",1,1\n", ["line 5", "'TIMESTAMP'", "nothing"]),
