@@ -138,7 +138,7 @@ def _read(files: Sequence[Path], chip: ChipSpec, device: str = "") -> Rows:
     rows = Rows.join([part for path in files for part in sources.read(path, sources.Context()).rows])
     if device:
         rows = rows.select(rows["device"] == device)
-    rows = fastest_kernels(clean(rows, chip)[0])[0]
+    rows = fastest_kernels(clean(rows, chip)[0])
     return rows.select(rows.kind != "all_reduce")
 
 

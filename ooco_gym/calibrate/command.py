@@ -55,7 +55,7 @@ def main(cfg: DictConfig) -> dict[str, Any] | None:
         raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "
                         f"the layouts {', '.join(sources.list_sources())} (docs/calibration.md)")
     texts = {key: None if values[key] is None else str(values[key])
-             for key in ("device", "source", "model", "base", "name", "to")}
+             for key in ("device", "model", "base", "name", "to")}
     tp = 0 if values["tp"] is None else whole_number("tp", values["tp"], 1)
     seed, out = whole_number("seed", values["seed"]), Path(values["out"])
     data, shared = Path(str(values["data"])).expanduser(), os.environ.get("OOCO_GYM_DATA")
@@ -68,7 +68,7 @@ def main(cfg: DictConfig) -> dict[str, Any] | None:
     model = model_named(texts["model"] or "") or texts["model"]
     with Console(stderr=True).status("fitting"):
         found = sources.read(data, sources.Context(texts["device"] or "", model or "", tp))
-        device, rows, remarks = run.device_rows(found, texts["device"], also, texts["source"])
+        device, rows, remarks = run.device_rows(found, texts["device"], also)
         base, said = chips.base_chip(device, texts["base"], values["chip"] or {}, named=bool(texts["device"]))
         result = run.calibrate(found, base, device, rows, model=model, tp=tp or 1, seed=seed)
         result.notes += remarks

@@ -171,7 +171,7 @@ def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
     """Iterations by fits that have not seen their model and degree, or with one only, their sizes.
 
     Returns:
-        Seconds, float64[n]; their errors in percent, `held_out` in words, and errors with prompts and without.
+        Seconds, float64[n]; their errors in percent, and `held_out` in words.
     """
     rows = [one.rows for one in served]
     owner = np.repeat(np.arange(len(served)), [len(part) for part in rows])
@@ -186,12 +186,7 @@ def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
         known = _part(served, owner, ~hidden if (~hidden).sum() >= FEW else np.ones_like(hidden))
         found = fit(form, chip, known, seed, start).found
         predicted[hidden] = predict(form, with_found(form, chip, found), _part(served, owner, hidden))
-    times, prompts = measured(served), np.concatenate([part.prompts for part in rows])
-    result: dict[str, Any] = dict(errors(predicted, times)) | {"held_out": said}
-    for name, which in (("with_prompts", prompts > 0), ("decode_only", prompts == 0)):
-        if which.any():
-            result[name] = errors(predicted[which], times[which])
-    return predicted, result
+    return predicted, {**errors(predicted, measured(served)), "held_out": said}
 
 
 def _part(served: Sequence[Served], owner: np.ndarray, which: np.ndarray) -> list[Served]:

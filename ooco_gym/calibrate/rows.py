@@ -132,14 +132,12 @@ class Excluded(NamedTuple):
         op: operator.
         reason: in words.
         rows: how many.
-        bad: whether they are wrong (else: right, but not what is fitted).
         first: file and row of the first ones.
     """
 
     op: str
     reason: str
     rows: int
-    bad: bool
     first: list[str]
 
 
@@ -181,16 +179,16 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
     rows = complete(rows)
     kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []
 
-    def leave_out(op: str, reason: str, mask: np.ndarray, bad: bool = True) -> None:
+    def leave_out(op: str, reason: str, mask: np.ndarray) -> None:
         nonlocal keep
         hit = keep & (kind == op) & mask
         if hit.any():
             first = [rows.where(index) for index in np.flatnonzero(hit)[:_SHOWN]]
-            excluded.append(Excluded(op, reason, int(hit.sum()), bad, first))
+            excluded.append(Excluded(op, reason, int(hit.sum()), first))
             keep &= ~hit
 
     for op in sorted({str(item) for item in kind} - set(NEEDED)):
-        leave_out(op, "no operator that is fitted", np.ones(len(rows), dtype=bool), bad=False)
+        leave_out(op, "no operator that is fitted", np.ones(len(rows), dtype=bool))
     for op, columns in NEEDED.items():
         leave_out(op, "time is not positive", ~(np.isfinite(rows["time_us"]) & (rows["time_us"] > 0)))
         missing = np.any([~(np.isfinite(rows[name]) & (rows[name] > 0)) for name in columns], axis=0)
@@ -208,9 +206,9 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
                       (moved > STREAMED_BYTES) & (moved > PEAK_SLACK * chip.peak_memory_bytes_per_s * rows.seconds))
         if op == "attn_decode":  # a benchmark repeats one layer, a server reads every layer's keys from memory
             leave_out(op, "keys read faster than the chip's memory is: they stay in its cache between repetitions",
-                      (moved <= STREAMED_BYTES) & (moved > chip.peak_memory_bytes_per_s * rows.seconds), bad=False)
+                      (moved <= STREAMED_BYTES) & (moved > chip.peak_memory_bytes_per_s * rows.seconds))
     for op, reason, mask in _no_load(rows):
-        leave_out(op, reason, mask, bad=False)
+        leave_out(op, reason, mask)
     return rows.select(keep), excluded
 
 
@@ -243,17 +241,12 @@ def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
         ]
 
 
-def fastest_kernels(rows: Rows) -> tuple[Rows, dict[str, Any]]:
-    """Of several kernels measured on the same shape keeps the fastest, as engines do.
-
-    Returns:
-        The rows, and by operator how often each kernel was the fastest.
-    """
-    kept, chosen = [], {}
+def fastest_kernels(rows: Rows) -> Rows:
+    """Of several kernels measured on the same shape keeps the fastest, as engines do."""
+    kept = []
     for op in sorted({str(item) for item in rows.kind}):
         part = rows.of_kind(op)
-        kernels = counted(part["kernel"])
-        if len(kernels) > 1:
+        if len(set(part["kernel"])) > 1:
             shape = part.distinct("op", "tp", "n_tokens", "batch", "q_len", "prefix", "context_len", "d_in", "d_out",
                                   "h_q", "h_kv", "d_h", "n_gpus", "bytes", "longest")
             order = np.lexsort((part["time_us"], shape))
@@ -262,6 +255,5 @@ def fastest_kernels(rows: Rows) -> tuple[Rows, dict[str, Any]]:
             winner = np.empty(shape.max() + 1, dtype=object)
             winner[shape[order][first]] = part["kernel"][order][first]
             part = part.select(part["kernel"] == winner[shape])
-            chosen[op] = {"measured": kernels, "fastest": counted(winner)}
         kept.append(part)
-    return Rows.join(kept), chosen
+    return Rows.join(kept)

@@ -57,7 +57,6 @@ class Calibration:
         found: what the readers found.
         rows: operators that were fitted.
         excluded: rows left out, by operator and reason.
-        kernels: by operator with several kernels, how often each was the fastest.
         steps: iterations composed of measured operators.
         engine: whole iterations, by model and tensor-parallel degree.
         fits: of `ooco` the link (`all_reduce`) and iterations (`steps`, `engine`); of `extended` operators besides.
@@ -74,7 +73,6 @@ class Calibration:
     found: Found
     rows: Rows
     excluded: list[Excluded]
-    kernels: dict[str, Any]
     steps: composed.Steps | None = None
     engine: list[engine_fits.Served] = field(default_factory=list)
     fits: dict[str, dict[str, Fitted]] = field(default_factory=lambda: {"ooco": {}, "extended": {}})
@@ -86,7 +84,7 @@ class Calibration:
     notes: list[str] = field(default_factory=list)
 
 
-def device_rows(found: Found, device: str | None, also: list[str], source: str | None) -> tuple[str, Rows, list[str]]:
+def device_rows(found: Found, device: str | None, also: list[str]) -> tuple[str, Rows, list[str]]:
     """The operators of one device, and from others those that it does not have.
 
     Returns:
@@ -114,12 +112,6 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
         notes.append(f"device '{chosen}' is '{same[0]}' in the data")
         chosen = same[0]
     mine = rows.select(np.isin(rows["device"], [chosen, ""]))
-    if source:
-        origins = counted(mine["source"])
-        mine = mine.select(np.array([source in str(text) for text in mine["source"]], dtype=bool))
-        if not len(mine):
-            raise UserError(f"source={source}: no measurement of device '{chosen}' comes from it; sources: "
-                            f"{', '.join(origins)}")
     for name in also:
         if name not in known:
             raise unknown("device of the data (also)", name, known)
@@ -152,11 +144,10 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
         UserError: nothing is left to fit.
     """
     kept, excluded = clean(rows, chip)
-    kept, chosen = fastest_kernels(kept)
-    kept, unknown_bytes = with_bytes(kept)
+    kept, unknown_bytes = with_bytes(fastest_kernels(kept))
     if unknown_bytes:
-        excluded.append(Excluded("elementwise", "element-wise operator of unknown size", unknown_bytes, False, []))
-    result = Calibration(device, chip, found, kept, excluded, chosen, notes=list(found.notes))
+        excluded.append(Excluded("elementwise", "element-wise operator of unknown size", unknown_bytes, []))
+    result = Calibration(device, chip, found, kept, excluded, notes=list(found.notes))
     if len(kept):
         _fit_operators(result, seed)
         _fit_steps(result, model, seed)
@@ -207,7 +198,7 @@ def _fit_steps(result: Calibration, model: str | None, seed: int) -> None:
     result.points["iterations"] = Points(steps.seconds, predicted)
     several = len(steps.architectures) > 1
     result.unseen["held_out_architecture" if several else "whole_steps"] = {
-        form: composed.errors_by_part(one, steps) for form, one in predicted.items()}
+        form: errors(one, steps.seconds) for form, one in predicted.items()}
     if not several:
         result.not_fitted.append(f"held-out architecture: only one was measured ({steps.architectures[0].name}); "
                                  "iterations of unseen sizes are judged instead")
@@ -241,7 +232,7 @@ def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int) -> N
     served = result.engine
     for members in grouped.values():
         rows, dropped = engine_fits.clean(engine_fits.join(members))
-        result.excluded += [Excluded("iterations", reason, count, True, []) for reason, count in dropped.items()]
+        result.excluded += [Excluded("iterations", reason, count, []) for reason, count in dropped.items()]
         name = model or rows.sizes or rows.model
         if not name:
             raise UserError(f"'{rows.file}' does not say which model the engine served; give it as model=NAME or a "
@@ -355,7 +346,6 @@ def summary_of(result: Calibration, chip: ChipSpec, valid: Mapping[str, Any]) ->
         "rows": {kind: len(result.rows.of_kind(kind)) for kind in KINDS},
         "excluded": [item._asdict() for item in result.excluded],
         "skipped_by_readers": result.found.skipped,
-        "kernels": result.kernels,
         **errors_of,
         "held_out": result.held_out,
         "verdicts": judged(errors_of),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.fitting import Fitted, Free, alike, errors, folds, least_squares, sample, started
+from ooco_gym.calibrate.fitting import Fitted, Free, alike, folds, least_squares, sample, started
 from ooco_gym.calibrate.operators import canonical, fit_kernels, parameters
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf import kernels
@@ -316,14 +316,3 @@ def _of_other_sizes(rows: Rows, hidden: Steps, seen: Steps) -> np.ndarray:
     shapes = [shape not in keys for shape in zip(rows["batch"], q, rows["context_len"], strict=True)]
     tokens = list(set(hidden.tokens.tolist()) - set(seen.tokens.tolist()))
     return np.where(np.isin(kind, ("attn_prefill", "attn_decode")), shapes, ~np.isin(rows["n_tokens"], tokens))
-
-
-def errors_by_part(predicted: np.ndarray, steps: Steps) -> dict[str, Any]:
-    """Errors on all iterations, by phase, and `by_architecture`."""
-    def of(which: np.ndarray) -> dict[str, Any]:
-        return errors(predicted[which], steps.seconds[which])
-
-    phases = {phase: of(which) for phase, which in (("prefill", steps.prefill), ("decode", ~steps.prefill))
-              if which.any()}
-    return {**errors(predicted, steps.seconds), **phases, "by_architecture": {
-        one.name: of(steps.arch == number) for number, one in enumerate(steps.architectures)}}

@@ -25,7 +25,6 @@ def test_impossible_times_are_named_by_row() -> None:
     reasons = {item.reason: item for item in excluded}
     assert reasons["time is not positive"].first == ["t.csv, row 3", "t.csv, row 4"]
     assert reasons["faster than 1.1 times the chip's peak FLOP/s"].first == ["t.csv, row 5"]
-    assert all(item.bad for item in excluded)
 
 
 def test_missing_shapes_and_cached_weights() -> None:
@@ -33,8 +32,7 @@ def test_missing_shapes_and_cached_weights() -> None:
                       Rows.of(Path("t.csv"), 9, 1, op="conv", time_us=3.0)])
     kept, excluded = clean(rows, CHIP)
     assert len(kept) == 1 and sum(item.rows for item in excluded) == 3
-    cached = next(item for item in excluded if "16 MB" in item.reason)
-    assert not cached.bad
+    assert any("16 MB" in item.reason for item in excluded)
 
 
 def test_known_bad_rows_of_public_tables() -> None:
@@ -51,9 +49,7 @@ def test_known_bad_rows_of_public_tables() -> None:
 def test_of_several_kernels_the_fastest_counts() -> None:
     rows = Rows.of(Path("a"), 1, 4, op="all_reduce", n_gpus=2.0, bytes=np.array([1e3, 1e3, 1e6, 1e6]),
                    kernel=["a", "b", "a", "b"], time_us=np.array([5.0, 9.0, 40.0, 20.0]))
-    kept, chosen = fastest_kernels(rows)
-    assert sorted(kept["time_us"]) == [5.0, 20.0]
-    assert chosen["all_reduce"]["fastest"] == {"a": 1, "b": 1}
+    assert sorted(fastest_kernels(rows)["time_us"]) == [5.0, 20.0]
 
 
 def test_bytes_of_elementwise_operators() -> None:

@@ -70,10 +70,9 @@ def test_both_forms_are_judged_on_unseen_architectures(rows: Rows) -> None:
     assert composed is not None and len(composed.architectures) > 1
     roofline = steps.fit_roofline(composed, CHIP)
     fitted = {op: item.found for op, item in operators.fit_kernels(rows, CHIP).items()}
-    found = {form: steps.errors_by_part(one, composed) for form, one in steps.unseen(
+    found = {form: errors(one, composed.seconds) for form, one in steps.unseen(
         composed, rows, CHIP, 0, {"ooco": roofline.found, "extended": fitted}).items()}
     assert found["extended"]["mape"] < 3 and 0.1 < found["ooco"]["mape"] < 10
-    assert set(found["extended"]["by_architecture"]) == {item.name for item in composed.architectures}
 
 
 def _iterations(count: int = 300, seed: int = 0) -> EngineRows:
