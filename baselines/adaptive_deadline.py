@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, P, Settings, compose_within, route
+from baselines.deadline import PARAMS, P, Settings, compose_within, route
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.engine_features import engine_row, engine_stack
+from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.weights import Layout, SetsParameters
 from ooco_gym.runtime.features import BLOCKS_S, ENGINE

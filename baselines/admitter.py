@@ -40,13 +40,15 @@ import math
 
 import numpy as np
 
-from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, compose_within, fewest_of, settings_of
+from baselines.deadline import PARAMS, compose_within, fewest_of, settings_of
 from ooco_gym.compile import inlined, inner
 from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import (
+    GIVEN,
     LEAVE_OPEN,
     LEFT_OPEN,
+    MOST_GIVEN,
     OPEN_CHUNK,
     OPEN_FIGURES,
     OPEN_HEADROOM,

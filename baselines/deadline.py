@@ -43,7 +43,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
-from ooco_gym.policy.latency_budget import Limits, decodes, fill, fill_least, token_slack
+from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, Limits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import fewest_requests, length
 from ooco_gym.sim.costs import predict_prefill, steady
@@ -80,9 +80,8 @@ P = slots(PARAMS)
 DUE_PROMPTS = 16  # online prompts that are looked at
 LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_efficiency`, and the one they are held to
 
-# Places of State.memory: requests that may yet be missed, when that was last worked out, requests given up.
-CREDIT, SEEN_PS, NEXT, GIVEN = 0, 1, 2, 3
-MOST_GIVEN = 8  # places for requests given up, the oldest overwritten
+# Places of State.memory: requests that may yet be missed, when that was last worked out, the next of GIVEN.
+CREDIT, SEEN_PS, NEXT = 0, 1, 2
 
 
 class Settings(NamedTuple):

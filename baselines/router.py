@@ -37,10 +37,11 @@ import math
 
 import numpy as np
 
-from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, fewest_of, within_deadlines
+from baselines.deadline import PARAMS, fewest_of, within_deadlines
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy import router_view as v
 from ooco_gym.policy.decisions import ROUTE, hook
+from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import is_weighted
 from ooco_gym.policy.weights import Layout, ScoresCandidates

@@ -15,9 +15,6 @@ with 0.18 and older a waiting request is admitted as soon as its first chunk fit
 The schedule itself is in `ooco_gym/policy/mixed.py`, as other rules build on it; what is vLLM's alone is here.
 """
 
-import re
-
-from ooco_gym.errors import UserError
 from ooco_gym.policy.mixed import schedule_v1
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
@@ -42,23 +39,3 @@ PARAMS = (
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
                    compose=schedule_v1)
 vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1)
-
-
-def engine_version_of(version: str) -> str:
-    """Whose schedule stands for a release of vLLM: its own, else the newest known one that is not newer.
-
-    Raises:
-        UserError: it is older than all known ones, or not written as a version.
-    """
-    release = version.partition("+")[0]
-    if release in ENGINE_VERSIONS:
-        return release
-    known = [one for one in ENGINE_VERSIONS if _numbers(one) <= _numbers(release)]
-    if not known:
-        raise UserError(f"vLLM {version} has no schedule of ours to stand beside it: expected {ENGINE_VERSIONS[-1]} or "
-                        "newer")
-    return known[0]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:3]))

@@ -7,6 +7,7 @@ so that an engine that wants `ooco_gym.runtime` alone loads no simulator.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.errors import UserError
@@ -26,25 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__version__", "candidate_table",
            "evaluate", "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
 
-_LATER = {"evaluate": "agents.evaluation.evaluate",
-          "Cluster": "ooco_gym.cluster", "Scenario": "ooco_gym.scenario", "Slo": "ooco_gym.protocol",
-          "simulate": "ooco_gym.simulation", "Simulation": "ooco_gym.simulation", "Run": "ooco_gym.simulation",
-          "get_policy": "ooco_gym.policy", "make_agent": "ooco_gym.envs.rule_agent",
-          "candidate_table": "ooco_gym.envs.features",
-          "list_policies": "ooco_gym.zoo", "load_policy": "ooco_gym.zoo"}
+# Names by the module of this package that has them.
+_LATER = {"Cluster": "cluster", "Scenario": "scenario", "Slo": "protocol", "simulate": "simulation",
+          "Simulation": "simulation", "Run": "simulation", "get_policy": "policy", "make_agent": "envs.rule_agent",
+          "candidate_table": "envs.features", "list_policies": "zoo", "load_policy": "zoo"}
 _MODULES = ("cluster", "envs", "scenario", "workload", "perf", "peak", "report", "files", "resources")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+        return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    if name == "evaluate":  # of a layer above this package: in the module of the command of that name
+        (command,) = entry_points(group="ooco_gym.commands", name=name)
+        return getattr(import_module(command.module), name)
     if name in _MODULES:
         return import_module(f"ooco_gym.{name}")
     raise AttributeError(f"module 'ooco_gym' has no attribute '{name}'")
 
 
 try:
-    import_module("ooco_gym.envs")  # which registers the environments
+    import ooco_gym.envs  # noqa: F401 - registers the environments
 except ModuleNotFoundError as missing:  # an engine that runs `ooco_gym.runtime` needs no Gymnasium
     if missing.name != "gymnasium":
         raise

@@ -62,56 +62,39 @@ class Interrupts:
 
 
 class Clock:
-    """Seconds of learning, by the clock and of the processor, while it is entered; validation counts apart.
+    """Seconds of learning while it is entered; validation counts apart.
 
     `max_wall_s` limits `learned_s`, so that two algorithms with the same limit have learned for the same time.
     """
 
     def __init__(self, limit_s: float | None) -> None:
         self.limit_s = None if limit_s is None else float(limit_s)
-        self._begun = self._ended = (0.0, 0.0)
-        self._validation = np.zeros(2)
-        self._running = False
+        self.validation_s = 0.0
+        self._begun: float | None = None
+        self._ended: float | None = None
 
     def __enter__(self) -> Clock:
-        self._begun, self._running = _now(), True
+        self._begun = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended, self._running = _now(), False
+        self._ended = time.perf_counter()
 
     @contextmanager
     def validating(self) -> Iterator[None]:
         """What is inside is validation."""
-        before = _now()
+        before = time.perf_counter()
         try:
             yield
         finally:
-            self._validation += np.subtract(_now(), before)
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds by the clock so far, validation included."""
-        return (_now() if self._running else self._ended)[0] - self._begun[0]
-
-    @property
-    def validation_s(self) -> float:
-        """Seconds of validation by the clock."""
-        return float(self._validation[0])
+            self.validation_s += time.perf_counter() - before
 
     @property
     def learned_s(self) -> float:
-        """Seconds by the clock so far, without validation."""
-        return self.wall_s - self.validation_s
-
-    @property
-    def cpu_s(self) -> float:
-        """The processor's seconds, without validation."""
-        return float(self._ended[1] - self._begun[1] - self._validation[1])
-
-
-def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
+        """Seconds so far, without validation."""
+        if self._begun is None:
+            return 0.0
+        return (time.perf_counter() if self._ended is None else self._ended) - self._begun - self.validation_s
 
 
 class Callback(BaseCallback):

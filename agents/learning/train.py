@@ -143,7 +143,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
 
         # --- Learning: an interrupt saves too ---
         preparation_s, whole_rollouts = 0.0, True  # whether it stands between two rollouts, where its state can be kept
-        begun_at, stepped_s = int(model.num_timesteps), env.unwrapped.wall_s
+        begun_at = int(model.num_timesteps)
         progress.begin()
         with interrupts:
             try:
@@ -154,7 +154,6 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
                     model._last_episode_starts = np.ones(env.num_envs, bool)
                     between.keep()  # whoever ends it from now on can go on from here
                 interrupts.patient = True
-                stepped_s = env.unwrapped.wall_s
                 with clock:
                     with suppress(cb.Stop):
                         model.learn(int(config["total_timesteps"]) - begun_at, callback=callbacks, log_interval=1,
@@ -175,20 +174,16 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
                 cb.save(model, out / runs.POLICY_FILE)
             logger.dump(model.num_timesteps)
 
-    # --- Seconds, and decisions per second, are those of this call: by the clock, and of the processor ---
+    # --- Seconds, and decisions per second, are those of this call ---
     stopped = "interrupt" if interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
-    decisions, learning_s, cpu_s = int(model.num_timesteps) - begun_at, clock.learned_s, clock.cpu_s
-    spent = {"environment": env.unwrapped.wall_s - stepped_s, "validation": clock.validation_s}
-    spent["network"] = max(0.0, clock.wall_s - sum(spent.values()))
+    decisions, learning_s = int(model.num_timesteps) - begun_at, clock.learned_s
     return {
         "command": "train", "agent": recipe_of(agent), "network": agent["network"], "env": config["env"]["id"],
         "seed": seed, "timesteps": int(model.num_timesteps), "resumed": state is not None, "stopped_by": stopped,
         **({"signal": interrupts.signal.name} if stopped == "interrupt" else {}), "episodes": figures.episodes,
         "updates": int(model._n_updates), "wall_s": time.monotonic() - started, "setup_wall_s": ready - started,
         "preparation_wall_s": preparation_s, "validation_wall_s": clock.validation_s, "learning_wall_s": learning_s,
-        "learning_cpu_s": cpu_s, "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
-        "decisions_per_cpu_s": decisions / max(cpu_s, 1e-9),
-        "time": {part: {"wall_s": each, "share": each / max(clock.wall_s, 1e-9)} for part, each in spent.items()},
+        "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
         "imitation": imitation, "best": None if validation is None else validation.best,
         "validation": [] if validation is None else validation.history,
         "validation_window_s": None if validation is None else length.get("window_s"), "logger": logging["name"],
@@ -236,10 +231,7 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
     parts = {"learning": summary["learning_wall_s"], "validation": summary["validation_wall_s"],
              "preparation": summary["preparation_wall_s"], "setting up": summary["setup_wall_s"]}
     print(f"{summary['wall_s']:.0f} s in all:", ", ".join(f"{part} {wall_s:.1f} s" for part, wall_s in parts.items()))
-    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation "
-          f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
-    print("of learning and validation:", ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
-                                                   for part, time in summary["time"].items()))
+    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation")
     best, window_s = summary["best"], summary["validation_window_s"]
     if best:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

@@ -32,7 +32,6 @@ class GymnasiumVecEnv(VecEnv):
 
     Infos of a step: each has `TimeLimit.truncated`; that of an episode's end also has `terminal_observation`,
     `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes them), and all that the environment said.
-    `wall_s` counts the seconds that steps have taken.
 
     Args:
         info_keys: which of the environment's infos are copied into the dicts at every step; None: all of them. What is
@@ -52,7 +51,6 @@ class GymnasiumVecEnv(VecEnv):
         self._infos: Mapping[str, Any] = {}
         self._observations: Any = None
         self._actions: Any = None
-        self.wall_s = 0.0
         self._begin()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
@@ -80,9 +78,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         """Steps all places; returns observations, float32 rewards, dones and a list of infos."""
-        started = time.perf_counter()
         self._observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
-        self.wall_s += time.perf_counter() - started
         self._infos, dones = infos, terminated | truncated
         self._returns += rewards
         self._lengths += 1

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baselines.vllm_v1 import engine_version_of
 from experiments.common.prompts import HASHES, TOKEN_IDS
 from experiments.common.recorded import Recorded, read_run
 from experiments.common.replay import Served, compare, served
@@ -26,7 +25,7 @@ from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Table, console, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.report.terminal import remarks
-from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

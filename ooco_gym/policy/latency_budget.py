@@ -35,6 +35,7 @@ from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, RESIDENT
 OFFLINE_CLASS, ONLINE_CLASS = 0, 1  # request.urgent
 # Stages of a mixed instance's composition: `fill` admits offline requests; it is to leave that open; it has done so.
 WHOLE, LEAVE_OPEN, LEFT_OPEN = range(3)
+GIVEN, MOST_GIVEN = 3, 8  # places of State.memory: slots of requests given up, the oldest overwritten
 
 
 # --- Requests -------------------------------------------------------------------------------------------------------

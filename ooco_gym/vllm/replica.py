@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +24,7 @@ from ooco_gym.policy.engine_features import (
     engine_row,
     engine_stack,
 )
+from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
 from ooco_gym.policy.mixed import iteration_latency
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.runtime.beliefs import Belief
@@ -42,8 +42,7 @@ DUE_PROMPTS = 16  # waiting online requests that rules look at in any case
 NOTHING = (0, 0, 0)
 PRIOR_OUTPUT = 512.0  # tokens: what is assumed of outputs before any has ended, as in conf/protocol
 ORDER, PACK = attrgetter("order"), struct.Struct(f"{FIELDS}d").pack_into
-_DEADLINE: Any = import_module("baselines.deadline")
-GIVEN = slice(_DEADLINE.GIVEN, _DEADLINE.GIVEN + _DEADLINE.MOST_GIVEN)  # places of State.memory that hold slots
+_SLOTS = slice(GIVEN, GIVEN + MOST_GIVEN)  # places of State.memory that hold slots
 START_S = 1e5  # where the clock of a replica begins: what came before the engine's first iteration is later than 0
 LONGEST_S = 1e6  # and where it begins anew
 
@@ -176,7 +175,7 @@ class Replica:
         places = self.load(engine, belief, lines, looked)
         if self._given:
             slots = {request.id: slot + 1 for slot, request in enumerate(self._requests)}
-            self._memory[GIVEN] = [slots.get(name, 0) for name in self._given]
+            self._memory[_SLOTS] = [slots.get(name, 0) for name in self._given]
         predicted_ps, out = _compose(self._handle.address, self._rule, self._memory, self._out), self._out
         running, lost = out[:2].tolist()
         found = out[2 : 2 + 2 * running + lost].tolist()
@@ -195,7 +194,7 @@ class Replica:
     def _keep(self) -> None:
         """Keeps what the rule remembers: requests by their names, as the next iteration has other slots."""
         self._memory[:] = self._state.memory[0]
-        slots = self._memory[GIVEN].tolist()
+        slots = self._memory[_SLOTS].tolist()
         self._given = [self._requests[int(slot) - 1].id if slot > 0.0 else None for slot in slots] if any(slots) else []
 
     def observe(self, engine: Engine, belief: Belief, rates: ArrivalRates, blocks: Blocks, budget: float) -> np.ndarray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.registry import get_policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.vllm.admitter import Admitter
 from ooco_gym.vllm.replica import Compiled
@@ -85,7 +84,7 @@ def _by_priority(preempt: str) -> Policy:
     """vLLM's schedule by priority, of the release that runs here."""
     engine, version = sys.modules.get("vllm"), ENGINE_VERSIONS[0]
     if engine is not None:
-        version = import_module("baselines.vllm_v1").engine_version_of(engine.__version__)
+        version = engine_version_of(engine.__version__)
     params = (Param("preempt", "which running request gives way", choices=VICTIMS, default=preempt),
               Param("engine_version", "whose schedule is followed", choices=ENGINE_VERSIONS, default=version))
     return Policy("v1", params, mixed=True, compose=schedule_once)

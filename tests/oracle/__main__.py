@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baselines.vllm_v1 import engine_version_of
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table, minus
+from ooco_gym.sim.engine_versions import engine_version_of
 from tests.oracle.cases import LOADS, POLICIES
 from tests.oracle.compare import LATENCIES, report
 from tests.oracle.fuzz import LARGEST, fuzz

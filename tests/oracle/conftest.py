@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baselines.vllm_v1 import engine_version_of
 from ooco_gym.calibrate.measure.interpreter import VARIABLE
+from ooco_gym.sim.engine_versions import engine_version_of
 from ooco_gym.workload import Trace
 from tests.oracle import schedulers
 from tests.oracle.cases import Case

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from baselines.vllm_v1 import engine_version_of
 from ooco_gym.files import atomic_write
+from ooco_gym.sim.engine_versions import engine_version_of
 from ooco_gym.workload import Trace
 from tests.oracle import schedulers
 from tests.oracle.cases import LOADS, POLICIES, Case, random_case

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baselines.vllm_v1 import engine_version_of
 from ooco_gym.errors import UserError
+from ooco_gym.sim.engine_versions import engine_version_of
 from ooco_gym.workload import Trace
 from tests.oracle import schedulers
 from tests.oracle.__main__ import main, markdown
