@@ -144,7 +144,7 @@ def _read(values: Mapping[str, Any]) -> Sample:
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
     """The figures of `describe` as tables: arrivals, bursts, lengths."""
-    rows = [("requests", f"{figures['requests']:,}")]
+    rows = [*figures["read"].items(), ("requests", f"{figures['requests']:,}")]
     if "span_s" in figures:
         gaps = figures["gaps"]
         rows += [("span", f"{figures['span_s']:,.1f} s"), ("rate", f"{figures['rate_per_s']:.4g} per second"),

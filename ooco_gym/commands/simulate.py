@@ -131,7 +131,7 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """What matters of a summary, as a table."""
-    online, offline = summary["online"], summary["offline"]
+    online, offline, rejected = summary["online"], summary["offline"], summary.get("rejected")
     rows = [
         ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
         ("late online requests", percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
@@ -150,6 +150,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
         ("offline queueing, P99", duration(offline["age_p99_s"])),
+        *((("rejected requests", f"{rejected['online']:,} online, {rejected['offline']:,} offline"),)
+          if rejected else ()),
         *((f"instance {index} ({one['role']})", _instance(one)) for index, one in enumerate(summary["instances"][:8])),
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
@@ -185,6 +187,10 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     if online["arrived"] == 0:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
+    if rejected := summary.get("rejected"):
+        lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "
+                     f"prompt and output, {rejected['shortest_tokens']:,} tokens and more, do not fit the memory of "
+                     "an instance even alone. Take more chips, or leave such requests out.")
     if offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")

@@ -14,7 +14,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, worst_window_rate
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
-from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, ROLE_NAMES
+from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED, ROLE_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ooco_gym.simulation import Run
     from ooco_gym.workload import RequestClass
 
+MEMORY = "memory"       # why a request is rejected: it could not even run alone
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 
 
@@ -42,6 +43,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "window_s": run.window_s[1] - run.window_s[0],
         "online": online_figures(run),
         "offline": offline_figures(run),
+        **rejected_figures(run),
         **({} if run.class_id is None else {"classes": class_figures(run)}),
         "instances": instance_figures(run),
         "wall_s": run.wall_s,
@@ -99,6 +101,17 @@ def online_figures(run: Run) -> dict[str, Any]:
     figures["lateness_p99_s"] = _quantile(quality.lateness_s, 0.99)
     figures["normalized_latency_s"] = _mean(quality.normalized_latency_s)
     return figures | _served(run.requests[run.requests["online"] == 1], run.window_s)
+
+
+def rejected_figures(run: Run) -> dict[str, Any]:
+    """Requests that arrived in the window and can never be served, under `rejected`; empty where there are none."""
+    requests = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == REJECTED)]
+    if not len(requests):
+        return {}
+    online = int(requests["online"].sum())
+    tokens = requests["prompt_tokens"].astype(np.int64) + requests["output_tokens"]
+    return {"rejected": {"online": online, "offline": len(requests) - online, "reasons": {MEMORY: len(requests)},
+                         "shortest_tokens": int(tokens.min())}}
 
 
 def class_figures(run: Run) -> dict[str, dict[str, Any]]:
@@ -312,7 +325,8 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         `arrival_s` (float64, like the other times in seconds since the start of the measured window), `prompt_tokens`,
         `output_tokens` (int32), `first_token_s`, `finish_s` (float64, null where it has not come to that),
         `generated_tokens` (int32), `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool;
-        of offline requests, whether they missed their deadline, if any). Equal runs give equal bytes.
+        of offline requests, whether they missed their deadline, if any); where requests were rejected also `rejected`,
+        the reason ("memory") or null. Equal runs give equal bytes.
     """
     import pyarrow as pa
 
@@ -322,6 +336,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         violated |= judge_deadlines(requests, run.due_ps, end_ps_of(run))[0]
     rows = np.arange(len(requests)) if everything else np.flatnonzero(requests["counted"] == 1)
     chosen, start_ps = requests[rows], round(run.window_s[0] * PS_PER_S)
+    refused = chosen["status"] == REJECTED
     started, finished = chosen["generated_tokens"] >= 1, chosen["status"] == FINISHED
     ids, names = chosen["online"].astype(np.int8), ["offline", "online"]
     if run.class_id is not None:
@@ -340,6 +355,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         "finish_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=~finished),
         **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
         "violated": pa.array(violated[rows]),
+        **({"rejected": pa.array(np.full(len(rows), MEMORY), mask=~refused)} if refused.any() else {}),
     })
 
 

@@ -36,7 +36,8 @@ def describe(sample: Sample) -> dict[str, Any]:
     `length_rank_correlation`, and with arrivals `span_s`, `rate_per_s`, `gaps` (`cv`, `mean_s`, `p50_s`, `p99_s`),
     `dispersion` and `peak_over_mean` (by window in seconds, as text), `online_share` (named classes count as online
     until a scenario says what they are promised), `class_shares` (only where there are such), `sessions`,
-    `repeated_prefix_share` (of blocks), `sharing_ratio` (of prompt tokens, in blocks of 512), and always `notes`.
+    `repeated_prefix_share` (of blocks), `sharing_ratio` (of prompt tokens), and always `read` (how a file was read) and
+    `notes`.
     What the data cannot tell is None.
     """
     figures: dict[str, Any] = {"name": sample.name, "requests": sample.requests}
@@ -48,7 +49,7 @@ def describe(sample: Sample) -> dict[str, Any]:
         figures["length_rank_correlation"] = rank_correlation(sample.prompt_tokens, sample.output_tokens)
     if sample.trace is not None:
         figures |= _arrivals(sample.trace)
-    return figures | {"notes": list(sample.notes)}
+    return figures | {"read": dict(sample.read), "notes": list(sample.notes)}
 
 
 def dispersion(arrival_s: np.ndarray, window_s: float, span_s: float | None = None) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
+import pyarrow.compute as pc
 
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.checks import number
@@ -126,7 +126,7 @@ class TraceFormat:
             UserError: one row has too many, or too few where the format has all; or blocks of another usual size fit
                 every row, and nobody said which it is.
         """
-        counts = pa.compute.call_function("list_value_length", [lists]).fill_null(0).to_numpy()
+        counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy()
         given, prompt = counts > 0, prompt.astype(np.int64)
         wanted = -(-prompt // size)
         fits = [other for other in USUAL_BLOCKS if np.array_equal(counts[given], -(-prompt[given] // other))]
@@ -180,7 +180,7 @@ def _roots(session: np.ndarray, parent: np.ndarray) -> np.ndarray:
 def _chained(lists: Any) -> pa.Array:
     """Returns hashes of single blocks as hashes of all up to each: sums of numbers that tell block and place."""
     lists = lists.combine_chunks()
-    counts = pa.compute.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
+    counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     values = lists.flatten().to_numpy(zero_copy_only=False)
     place = np.arange(len(values)) - np.repeat(offsets[:-1], counts)

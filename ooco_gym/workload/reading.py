@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as settled
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -81,6 +82,7 @@ class Sample:
         prompt_tokens: int64[n], >= 1, or None.
         output_tokens: int64[n], >= 1, or None.
         notes: repairs and drops, one sentence each.
+        read: how the file was read, five lines by their titles; empty of what is no file.
     """
 
     name: str
@@ -88,11 +90,12 @@ class Sample:
     prompt_tokens: np.ndarray | None
     output_tokens: np.ndarray | None
     notes: tuple[str, ...] = ()
+    read: Mapping[str, str] = settled(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Trace) -> Sample:
+    def of(cls, trace: Trace, read: Mapping[str, str] | None = None) -> Sample:
         """Returns a trace as a sample."""
-        return cls(trace.name, trace, trace.prompt_tokens, trace.output_tokens, trace.notes)
+        return cls(trace.name, trace, trace.prompt_tokens, trace.output_tokens, trace.notes, read or {})
 
     @property
     def requests(self) -> int:
@@ -116,12 +119,35 @@ def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | No
     table = read_table(path)
     form = format_of(table, format, given, time_unit, lengths=True, block_tokens=block_tokens)
     if "arrival_s" in form.columns:
-        return Sample.of(trace_of(table, form))
+        trace = trace_of(table, form)
+        said = {"format": format != "auto" or bool(given), "times": time_unit != "auto"}
+        return Sample.of(trace, _account(table, form, trace, said, block_tokens is not None))
     requests, notes = checked(table, form)
     prompt, output = (requests[name].to_numpy() if name in requests.column_names else None
                       for name in ("prompt_tokens", "output_tokens"))
     return Sample(path.name.split(".")[0], None, prompt, output,
                   ("lengths only: the file has no arrivals", *_unread(table, form), *notes))
+
+
+def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, bool], block: bool) -> dict[str, str]:
+    """Returns how a file was read, for one who does not know it: format, times, hashes, sessions, what was assumed."""
+    there, assumed = form.there(table), []
+    unit = "dates" if form.unit == "date" else UNITS[form.unit][0]
+    if not said["times"] and form.unit != "date":
+        assumed.append(f"times are {unit}" + (", as the format has them" if form.name in FORMATS else ""))
+    hashes = "none"
+    if trace.prefix_hashes is not None:
+        hashes = f"column '{there['prefix_hashes']}', one for each {trace.block_tokens} tokens of the prompt"
+        if not block and "block_tokens" not in there:
+            assumed.append(f"{trace.block_tokens} tokens to a hash, which fits every row")
+    if "class" not in there:
+        assumed.append("all requests are online")
+    sessions = f"column '{there['session']}'" if "session" in there else "none"
+    if form.parent in table.columns:
+        sessions += f", each with the one that '{form.parent}' names"
+    return {"format": form.name + ("" if said["format"] else ", by the names of the columns"),
+            "times": f"column '{there['arrival_s']}', {unit}", "prefix hashes": hashes, "sessions in": sessions,
+            "assumed": "; ".join(assumed) or "nothing"}
 
 
 # --- A file's columns become checked requests, with an account of what was repaired and what looks odd ---------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pyarrow import parquet
 
+from ooco_gym.commands.simulate import result_table, warnings_of
 from ooco_gym.metrics.summary import requests_table, summarise, write_requests
+from ooco_gym.sim.state import REJECTED
 from tests.metrics.hand_made import request, run_of, table
 
 COLUMNS = ["id", "class", "arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s",
@@ -27,6 +29,22 @@ def test_columns_and_nulls():
     assert [row["finish_s"] for row in rows] == [102.0, None, None]
     assert [row["violated"] for row in rows] == [True, True, False]
     assert len(requests_table(made(), everything=True)) == 4
+
+
+def test_what_can_never_be_served_is_counted_with_the_reason():
+    run = run_of(table(
+        request(arrival_s=700.0, status=REJECTED, prompt=250_000),
+        request(arrival_s=701.0, first_s=701.5, finish_s=702.0),
+        request(arrival_s=702.0, online=0, status=REJECTED, prompt=9000),
+        request(arrival_s=5.0, counted=0, status=REJECTED)), window_s=(600.0, 4200.0))
+    summary = summarise(run)
+    assert summary["rejected"] == {"online": 1, "offline": 1, "reasons": {"memory": 2}, "shortest_tokens": 9100}
+    assert requests_table(run)["rejected"].to_pylist() == ["memory", None, "memory"]
+    said = [line for line in warnings_of(summary) if "1 online and 1 offline requests were rejected" in line]
+    assert said and "9,100 tokens and more" in said[0]
+    rows = dict(result_table({**summary, "params": {}}).rows)
+    assert rows["rejected requests"] == "1 online, 1 offline"
+    assert "rejected" not in summarise(made()) and "rejected" not in requests_table(made()).column_names
 
 
 def test_table_and_summary_agree():

@@ -144,3 +144,23 @@ def test_the_simulated_cache_finds_the_tokens_that_are_shared(tmp_path: Path) ->
     assert found["hit_rate"] == 16 / 1024
     mixed = load_workload(f"{path}+mooncake", duration_s=60, seed=1)
     assert mixed.block_tokens == 16
+
+
+@pytest.mark.parametrize(("form", "wanted"), [
+    ("bailian", {"format": "bailian, by the names of the columns", "times": "column 'timestamp', seconds",
+                 "prefix hashes": "column 'hash_ids', one for each 16 tokens of the prompt",
+                 "sessions in": "column 'chat_id', each with the one that 'parent_chat_id' names",
+                 "assumed": "times are seconds, as the format has them; 16 tokens to a hash, which fits every row; all "
+                            "requests are online"}),
+    ("mooncake", {"format": "mooncake, by the names of the columns", "times": "column 'timestamp', milliseconds",
+                  "prefix hashes": "column 'hash_ids', one for each 512 tokens of the prompt", "sessions in": "none",
+                  "assumed": "times are milliseconds, as the format has them; 512 tokens to a hash, which fits every "
+                             "row; all requests are online"}),
+])
+def test_describe_says_in_five_lines_how_a_file_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str,
+                                                         wanted: dict[str, str]) -> None:
+    path = put(tmp_path / "t.jsonl", pair(form, DOCUMENTED[form]))
+    assert main(["data", "describe", str(path), f"out={tmp_path / 'out'}"]) == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["read"] == wanted
+    printed = capsys.readouterr().out
+    assert all(title in printed for title in wanted)
