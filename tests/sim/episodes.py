@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from harness import BASELINES, POINT_NAMES, Setup
 from hypothesis import strategies as st
 
+RESIDENT_WEIGHTS = Path(__file__).parents[1] / "data" / "resident_weights.npz"  # random ones, of memory_gate
 CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1))
 VALUES: dict[str, dict[str, Any]] = {
     "ooco": {
@@ -26,7 +28,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "reserve": st.sampled_from((0.0, 0.1, 0.5)), "gate_growth": st.sampled_from((0.0, 0.3, 2.0)),
         "gate": st.sampled_from(("cost", "always")), "choose": st.sampled_from(("first", "density")),
         "growth": st.sampled_from((0.0, 1.0)), "max_pull": st.integers(1, 8),
-        "prefill_tokens": st.sampled_from((512, 2048)), "weights": st.sampled_from(("", "policy/learned_gate.npz"))},
+        "prefill_tokens": st.sampled_from((512, 2048)),
+        "weights": st.sampled_from(("", "policy/learned_gate.npz", str(RESIDENT_WEIGHTS)))},
     "ooco_lengths": {
         "evict": st.sampled_from(("density", "longest_output")), "max_pull": st.integers(1, 8),
         "pull": st.sampled_from(("past_future", "soonest", "shortest_output", "slack")),
