@@ -125,6 +125,9 @@ def digest_of(policy: Policy) -> str:
     """Digest of a policy's parameters and weights, to the bit."""
     values = {key: value for key, value in policy.values.items() if key != "weights"}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
-    if policy.weights is not None:
-        digest.update(np.asarray(policy.weights, np.float64).tobytes())
+    if policy.weights is not None:  # by their names: a rule may gain some
+        columns = policy.layout.columns  # type: ignore[union-attr]  # it has weights
+        for place in np.flatnonzero(policy.weights):
+            row, column = policy.layout.rows[place // len(columns)], columns[place % len(columns)]  # type: ignore[union-attr]
+            digest.update(f"{row}:{column}={float(policy.weights[place]).hex()};".encode())
     return digest.hexdigest()

@@ -18,11 +18,11 @@ is of scenarios with a length predictor (`lengths`, docs/use.md). Without one al
 and the shortest prompt comes first, but for requests that return.
 
 *Learned* (ours), a row of weights for each of three decisions. `start`: the left side gains z, the weights times the
-figures of memory, of how many decode and wait, how fast online requests arrive, how much is evicted. `evict` and `pull`:
+figures of memory, of how many decode and wait, how fast online requests arrive, how much is evicted. `evict`, `pull`:
 each resident is worth its weights times its own figures (`RESIDENT`), and 1 more where `slack` chooses it; the one that
 is worth most is evicted, and those worth more than 1/2 are pulled, best first, while the step's bound and the grown
-memory hold them. A row of zeros decides as without it. With `reserve` and `gate_growth` 0, `choose=first` and no weights
-every decision is that of `slack`, exactly.
+memory hold them. A row of zeros decides as without it. With `reserve` and `gate_growth` 0, `choose=first` and no
+weights every decision is that of `slack`, exactly.
 
 Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is worth: docs/learned.md.
 """

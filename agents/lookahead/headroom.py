@@ -81,9 +81,10 @@ def _check(config: Mapping[str, Any]) -> None:
         number(config, key, most=most)
     positive_or_null(config, "horizon_s", "the end of the episode")
     weights = config["weights"]
-    if not isinstance(weights, list) or not weights or any(
+    if not isinstance(weights, list) or any(
             not is_number(weight) or weight < 0 for weight in weights) or len(set(weights)) < len(weights):
-        raise UserError(f"weights={weights!r} must be a list of different numbers of at least 0, such as [1.0,4.0]")
+        raise UserError(f"weights={weights!r} must be a list of different numbers of at least 0, such as [1.0,4.0]; "
+                        "[] looks ahead nowhere and plays heuristics alone")
 
 
 def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
@@ -196,6 +197,8 @@ def _verdict(played: Played, rows: Sequence[Mapping[str, Any]], best: str) -> di
     few = too_few(len(played[best]), "windows")
     if few:
         return {"headroom": None, "policy": None, "reason": few}
+    if not any(row["policy"].startswith(CLAIRVOYANT) for row in rows):
+        return {"headroom": None, "policy": None, "reason": "nothing looked ahead: heuristics alone"}
     limit = _mean(played[best], VIOLATIONS)
     fair = [row for row in rows if row["policy"].startswith(CLAIRVOYANT) and row[VIOLATIONS]["mean"] <= limit + 1e-12]
     if not fair:

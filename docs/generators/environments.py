@@ -339,37 +339,50 @@ def index(root: Path) -> str:
         "![All decisions](colocation.svg)", "", *_rules(), ""])
 
 
+BEGIN, SOLVED = 0.2, 0.05  # shares of the best heuristic's service that chance loses, violations priced
+WORDS = ("begin", "open", "solved")
+
+
 def _worth(root: Path) -> list[str]:
-    """How much the choice matters in each environment, as far as it is measured; widest spread first."""
+    """How much the choice matters in each environment, in whole windows; where it matters most first."""
+    played = json.loads((root / "results" / "choice.json").read_text(encoding="utf-8"))
     rows = []
     for name in ENVIRONMENTS:
-        found, learned = headroom_of(name, root), _learned(name, root)
-        if found is None:
-            rows.append((0.0, (f"`{name}`", *["not measured"] * 5, learned)))
-            continue
+        found, ahead, learned = played[name], headroom_of(name, root), _learned(name, root)
         by_name = {row["policy"]: row for row in found["rows"]}
         chance, partner, best = (by_name[one] for one in ("random actions", "partner", found["best_heuristic"]))
-        ahead = by_name.get(found["verdict"]["policy"])
-        reward = [one["reward_total"]["mean"] for one in (chance, partner, best, ahead) if one]
-        spread = (max(reward) - reward[0]) / found["window_s"]
-        rows.append((spread, (f"`{name}`", f"{60.0 * spread:.1f}", *map(_service_and_reward, (chance, partner)),
-                              f"{_service_and_reward(best)}, `{best['policy']}`",
-                              "" if ahead is None else _service_and_reward(ahead), learned)))
-    rows.sort(key=lambda row: -row[0])
+        reward, service = (lambda row: row["reward_total"]["mean"]), best["offline_reference_gpu_s_per_s"]["mean"]
+        worth = (reward(best) - reward(chance)) / (service * found["window_s"])
+        gain, looked = None, "not measured"
+        if ahead is not None:
+            gain = ahead["verdict"].get("gain")
+            looked = "more violations" if gain is None else (
+                f"{_figure(gain, '+.3f')} in {ahead['window_s']:g} s")
+        clear = (gain is not None and gain["low"] > 0.0) or "[+" in learned
+        word = WORDS[0] if worth >= BEGIN else WORDS[2] if worth < SOLVED and not clear else WORDS[1]
+        rows.append((worth, (f"`{name}`", word, percent(worth, 0), *map(_service_and_late, (chance, partner)),
+                             f"{_service_and_late(best)}, `{best['policy']}`", looked, learned)))
+    rows.sort(key=lambda row: (WORDS.index(row[1][1]), -row[0]))
+    windows = {(one["episodes"], one["window_s"]) for one in played.values()}
+    told = " or ".join(f"{count} windows of {seconds:g} s" for count, seconds in sorted(windows))
     return ["## Where choice matters", "",
-            "Offline service in reference GPU-seconds a second, and the reward of an episode in brackets, on held-out "
-            "windows that all of a row share ([headroom](../headroom.md): 15 to 600 s, most of them short). *Spread* "
-            "is reward a minute between chance and the best of the row; *look-ahead* sees the true future; *learned* "
-            "is the difference in service of ten training runs to the best tuned heuristic on other windows "
-            "([learned policies](../learned.md)). Where chance does as well as the best, an agent has little to "
-            "learn.", "",
-            table(("id", "spread", "random actions", "partner", "best heuristic", "look-ahead", "learned"),
-                  [row for _, row in rows]), ""]
+            f"Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
+            f"on {told} of held-out seeds that all of a row share (`ooco-gym headroom env=… window_s=600 'weights=[]' "
+            "bound=false`). *Chance loses*: the reward by which random actions are behind the best heuristic, over "
+            "that of its service; above 100 % they break promises. *Look-ahead*: what sight of the true future adds "
+            "to the best heuristic's service, in windows as short as it can play ([headroom](../headroom.md)). "
+            "*Learned*: ten training runs less the best tuned heuristic ([learned policies](../learned.md) has what "
+            "was found since).", "",
+            f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does. **solved**: it "
+            f"loses less than {SOLVED:.0%}, and neither look-ahead nor learning is ahead of a rule by an interval "
+            "clear of zero. **open**: all else.", "",
+            table(("id", "word", "chance loses", "random actions", "partner", "best heuristic", "look-ahead",
+                   "learned"), [row for _, row in rows]), ""]
 
 
-def _service_and_reward(row: Mapping[str, Any]) -> str:
-    service, reward = (row[key]["mean"] for key in ("offline_reference_gpu_s_per_s", "reward_total"))
-    return f"{service:.3f} ({reward:.1f})"
+def _service_and_late(row: Mapping[str, Any]) -> str:
+    service, late = (row[key]["mean"] for key in ("offline_reference_gpu_s_per_s", "violation_rate"))
+    return f"{service:.3f} ({percent(late, 1)})"
 
 
 def _learned(name: str, root: Path) -> str:
