@@ -339,7 +339,7 @@ def index(root: Path) -> str:
         "![All decisions](colocation.svg)", "", *_rules(), ""])
 
 
-BEGIN, SOLVED = 0.2, 0.05  # shares of the best heuristic's service that chance loses, violations priced
+BEGIN, SOLVED = 0.15, 0.05  # shares of the best heuristic's service that chance loses, violations priced
 WORDS = ("begin", "open", "solved")
 
 
@@ -358,10 +358,11 @@ def _worth(root: Path) -> list[str]:
             gain = ahead["verdict"].get("gain")
             looked = "more violations" if gain is None else (
                 f"{_figure(gain, '+.3f')} in {ahead['window_s']:g} s")
-        clear = (gain is not None and gain["low"] > 0.0) or "[+" in learned
-        word = WORDS[0] if worth >= BEGIN else WORDS[2] if worth < SOLVED and not clear else WORDS[1]
+        ahead_of_rules = (gain is not None and gain["low"] > 0.0) or (learned is not None and learned["low"] > 0.0)
+        word = WORDS[0 if worth >= BEGIN and ahead_of_rules else 2 if worth < SOLVED and not ahead_of_rules else 1]
         rows.append((worth, (f"`{name}`", word, percent(worth, 0), *map(_service_and_late, (chance, partner)),
-                             f"{_service_and_late(best)}, `{best['policy']}`", looked, learned)))
+                             f"{_service_and_late(best)}, `{best['policy']}`", looked,
+                             "not measured" if learned is None else _figure(learned, "+.3f"))))
     rows.sort(key=lambda row: (WORDS.index(row[1][1]), -row[0]))
     windows = {(one["episodes"], one["window_s"]) for one in played.values()}
     told = " or ".join(f"{count} windows of {seconds:g} s" for count, seconds in sorted(windows))
@@ -373,9 +374,9 @@ def _worth(root: Path) -> list[str]:
             "to the best heuristic's service, in windows as short as it can play ([headroom](../headroom.md)). "
             "*Learned*: ten training runs less the best tuned heuristic ([learned policies](../learned.md) has what "
             "was found since).", "",
-            f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does. **solved**: it "
-            f"loses less than {SOLVED:.0%}, and neither look-ahead nor learning is ahead of a rule by an interval "
-            "clear of zero. **open**: all else.", "",
+            f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does, and look-ahead or "
+            f"learning is ahead of every rule by an interval clear of zero. **solved**: chance loses less than "
+            f"{SOLVED:.0%}, and neither is ahead. **open**: all else.", "",
             table(("id", "word", "chance loses", "random actions", "partner", "best heuristic", "look-ahead",
                    "learned"), [row for _, row in rows]), ""]
 
@@ -385,14 +386,13 @@ def _service_and_late(row: Mapping[str, Any]) -> str:
     return f"{service:.3f} ({percent(late, 1)})"
 
 
-def _learned(name: str, root: Path) -> str:
-    """What learning has come to: the difference to the best tuned heuristic."""
-    path = root / "results" / "learned_table.json"
-    found = json.loads(path.read_text(encoding="utf-8"))["environments"].get(name) if path.is_file() else None
+def _learned(name: str, root: Path) -> dict[str, float] | None:
+    """What learning has come to: the difference to the best tuned heuristic, with its interval."""
+    found = json.loads((root / "results" / "learned_table.json").read_text(encoding="utf-8"))["environments"].get(name)
     if found is None:
-        return "not measured"
+        return None
     gain = found["learned_minus_best_tuned"]
-    return with_interval(gain["mean"], gain["ci_low"], gain["ci_high"], "+.3f", none="")
+    return {"mean": gain["mean"], "low": gain["ci_low"], "high": gain["ci_high"]}
 
 
 def _rules() -> list[str]:
