@@ -176,7 +176,7 @@ def start_what_lasts(view):
 
 @hook(EVICT, flushes=True)
 def evict_by_worth(view):
-    """Whom `slack` evicts, unless the weights make more of another."""
+    """The one that `slack` evicts, unless the weights make more of another."""
     state, instance = view.state, view.instance
     best = evict_by_length(view)
     if best < 0 or not has_weights(state, EVICTED):

@@ -299,6 +299,7 @@ class Validation(_Regular):
         self.history.append(entry)
         for key, value in entry.items():
             self.logger.record(f"validation/{key}", value)
+        self.logger.record("validation/violation_limit", self._limit)
         if self.best is None or self._rank(entry) > self._rank(self.best):
             self.best = entry
             save(self.model, self._path)

@@ -24,8 +24,9 @@ ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, o
 
 
 class Chart(NamedTuple):
-    """A line plot of `series`, named as they are logged, over decisions. A run is compared by the values that `kept`
-    (W&B's summary) says; without the key `only` of an agent's configuration the series are not logged."""
+    """A line plot of `series`, named as they are logged, over decisions or the series `x`. A run is compared by the
+    values that `kept` (W&B's summary) says; without the key `only` of an agent's configuration the series are not
+    logged."""
 
     section: str
     title: str
@@ -33,15 +34,19 @@ class Chart(NamedTuple):
     series: tuple[str, ...]
     kept: str = "last"
     only: str = ""
+    x: str = STEP
 
 
+SERVICE, LIMIT = "validation/offline_reference_gpu_s_per_s", "validation/violation_limit"
+PROMISE = "Offline service under the promise"
 HELD_OUT, EARNED, PROMISED, PLAYED = "Held-out windows", "Reward", "Costs and the budget", "Training episodes"
 CHOSEN, LEARNING, SEARCH, SPEED = "What is chosen", "Learning", "Search over whole episodes", "Speed"
 
 CHARTS = (
+    Chart(PROMISE, "Violations over offline service, with their limit", "share of online requests",
+          ("validation/violation_rate", LIMIT), "min,last", x=SERVICE),
     Chart(HELD_OUT, "Reward of a validation window", "reward", ("validation/reward",), "max,last"),
-    Chart(HELD_OUT, "Offline service", "reference GPU-s/s", ("validation/offline_reference_gpu_s_per_s",), "max,last"),
-    Chart(HELD_OUT, "Violation rate", "share of online requests", ("validation/violation_rate",), "min,last"),
+    Chart(HELD_OUT, "Offline service", "reference GPU-s/s", (SERVICE,), "max,last"),
     Chart(HELD_OUT, "Waste", "tokens/s", ("validation/wasted_tokens_per_s",), "min,last"),
     Chart(EARNED, "Reward by part", "per simulated second", tuple(f"reward/{term}_per_s" for term in TERMS)),
     Chart(PROMISED, "Online requests that missed an SLO", "per simulated second",
@@ -151,7 +156,8 @@ def workspace(entity: str, project: str, name: str) -> Any:
     parts: dict[str, list[Any]] = {}
     for chart in CHARTS:
         parts.setdefault(chart.section, []).append(wr.LinePlot(
-            title=chart.title, x=STEP, y=list(chart.series), title_x=STEP, title_y=chart.unit or None))
+            title=chart.title, x=chart.x, y=list(chart.series), title_x=chart.x, title_y=chart.unit or None,
+            groupby_aggfunc="mean", groupby_rangefunc="minmax"))  # the seeds of a setting are one curve with a band
     parts["Actions by kind of decision"] = [wr.MediaBrowser(
         title="Actions: 0 no, 1 as the partner, 2 + k candidate k",
         media_keys=[f"{ACTIONS}/{name}" for name in DECISIONS[:-1]])]
@@ -165,7 +171,8 @@ def workspace(entity: str, project: str, name: str) -> Any:
     page = ws.Workspace(
         entity=entity, project=project, name=name, sections=sections, auto_generate_panels=True,
         settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=20),
-        runset_settings=ws.RunsetSettings(pinned_columns=[f"summary:{column}" for column in COLUMNS]))
+        runset_settings=ws.RunsetSettings(groupby=[ws.Metric("Group")],
+                                          pinned_columns=[f"summary:{column}" for column in COLUMNS]))
     page._internal_name = f"nw-{VIEW}-v"
     page._internal_runset_id = VIEW
     return page

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from stable_baselines3.common.logger import (
     CSVOutputFormat,
     KVWriter,
@@ -28,6 +30,7 @@ from ooco_gym.errors import UserError, unknown
 
 LOGGERS = ("none", "tensorboard", "wandb")
 MODES = ("online", "offline", "disabled")
+LONGEST_GROUP = 128  # characters that W&B takes
 BUNDLE = "bundle"  # folder of the exported policy, below the run's
 
 
@@ -49,7 +52,7 @@ class WandbOutputFormat(KVWriter):
             entity=options.get("entity"),
             project=options.get("project") or "ooco-gym",
             name=options.get("run_name"),
-            group=options.get("group"),
+            group=options.get("group") or _setting(),
             tags=list(options.get("tags") or []),
             dir=str(folder),
             mode=mode,  # type: ignore[arg-type]
@@ -82,6 +85,14 @@ class WandbOutputFormat(KVWriter):
         if self._tracked and self._bundle and not failed and there:
             self.run.log_artifact(policy_artifact(self._folder))
         self.run.finish(exit_code=int(failed))
+
+
+def _setting() -> str | None:
+    """What a point of a sweep was given but its seed, so that W&B shows the seeds of a setting as one curve."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return None
+    given = (word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in ("seed", "out"))
+    return ", ".join(sorted(given))[:LONGEST_GROUP] or None
 
 
 def policy_artifact(folder: Path) -> Any:

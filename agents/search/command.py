@@ -137,6 +137,7 @@ def _log(logger: Any, search: Search) -> None:
     if "validation_best_score" in memory.rows[-1] and memory.judged is not None:
         logger.record("validation/offline_reference_gpu_s_per_s", memory.judged.service)
         logger.record("validation/violation_rate", memory.judged.violation_rate)
+        logger.record("validation/violation_limit", float(search.config["validation"]["violation_limit"]))
     logger.record("search/windows_per_s", search.speed())
     logger.dump(memory.candidates)
 

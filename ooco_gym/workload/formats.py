@@ -124,7 +124,7 @@ class TraceFormat:
 
         Raises:
             UserError: one row has too many, or too few where the format has all; or blocks of another usual size fit
-                every row, and nobody said which it is.
+                every row, and nothing says which it is.
         """
         counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy()
         given, prompt = counts > 0, prompt.astype(np.int64)

@@ -57,6 +57,8 @@ def test_everything_on_the_page_is_logged_by_training(tracked, tmp_path):
     written = json.loads((tmp_path / dashboard.FILE).read_text())
     names = asked(written["spec"])
     assert len(names) == len(set(names)) > 30
+    assert names[:2] == ["validation/violation_rate", "validation/violation_limit"]  # the promise comes first
+    assert written["spec"]["section"]["runSets"][0]["grouping"] == [{"section": "run", "name": "group"}]
     elsewhere = {name for chart in CHARTS if chart.only for name in chart.series}
     elsewhere |= {name for name in names if name.startswith("actions/")} - {"actions/gate"}  # other environments
     logged = {name.removesuffix("/_type") for name in tracked[1].names}
