@@ -234,8 +234,14 @@ def test_the_bar_moves_by_one_a_window():
     assert bar.moved == pytest.approx(1.0) and len(bar.said) == len(found)
 
 
+def test_without_weights_heuristics_play_alone(tmp_path):
+    found = main({**CONFIG, "env": ENV, "out": str(tmp_path), "weights": []})
+    assert not any("rollout" in row["policy"] for row in found["rows"]) and len(found["rows"]) > 3
+    assert found["verdict"]["headroom"] is None
+
+
 @pytest.mark.parametrize("key,value", [
-    ("weights", []), ("weights", [-1.0]), ("weights", [1.0, 1.0]), ("weights", [float("nan")]), ("episodes", 1),
+    ("weights", [-1.0]), ("weights", [1.0, 1.0]), ("weights", [float("nan")]), ("episodes", 1),
     ("every", 0), ("honest_every", 0), ("horizon_s", 0.0), ("horizon_s", "abc"), ("progress", 7), ("progress", True),
     ("violation_budget", 5), ("warmup_s", -1.0), ("seeds", "foo"), ("seeds", ["a"]), ("seeds", 3), ("seeds", [-1]),
     ("seeds", []), ("seeds", [1, 1]), ("rules", ["oocoo"]), ("rules", "o")])
