@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from agents.settings import plain
@@ -215,18 +214,6 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))
 
     return SyncVectorEnv([maker(index) for index in range(count)], autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def stacked_space(space: Any, length: int) -> spaces.Dict:
-    """The space of observations whose `cluster` holds `length` vectors."""
-    cluster = space["cluster"]
-    low, high = np.tile(cluster.low, length), np.tile(cluster.high, length)
-    return spaces.Dict({**space.spaces, "cluster": spaces.Box(low, high, dtype=cluster.dtype.type)})
-
-
-def history_of(agent: Mapping[str, Any]) -> int:
-    """How many of the last cluster vectors an agent sees in one."""
-    return int(agent.get("history") or 1)
 
 
 def random_legal(masks: np.ndarray, random: np.random.Generator) -> np.ndarray:

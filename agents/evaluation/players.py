@@ -40,7 +40,7 @@ from ooco_gym.envs import is_ours
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.policy.registry import module_of_file
-from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, ClusterStack, Policy
+from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, Policy
 
 SEEDS = "seed_*"  # folders of the training runs of one group
 SWEEP_FILE = "multirun.json"
@@ -61,15 +61,12 @@ class Player(Protocol):
 
 
 class BatchPlayer:
-    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch.
-
-    `history` is how many of the last cluster vectors, the newest first, it sees as one.
-    """
+    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch."""
 
     learned = True
 
-    def __init__(self, name: str, decide: Callable[..., np.ndarray], history: int = 1) -> None:
-        self.name, self._decide, self.history = name, decide, history
+    def __init__(self, name: str, decide: Callable[..., np.ndarray]) -> None:
+        self.name, self._decide = name, decide
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Stacks the observations and decides for all of them at once."""
@@ -143,7 +140,7 @@ def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], s
          envs: list[Any] | None = None, told: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
     """Plays `windows` with `player` and returns one record a window, in the order given.
 
-    A `BatchPlayer` that sees the present alone plays environments of this package in one compiled call a step.
+    A `BatchPlayer` plays environments of this package in one compiled call a step.
 
     Args:
         side_by_side: how many windows advance together.
@@ -157,7 +154,7 @@ def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], s
     count = min(side_by_side, len(windows))
     told(0, len(windows))
     try:
-        if type(player) is BatchPlayer and player.history == 1 and is_ours(config.get("id")):
+        if type(player) is BatchPlayer and is_ours(config.get("id")):
             if not pool:
                 pool.append(vector_env(config, count, autoreset_mode=AutoresetMode.DISABLED.value, idle=True))
             return _play_natively(pool[0], player, windows, told)
@@ -218,7 +215,7 @@ def _play_one_by_one(config: Mapping[str, Any], player: Player, windows: Sequenc
     while waiting or active:
         while waiting and free:
             index, window = waiting.pop()
-            active.append(_Episode(free.pop(), index, window, getattr(player, "history", 1)))
+            active.append(_Episode(free.pop(), index, window))
         actions = player.act([episode.env for episode in active], [episode.observation for episode in active])
         for episode, action in zip(active, actions, strict=True):
             if episode.step(action):
@@ -232,22 +229,17 @@ def _play_one_by_one(config: Mapping[str, Any], player: Player, windows: Sequenc
 class _Episode:
     """One window under way in one environment."""
 
-    def __init__(self, env: gym.Env, index: int, window: Window, history: int = 1) -> None:
+    def __init__(self, env: gym.Env, index: int, window: Window) -> None:
         self.env, self.index, self.window = env, index, window
         self.observation, _ = env.reset(seed=window.seed, options={"window": window.number})
         drawn = np.random.SeedSequence([abs(window.seed), window.number]).generate_state(1)  # random play's
         env.action_space.seed(int(drawn[0]))
-        self._stack = ClusterStack(history) if history > 1 else None
-        if self._stack is not None:
-            self.observation = self._stack.begin(self.observation)
         self.reward, self.decisions, self.done = 0.0, 0, False
         self.summary: Mapping[str, Any] = {}
 
     def step(self, action: Any) -> bool:
         """Takes one action; returns True at the end of the episode."""
         self.observation, reward, terminated, truncated, info = self.env.step(action)
-        if self._stack is not None:
-            self.observation = self._stack.push(self.observation)
         self.reward += float(reward)
         self.decisions += 1
         self.done = bool(terminated or truncated)
@@ -278,19 +270,17 @@ class LearnedPolicy:
             (batch,) or (batch, P).
         shapes: of one observation of the environment that it was made for, candidates as (K, F).
         decisions: what it was asked in training.
-        history: as of `BatchPlayer`.
         env: the `env` configuration that it was trained on, where its folder says.
     """
 
     decide: Callable[..., np.ndarray]
     shapes: dict[str, tuple[int, ...]]
     decisions: tuple[str, ...]
-    history: int = 1
     env: dict[str, Any] = field(default_factory=dict)
 
     def player(self, name: str) -> BatchPlayer:
         """This policy as a player."""
-        return BatchPlayer(name, self.decide, self.history)
+        return BatchPlayer(name, self.decide)
 
 
 @lru_cache(maxsize=16)
@@ -307,17 +297,10 @@ def load_learned(folder: str) -> LearnedPolicy:
                             "environment; simulate the rule with it")
         inputs = policy.manifest["inputs"]
         return LearnedPolicy(
-            policy.decide_unchecked, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS}, policy.history),
-            tuple(policy.decisions), int(policy.history), environment_of(folder))
+            policy.decide_unchecked, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS},
+            tuple(policy.decisions), environment_of(folder))
     run = load_run(folder)
-    return LearnedPolicy(run.decide_batch, _shapes(observed_shapes(run.space), run.history),
-                         run.decisions, run.history, dict(run.config["env"]))
-
-
-def _shapes(seen: Mapping[str, Sequence[int]], history: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of one observation of the environment."""
-    shapes = {key: tuple(int(size) for size in shape) for key, shape in seen.items()}
-    return {**shapes, "cluster": (shapes["cluster"][0] // history,)}
+    return LearnedPolicy(run.decide_batch, observed_shapes(run.space), run.decisions, dict(run.config["env"]))
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:

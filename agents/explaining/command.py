@@ -137,11 +137,10 @@ class Recording:
     """N decisions of one kind (slot of the observation's `decision`), over several windows.
 
     Attributes:
-        cluster, candidates, mask, decision: as observed: (N, H Fc), (N, K, F), (N, A), (N, D).
+        cluster, candidates, mask, decision: as observed: (N, Fc), (N, K, F), (N, A), (N, D).
         window: (N,), which of the windows.
         partner: (N,), the action that says what the partner would do; `UNKNOWN` where it cannot be said.
         actions: what the policy answered: (N,) or (N, P).
-        history: H, how many cluster vectors there are in one, the newest first.
     """
 
     kind: int
@@ -152,12 +151,6 @@ class Recording:
     window: np.ndarray
     partner: np.ndarray
     actions: np.ndarray
-    history: int = 1
-
-    @property
-    def now(self) -> np.ndarray:
-        """The cluster at the decision, without what was before: (N, Fc)."""
-        return self.cluster[:, : self.cluster.shape[1] // self.history]
 
     @property
     def legal(self) -> np.ndarray:
@@ -179,7 +172,7 @@ class Recorder(BatchPlayer):
     """Plays as a policy does and keeps decisions of each window and kind, each as likely as another (Vitter 1985)."""
 
     def __init__(self, policy: LearnedPolicy, games: Sequence[Window], most: int, seed: int) -> None:
-        super().__init__("explained", policy.decide, policy.history)
+        super().__init__("explained", policy.decide)
         self._most, self._random = max(1, most // len(games)), np.random.default_rng([seed, 23])
         self._places = {(int(w.seed), int(w.number)): place for place, w in enumerate(games)}
         self.kept: dict[tuple[int, int], list[tuple[Any, ...]]] = {}  # by kind and place of the window
@@ -213,8 +206,8 @@ def record(config: Mapping[str, Any], policy: LearnedPolicy, games: Sequence[Win
     recorder = Recorder(policy, games, most, seed)
     records = play(config, recorder, games)
     return [Recording(kind, *map(np.array, zip(*(
-        row for key in sorted(recorder.kept) if key[0] == kind for row in recorder.kept[key]), strict=True)),
-        history=policy.history) for kind in sorted({kind for kind, _ in recorder.kept})], records
+        row for key in sorted(recorder.kept) if key[0] == kind for row in recorder.kept[key]), strict=True)))
+        for kind in sorted({kind for kind, _ in recorder.kept})], records
 
 
 def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed: int) -> list[dict[str, Any]]:
@@ -222,27 +215,26 @@ def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed:
     among decisions of the same kind, with its deviation over the shuffles; the largest first.
 
     A row of the table is a decision, and says for each feature from which of the decisions it is taken: shuffling a
-    column shuffles a feature with its past, or that of all candidates.
+    column shuffles a feature, or that of all candidates.
     """
     from sklearn.dummy import DummyClassifier
     from sklearn.inspection import permutation_importance
 
     count, places, _ = recording.candidates.shape
-    past = recording.cluster.reshape(count, recording.history, -1)
     legal, each = recording.legal, np.arange(count)[:, None]
     order = np.argsort(~legal, axis=1, kind="stable")  # where another decision has fewer candidates, its own come again
     offered = recording.candidates[each, order[each, np.arange(places) % np.maximum(legal.sum(axis=1), 1)[:, None]]]
     offered[legal] = recording.candidates[legal]
 
     def same(_: Any, table: np.ndarray, __: Any) -> float:
-        features = past.shape[2]
-        parts = (np.take_along_axis(past, table[:, None, :features], axis=0).reshape(count, -1),
+        features = recording.cluster.shape[1]
+        parts = (np.take_along_axis(recording.cluster, table[:, :features], axis=0),
                  np.take_along_axis(offered, table[:, None, features:], axis=0), recording.mask, recording.decision)
         actions = np.concatenate([policy.decide(*(part[at : at + 2048] for part in parts))
                                   for at in range(0, count, 2048)])
         return float((actions == recording.actions).reshape(count, -1).all(axis=1).mean())
 
-    named = [(part, name) for part, size in (("cluster", past.shape[2]), ("candidates", offered.shape[2]))
+    named = [(part, name) for part, size in (("cluster", recording.cluster.shape[1]), ("candidates", offered.shape[2]))
              for name in rules.names_of(part, size)]
     found: Any = permutation_importance(DummyClassifier(), np.tile(each, (1, len(named))), None, n_repeats=repeats,
                                         random_state=seed, scoring=same)
@@ -255,7 +247,7 @@ def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed:
 # --- The rule ---------------------------------------------------------------------------------------------------------
 def agreement(rule: Mapping[str, Any], recording: Recording) -> np.ndarray:
     """Whether a rule does what the network did, for each decision: bool (N,)."""
-    found = rules.answer(rule, recording.now, recording.candidates, recording.mask)
+    found = rules.answer(rule, recording.cluster, recording.candidates, recording.mask)
     same = recording.canonical(found) == recording.canonical(recording.actions)
     return same.reshape(len(same), -1).all(axis=1)
 
@@ -271,9 +263,9 @@ def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[
     words = kinds().get(recording.name)
     lines = [f"{recording.name}: {words.question}" if words is not None else recording.name]
     if parameters:
-        names_, parts = rules.names_of("cluster", recording.now.shape[-1]), []
+        names_, parts = rules.names_of("cluster", recording.cluster.shape[-1]), []
         for place, (name, levels) in enumerate(parameters.items()):
-            tree, drawn = fitted_tree(recording.now, recording.actions[:, place], recording.window, leaves, seed,
+            tree, drawn = fitted_tree(recording.cluster, recording.actions[:, place], recording.window, leaves, seed,
                                       names_, {str(level): f"{value:g}" for level, value in enumerate(levels)})
             parts.append({"name": name, "tree": tree})
             lines += [f"{name}:", *drawn]
@@ -281,8 +273,8 @@ def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[
     ours = recording.canonical(recording.actions)
     answers = np.select([ours == PARTNER_ACTION, ours == DECLINE_ACTION], [rules.PARTNER, rules.NO], rules.ANOTHER)
     tree, drawn = fitted_tree(
-        rules.whether_table(recording.now, recording.candidates, recording.legal), answers, recording.window, leaves,
-        seed, rules.whether_names(recording.now.shape[-1], recording.candidates.shape[-1]),
+        rules.whether_table(recording.cluster, recording.candidates, recording.legal), answers, recording.window,
+        leaves, seed, rules.whether_names(recording.cluster.shape[-1], recording.candidates.shape[-1]),
         {rules.NO: f"no: {words.no}" if words is not None else rules.NO, rules.PARTNER: "as the partner would",
          rules.ANOTHER: "another candidate"})
     rule, lines = {"whether": tree, "which": None, "most": False}, lines + drawn

@@ -1,4 +1,4 @@
-"""What an agent's configuration (`conf/agent`) may say: algorithm, network, teacher, constraint.
+"""What an agent's configuration (`conf/agent`) may say: algorithm, teacher, constraint.
 
 All is checked before anything is built, and without torch. To add an algorithm of Stable-Baselines3: a file
 `conf/agent/<name>.yaml` with `name: <name>`, and its classes in `ALGORITHMS`.
@@ -13,9 +13,6 @@ from agents.search.optimisers import CMA
 from agents.settings import check_numbers, number, positive_or_null, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
-NETWORKS = ("candidate_scorer", "mlp")
-HEADS = ("shared", "joint")  # of several decisions: last layers that all share, or one for each kind
-BEST = "best_heuristic"  # of `agent.imitate.rule`: the one that serves most on training windows
 Settings = Mapping[str, Any]
 
 
@@ -58,9 +55,9 @@ def build_model(env: Any, agent: Settings, seed: int) -> Any:
     Its gamma is 1: time is in the buffer, and a truncated episode's last value is bootstrapped over one short step.
     """
     model, policy, buffer = algorithm_of(agent)
-    network = {"network": agent["network"], "hidden": int(agent["hidden"]), "joint": agent.get("heads") == "joint"}
-    return model(policy, env, policy_kwargs=network, seed=seed, device="cpu", gamma=1.0, rollout_buffer_class=buffer,
-                 rollout_buffer_kwargs=discounts_of(agent), **{key: agent.get(key) for key in _ARGUMENTS})
+    return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
+                 rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent),
+                 **{key: agent.get(key) for key in _ARGUMENTS})
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:
@@ -73,23 +70,18 @@ def check_agent(agent: Settings) -> None:
     """Checks an agent's configuration.
 
     Raises:
-        UserError: an unknown algorithm or network, or a value out of range.
+        UserError: an unknown algorithm, or a value out of range.
     """
     if agent.get("name") not in ALGORITHMS:
         raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA])
-    if agent.get("network") not in NETWORKS:
-        raise unknown("agent.network", agent.get("network"), NETWORKS)
-    if (agent.get("heads") or "shared") not in HEADS:
-        raise unknown("agent.heads", agent["heads"], HEADS)
     check_numbers(agent, "agent", {"n_envs": 1, "hidden": 1, "n_steps": 2, "batch_size": 2, "n_epochs": 1},
                   positives=("clip_range", "max_grad_norm"), numbers=("learning_rate", "vf_coef"))
     positive_or_null(agent, "target_kl", "no end to an update", name="agent.target_kl")
     for key, value in discounts_of(agent).items():
         if not is_number(value) or not 0.0 < value <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {value}")
-    for key in ("history", "scale_decisions"):
-        if agent.get(key) is not None:
-            whole(agent, key, 1, name=f"agent.{key}")
+    if agent.get("scale_decisions") is not None:
+        whole(agent, "scale_decisions", 1, name="agent.scale_decisions")
     for key, check in (("imitate", _check_imitation), ("lagrangian", _check_lagrangian)):
         if agent.get(key):
             if not isinstance(agent[key], Mapping):
@@ -98,15 +90,12 @@ def check_agent(agent: Settings) -> None:
 
 
 def _check_imitation(imitate: Settings) -> None:
-    rule = imitate.get("rule")
-    if rule is None:
+    if imitate.get("rule") is None:
         return
     check_numbers(imitate, "agent.imitate", {"decisions": 1, "epochs": 0, "critic_first_updates": 0},
                   positives=("learning_rate",))
     if imitate.get("smoothing") is not None:
         number(imitate, "smoothing", most=1.0, name="agent.imitate.smoothing")
-    if rule == BEST:
-        whole(imitate, "windows", 2, name="agent.imitate.windows")
 
 
 def _check_lagrangian(settings: Settings) -> None:

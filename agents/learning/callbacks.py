@@ -257,17 +257,16 @@ class Validation(_Regular):
         games, envs: the windows, and the environments that they are played in, made at the first time.
         path: where the best policy goes.
         first: whether to validate before learning too, because the policy already knows something.
-        history: how many cluster vectors the policy sees in one.
     """
 
     KEPT = ("_next", "history", "best")
 
     def __init__(self, config: Mapping[str, Any], games: list[Window], envs: list[Any], path: Path,
-                 settings: Mapping[str, Any], first: bool, history: int, interrupts: Interrupts, clock: Clock,
-                 progress: Progress) -> None:
+                 settings: Mapping[str, Any], first: bool, interrupts: Interrupts, clock: Clock, progress: Progress
+                 ) -> None:
         super().__init__(int(settings["every_steps"]))
         self._config, self._games, self._envs, self._path, self._first = config, games, envs, path, first
-        self._limit, self._stacked = float(settings["violation_limit"]), history
+        self._limit = float(settings["violation_limit"])
         self._interrupts, self._clock, self._progress = interrupts, clock, progress
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
@@ -312,7 +311,7 @@ class Validation(_Regular):
                 raise Stop
             return actor.answer(*parts)[0]
 
-        return play(self._config, BatchPlayer("training", decide, self._stacked), self._games, envs=self._envs,
+        return play(self._config, BatchPlayer("training", decide), self._games, envs=self._envs,
                     told=lambda done, of: self._progress.text(f"validating {done}/{of}"))
 
     def _rank(self, entry: Mapping[str, float]) -> tuple[bool, float]:

@@ -1,38 +1,25 @@
 """Before learning: random play to scale observations, or the imitation of a heuristic.
 
 A gate is asked many times a second, and what a start is worth shows a minute later: from random play a policy drifts
-into always or never before it has seen why either is bad. `learn_best` imitates the heuristic that does best on a few
-dozen training windows, where an agent that starts from the partner would spend its training on finding it.
+into always or never before it has seen why either is bad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from agents.environments import (
-    OBSERVATION_KEYS,
-    Window,
-    history_of,
-    make_env,
-    random_legal,
-    split_seeds,
-    with_length,
-)
-from agents.evaluation.heuristics import by_name, heuristics_of, play_heuristic, seated
-from agents.evaluation.scoring import HEADLINE, best_heuristic, values
+from agents.environments import OBSERVATION_KEYS, make_env, random_legal, split_seeds, with_length
+from agents.evaluation.heuristics import by_name
 from agents.policies.networks import Actor
 from agents.settings import plain
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
-from ooco_gym.runtime import ClusterStack
 
 WATCHED_WINDOWS = 32
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
@@ -82,13 +69,12 @@ def training_windows(config: Mapping[str, Any], stream: Any) -> Iterator[tuple[i
         yield seeds[int(random.integers(len(seeds)))], int(random.integers(WINDOWS))
 
 
-def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int, history: int = 1) -> dict[str, np.ndarray]:
+def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> dict[str, np.ndarray]:
     """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
 
     Args:
         rule: as of `teacher_of`.
         decisions: how many, spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
-        history: how many of the last cluster vectors are kept as one, for a learner that sees so many.
 
     Returns:
         The parts of the observation, and `answer` (what the heuristic says), (n,) or (n, P), stacked over decisions.
@@ -100,8 +86,7 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int, histo
     counts = getattr(env.action_space, "nvec", None)
     seen: list[dict[str, Any]] = []
     for window in training_windows(config, (seed, 8)):
-        stack = ClusterStack(history)
-        observation = stack.begin(env.reset(seed=window[0], options={"window": window[1]})[0])
+        observation, _ = env.reset(seed=window[0], options={"window": window[1]})
         act = teacher_of(env.unwrapped, rule)
         until, over = len(seen) + max(1, decisions // WATCHED_WINDOWS), False
         while not over and len(seen) < until:
@@ -112,7 +97,7 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int, histo
                 legal = np.flatnonzero(observation["action_mask"])
                 action = int(random.choice(legal)) if counts is None else random.integers(counts)
             observation, _, terminated, truncated, _ = env.step(action)
-            observation, over = stack.push(observation), terminated or truncated
+            over = terminated or truncated
         if len(seen) >= decisions:
             break
     env.close()
@@ -162,42 +147,9 @@ def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         What the summary of a run says about it.
     """
     rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
-    seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]),
-                 history_of(trainer.agent))
+    config = with_length(trainer.config["env"], trainer.config.get("window_s"))
+    seen = watch(config, rule, int(settings["decisions"]), int(trainer.config["seed"]))
     trainer.model.policy.features_extractor.update(seen)
     agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),
                         float(settings["learning_rate"]), float(settings.get("smoothing") or 0.0))
     return {"rule": rule, "decisions": len(seen["answer"]), "agreement": agreement}
-
-
-def training_config(trainer: Any) -> dict[str, Any]:
-    """The `env` configuration of training's episodes."""
-    return with_length(trainer.config["env"], trainer.config.get("window_s"))
-
-
-def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[str, Any]:
-    """Plays all heuristics that decide in this very environment on the same windows of the training split.
-
-    Published policies that would take the partner's seat, where only the clock asks, are not among them: they warm the
-    window up as well, which an agent cannot.
-
-    Returns:
-        `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service`
-        (reference GPU-seconds a second) and `violation_rate` in the mean, and `among` how many.
-    """
-    games = [Window(*place) for place in islice(training_windows(config, (seed, 13)), count)]
-    with closing(make_env(config)) as env:
-        listed = [one.name for one in heuristics_of(env.unwrapped, None)]
-        names = [name for name in listed if seated(config, name, env.unwrapped) == (dict(config), name)]
-    played = {name: play_heuristic(config, name, games) for name in names}
-    rates = {name: float(values(records, "violation_rate").mean()) for name, records in played.items()}
-    best = best_heuristic(played, limits=rates)  # in the mean: of so few windows the upper limits only favour caution
-    assert best is not None  # the partner is always among them
-    return {"rule": best, "service": float(values(played[best], HEADLINE).mean()), "violation_rate": rates[best],
-            "among": len(names)}
-
-
-def learn_best(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies the best heuristic; returns what the summary of a run says about it."""
-    found = best_on_training(training_config(trainer), int(settings["windows"]), int(trainer.config["seed"]))
-    return {**learn_rule(trainer, {**settings, "rule": found["rule"]}), **found}

@@ -21,7 +21,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 from torch import nn
 
-from agents.policies.networks import SCORERS, ObservationEncoder, levels_of
+from agents.policies.networks import CandidateScorer, ObservationEncoder, levels_of
 
 
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
@@ -81,22 +81,20 @@ class UnmaskedTimedRolloutBuffer(_Timed, DictRolloutBuffer):
 
 
 class _Scored:
-    """An actor-critic policy: an `ObservationEncoder`, and behind it a scorer of `networks.SCORERS` as its
-    `mlp_extractor`; `joint`: each kind of decision has a last layer of its own."""
+    """An actor-critic policy: an `ObservationEncoder`, and behind it a `CandidateScorer` as its `mlp_extractor`."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any,
-                 network: str = "candidate_scorer", hidden: int = 64, joint: bool = False, **kwargs: Any) -> None:
-        self.scoring = {"network": network, "hidden": hidden, "joint": joint}
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any, hidden: int = 64,
+                 **kwargs: Any) -> None:
+        self.hidden = hidden
         kwargs.setdefault("features_extractor_class", ObservationEncoder)
         kwargs.setdefault("features_extractor_kwargs", {"levels": levels_of(action_space)})
         super().__init__(observation_space, action_space, *args, **kwargs)  # type: ignore[call-arg]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), **self.scoring}  # type: ignore[misc]
+        return {**super()._get_constructor_parameters(), "hidden": self.hidden}  # type: ignore[misc]
 
     def _build_mlp_extractor(self: Any) -> None:
-        network, hidden, joint = self.scoring.values()
-        self.mlp_extractor = SCORERS[network](self.features_extractor.layout, hidden, joint)
+        self.mlp_extractor = CandidateScorer(self.features_extractor.layout, self.hidden)
 
     def _build(self: Any, lr_schedule: Any) -> None:
         super()._build(lr_schedule)  # type: ignore[misc]

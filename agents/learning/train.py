@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agents.environments import SPLITS, history_of, split_seeds, training_env, windows, with_length
+from agents.environments import SPLITS, split_seeds, training_env, windows, with_length
 from agents.learning import resuming
-from agents.learning.algorithms import BEST, build_model, check_agent
+from agents.learning.algorithms import build_model, check_agent
 from agents.policies import runs
 from agents.policies.runs import imitated, recipe_of
 from agents.search.optimisers import is_search
@@ -33,7 +33,7 @@ def main(cfg: Any) -> dict[str, Any]:
     that there is; `cfg.resume`, the folder of a run, goes on with it.
 
     Raises:
-        UserError: unknown agent, network, logger or environment, a value out of range, a missing extra, nothing to
+        UserError: unknown agent, logger or environment, a value out of range, a missing extra, nothing to
             resume, or a folder that holds another run (`cfg.overwrite` removes that).
     """
     started = time.monotonic()
@@ -79,7 +79,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
     from agents.learning.lagrangian import lagrangian
     from agents.learning.loggers import build_logger, checked_logger
     from agents.learning.state import model_of, restore, write_state
-    from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+    from agents.learning.vector import GymnasiumVecEnv, RewardScale
     from agents.policies.networks import check_action_space, check_observation_space
 
     agent, seed, logging = plain(config["agent"]), int(config["seed"]), checked_logger(config.get("logger"))
@@ -90,7 +90,6 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
             inner = training_env(config["env"], agent["n_envs"], seed, config.get("window_s"))
             check_action_space(inner.single_action_space, config["env"]["id"])
             venv: Any = GymnasiumVecEnv(inner, info_keys=())
-            venv = venv if history_of(agent) == 1 else ClusterHistory(venv, history_of(agent))
         else:
             venv = state["venv"]
         env: Any = RewardScale(venv)
@@ -131,7 +130,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
             games, envs = windows(split_seeds(config["env"], "validation"), int(checks["windows"])), []
             opened.callback(close_all, envs)
             validation = cb.Validation(length, games, envs, out / runs.POLICY_FILE, checks, imitated(agent) is not None,
-                                       history_of(agent), interrupts, clock, progress)
+                                       interrupts, clock, progress)
             callbacks.append(validation)
         if every:
             callbacks.append(cb.Checkpoints(out / runs.CHECKPOINTS, int(every)))
@@ -178,7 +177,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
     stopped = "interrupt" if interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
     decisions, learning_s = int(model.num_timesteps) - begun_at, clock.learned_s
     return {
-        "command": "train", "agent": recipe_of(agent), "network": agent["network"], "env": config["env"]["id"],
+        "command": "train", "agent": recipe_of(agent), "env": config["env"]["id"],
         "seed": seed, "timesteps": int(model.num_timesteps), "resumed": state is not None, "stopped_by": stopped,
         **({"signal": interrupts.signal.name} if stopped == "interrupt" else {}), "episodes": figures.episodes,
         "updates": int(model._n_updates), "wall_s": time.monotonic() - started, "setup_wall_s": ready - started,
@@ -195,13 +194,11 @@ def _prepare(training: Any) -> dict[str, Any] | None:
     """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
     from agents.learning import imitation
 
-    agent, rule = training.agent, imitated(training.agent)
-    if rule is None:
-        imitation.play_and_scale(training.model, training.env.venv, int(agent["scale_decisions"]),
+    if imitated(training.agent) is None:
+        imitation.play_and_scale(training.model, training.env.venv, int(training.agent["scale_decisions"]),
                                  int(training.config["seed"]))
         return None
-    teacher = imitation.learn_best if rule == BEST else imitation.learn_rule
-    return teacher(training, plain(agent["imitate"]))
+    return imitation.learn_rule(training, plain(training.agent["imitate"]))
 
 
 def _check(config: Mapping[str, Any]) -> None:

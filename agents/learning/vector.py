@@ -6,7 +6,6 @@ here), and in when an episode that has ended is reset: Stable-Baselines3 wants i
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,11 +15,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from agents.environments import stacked_space
 from ooco_gym.errors import UserError
-from ooco_gym.runtime import ClusterStack
 
 # Methods of one environment, and those of a native vector environment that answer for all places at once.
 BATCHED = {"action_masks": "action_masks", "rule_action": "rule_actions", "partner_action": "partner_actions"}
@@ -206,42 +203,6 @@ class RewardScale(VecNormalize):
     def unnormalize_obs(self, obs: Any) -> Any:
         """Returns `obs`."""
         return obs
-
-
-class ClusterHistory(VecEnvWrapper):
-    """Puts the last `length` cluster vectors of an episode in one, the newest first: (N, length · Fc).
-
-    Before an episode's first decision its first vector stands for what has been.
-    """
-
-    def __init__(self, venv: VecEnv, length: int) -> None:
-        self.stack = ClusterStack(length)
-        super().__init__(venv, stacked_space(venv.observation_space, length))
-        self.latest: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but what Stable-Baselines3 looks up in the class, which does not pickle."""
-        return {key: value for key, value in self.__dict__.items() if key != "class_attributes"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.class_attributes = dict(inspect.getmembers(self.__class__))
-
-    def reset(self) -> Any:
-        """Resets all places."""
-        observations: Any = self.venv.reset()
-        self.latest = self.stack.begin(observations)
-        return self.latest
-
-    def step_wait(self) -> Any:
-        """Steps all places."""
-        observations: Any
-        observations, rewards, dones, infos = self.venv.step_wait()
-        for i in np.flatnonzero(dones).tolist():
-            last = infos[i]["terminal_observation"]
-            infos[i]["terminal_observation"] = {**last, "cluster": self.stack.after(last["cluster"], i)}
-        self.latest = self.stack.push(observations, dones)
-        return self.latest, rewards, dones, infos
 
 
 def _of_place(infos: Mapping[str, Any], i: int, keys: Collection[str] | None = None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
                            "a level for each part" if parts else "one of the actions, of those that are legal"},
         "rule": str(run.config["env"].get("partner", "")),
         "environment": run.config["env"]["id"], "decisions": list(decisions),
-        "history": run.history, "inputs": inputs,
+        "history": 1, "inputs": inputs,
         "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
                                "a level for each of parts" if parts else "index into actions; always a legal one"},
                     "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
@@ -98,9 +98,6 @@ def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
     described = getattr(env.unwrapped, "feature_tables", None)
     tables = {} if described is None else dict(described())
     rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
-    if len(rows) < len(low):  # the last vectors after the newest one
-        rows = [*rows, *({**row, "name": f"{row['name']}, {back} decision{'s' if back > 1 else ''} ago"}
-                         for back in range(1, len(low) // len(rows)) for row in rows)]
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 

@@ -30,12 +30,8 @@ _TOLERANCE = 1e-4
 # Layers of `agents.policies.networks` as `weights.npz` calls them.
 _NAMES = {"encoder.cluster.mean": "cluster.mean", "encoder.cluster.deviation": "cluster.deviation",
           "encoder.candidates.mean": "candidates.mean", "encoder.candidates.deviation": "candidates.deviation"}
-_LAYERS = {
-    "candidate_scorer": {"actor.of_candidate": "embed", "actor.of_context": "context", "own": "own",
-                         "own_pool": "state", "fixed_pool": "pool", "heads.of_candidate": "head",
-                         "heads.of_fixed": "fixed"},
-    "mlp": {"actor.0": "first", "actor.2": "second", "last": "last"},
-}
+_LAYERS = {"actor.of_candidate": "embed", "actor.of_context": "context", "own": "own", "own_pool": "state",
+           "fixed_pool": "pool", "heads.of_candidate": "head", "heads.of_fixed": "fixed"}
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -124,16 +120,16 @@ def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, 
 def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(The manifest's `network`, the arrays) of a run's actor, under the names of `ooco_gym.runtime.networks`, which an
     engine's programmer reads."""
-    name, scorer = run.config["agent"]["network"], run.actor.scorer
+    scorer = run.actor.scorer
     state = {key: value.detach().cpu().numpy() for key, value in run.actor.state_dict().items()}
     arrays = {mine: state[theirs] for theirs, mine in _NAMES.items()}
-    for theirs, mine in _LAYERS[name].items():
+    for theirs, mine in _LAYERS.items():
         for part in ("weight", "bias"):
             if f"scorer.{theirs}.{part}" in state:
                 arrays[f"{mine}.{part}"] = state[f"scorer.{theirs}.{part}"]
-    if name == "candidate_scorer" and "fixed.weight" not in arrays:  # levels alone: nothing reads the pooled state
+    if "fixed.weight" not in arrays:  # levels alone: nothing reads the pooled state
         arrays = {key: array for key, array in arrays.items() if not key.startswith("pool.")}
-    return {"form": {"mlp": "flat"}.get(name, name), "hidden": scorer.latent_dim_vf, "kinds": scorer.kinds}, arrays
+    return {"form": "candidate_scorer", "hidden": scorer.latent_dim_vf}, arrays
 
 
 def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, ...]:

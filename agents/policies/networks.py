@@ -1,11 +1,10 @@
-"""Networks: the encoder that scales observations, scorers of actions with a value, and the actor of both.
+"""Networks: the encoder that scales observations, the scorer of actions with a value, and the actor of both.
 
 A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
 order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps that symmetry:
 permuting the candidates permutes their scores and changes neither those of the fixed actions nor the value.
-`FlatScorer` does not.
 
-Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. Scorers take its flat
+Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. The scorer takes its flat
 features. The scores of illegal actions are `MASKED`, so that any algorithm of Stable-Baselines3 takes legal actions
 alone. Actor and critic share no parameters. `Actor` is what is evaluated and exported; the policies of
 Stable-Baselines3 around it are in `agents.learning.models`.
@@ -13,8 +12,7 @@ Stable-Baselines3 around it are in `agents.learning.models`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,91 +40,11 @@ class Layout(Sizes):
         return x[:, : self.context], candidates, mask[:, self.fixed :], mask
 
 
-class Scorer(nn.Module, ABC):
-    """From flat features to scores of the actions (actor) and a value latent (critic).
-
-    Those of `SCORERS` take `joint`, too: whether each kind of decision has a last layer of its own, by the one-hot
-    decision.
-
-    Attributes:
-        latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
-        of_actor: the submodules of the actor.
-        kinds: of decisions that have last layers of their own.
-    """
-
-    of_actor: Sequence[str] = ()
-    kinds: int
-
-    def __init__(self, layout: Layout, hidden: int) -> None:
-        super().__init__()
-        self.layout = layout
-        self.latent_dim_pi, self.latent_dim_vf = layout.actions, hidden
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (scores (batch, A), value latent (batch, hidden))."""
-        return self.forward_actor(x), self.forward_critic(x)
-
-    def forward_actor(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns scores (batch, A), the fixed actions first; `MASKED` if illegal."""
-        return torch.where(self.layout.split(x)[3] > 0, self._scores(x), MASKED)
-
-    @abstractmethod
-    def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns (batch, A)."""
-
-    @abstractmethod
-    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the value latent (batch, hidden)."""
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """The parameters that decide."""
-        return [parameter for name in self.of_actor for parameter in self.get_submodule(name).parameters()]
-
-    @abstractmethod
-    def start_uniform(self) -> None:
-        """Makes all actions nearly as likely as each other, as Stable-Baselines3 does."""
-
-
-class _Heads(nn.Module):
-    """The last layers of an actor: scores of fixed actions from a pooled state, of candidates from their own."""
-
-    def __init__(self, layout: Layout, hidden: int, joint: bool) -> None:
-        super().__init__()
-        self.layout, self.kinds = layout, layout.decisions if joint else 1
-        own = max(layout.levels) if layout.levels else 1
-        self.of_candidate = nn.Linear(hidden, own * self.kinds)
-        self.of_fixed = None if layout.levels else nn.Linear(hidden, layout.fixed * self.kinds)
-
-    def forward(self, pooled: torch.Tensor, own: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """Returns (batch, A) for pooled (batch, h), own (batch, K, h) and context (batch, C)."""
-        due = context[:, self.layout.cluster :]
-        mine = self._chosen(self.of_candidate(own), due.unsqueeze(1))
-        if self.of_fixed is None:  # (batch, P, most levels): those that each parameter has
-            return torch.cat([mine[:, place, :count] for place, count in enumerate(self.layout.levels)], dim=1)
-        return torch.cat([self._chosen(self.of_fixed(pooled), due), mine.squeeze(-1)], dim=1)
-
-    def _chosen(self, scores: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
-        """Of the scores for every kind of decision, those for the one that is due."""
-        if self.kinds == 1:
-            return scores
-        return (scores.unflatten(-1, (-1, self.kinds)) * due.unsqueeze(-2)).sum(-1)
-
-    def start_uniform(self) -> None:
-        for layer in (self.of_candidate, self.of_fixed):
-            if layer is not None:
-                nn.init.orthogonal_(layer.weight, gain=0.01)
-
-
-def _with_places(layout: Layout, candidates: torch.Tensor) -> torch.Tensor:
-    """Candidates whose order has no meaning, as they are; parameters, which are not alike, with their place."""
-    if not layout.levels:
-        return candidates
-    place = torch.eye(layout.places, dtype=candidates.dtype).expand(candidates.shape[0], -1, -1)
-    return torch.cat([candidates, place], dim=-1)
-
-
 class _SetEncoder(nn.Module):
-    """Embeds each candidate beside the context and averages the legal ones: (batch, K, h) and (batch, h)."""
+    """Embeds each candidate beside the context and averages the legal ones: (batch, K, h) and (batch, h).
+
+    Parameters, whose order has a meaning, come with their place, one-hot.
+    """
 
     def __init__(self, layout: Layout, hidden: int) -> None:
         super().__init__()
@@ -136,70 +54,67 @@ class _SetEncoder(nn.Module):
 
     def forward(self, context: torch.Tensor, candidates: torch.Tensor, legal: torch.Tensor
                 ) -> tuple[torch.Tensor, torch.Tensor]:
-        own = self.of_candidate(_with_places(self.layout, candidates))
-        embedded = torch.tanh(own + self.of_context(context).unsqueeze(1))
+        if self.layout.levels:
+            place = torch.eye(self.layout.places, dtype=candidates.dtype).expand(candidates.shape[0], -1, -1)
+            candidates = torch.cat([candidates, place], dim=-1)
+        embedded = torch.tanh(self.of_candidate(candidates) + self.of_context(context).unsqueeze(1))
         weight = legal / legal.sum(1, keepdim=True).clamp(min=1.0)
         return embedded, torch.bmm(weight.unsqueeze(1), embedded).squeeze(1)
 
 
-class CandidateScorer(Scorer):
-    """A deep set. Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores of the
-    fixed actions = head(mean embedding, context). The context says which decision is due."""
+class CandidateScorer(nn.Module):
+    """A deep set, from flat features to scores of the actions (actor) and a value latent (critic).
 
-    of_actor = ("actor", "own", "own_pool", "fixed_pool", "heads")
+    Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores of the fixed actions
+    = head(mean embedding, context). The context says which decision is due.
 
-    def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
-        super().__init__(layout, hidden)
+    Attributes:
+        latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
+    """
+
+    def __init__(self, layout: Layout, hidden: int) -> None:
+        super().__init__()
+        self.layout, self.latent_dim_pi, self.latent_dim_vf = layout, layout.actions, hidden
         self.actor, self.critic = _SetEncoder(layout, hidden), _SetEncoder(layout, hidden)
         self.own, self.own_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + layout.context, hidden, bias=False)
         self.fixed_pool = nn.Linear(hidden + layout.context, hidden)
-        self.heads, self.kinds = _Heads(layout, hidden, joint), layout.decisions if joint else 1
+        self.heads = nn.ModuleDict({"of_candidate": nn.Linear(hidden, max(layout.levels, default=1))})
+        if not layout.levels:
+            self.heads["of_fixed"] = nn.Linear(hidden, layout.fixed)
         self.value = nn.Linear(hidden + layout.context, hidden)
 
-    def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        context, candidates, legal, _ = self.layout.split(x)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (scores (batch, A), value latent (batch, hidden))."""
+        return self.forward_actor(x), self.forward_critic(x)
+
+    def forward_actor(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns scores (batch, A), the fixed actions first; `MASKED` if illegal."""
+        context, candidates, legal, mask = self.layout.split(x)
         embedded, pooled = self.actor(context, candidates, legal)
         state = torch.cat([pooled, context], dim=1)
-        own = torch.tanh(self.own(embedded) + self.own_pool(state).unsqueeze(1))
-        return self.heads(torch.tanh(self.fixed_pool(state)), own, context)
+        mine = self.heads["of_candidate"](torch.tanh(self.own(embedded) + self.own_pool(state).unsqueeze(1)))
+        if self.layout.levels:  # (batch, P, most levels): those that each parameter has
+            scores = torch.cat([mine[:, place, :count] for place, count in enumerate(self.layout.levels)], dim=1)
+        else:
+            fixed = self.heads["of_fixed"](torch.tanh(self.fixed_pool(state)))
+            scores = torch.cat([fixed, mine.squeeze(-1)], dim=1)
+        return torch.where(mask > 0, scores, MASKED)
 
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the value latent (batch, hidden)."""
         context, candidates, legal, _ = self.layout.split(x)
         _, pooled = self.critic(context, candidates, legal)
         return torch.tanh(self.value(torch.cat([pooled, context], dim=1)))
 
-    def start_uniform(self) -> None:
-        self.heads.start_uniform()
-
-
-class FlatScorer(Scorer):
-    """Two plain layers over the flat features each for actor and critic: the order of candidates does matter."""
-
-    of_actor = ("actor", "last")
-
-    def __init__(self, layout: Layout, hidden: int, joint: bool = False) -> None:
-        super().__init__(layout, hidden)
-        self.kinds = layout.decisions if joint else 1
-        inputs = layout.context + layout.places * layout.features + layout.actions
-        self.actor, self.critic = (nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden),
-                                                 nn.Tanh()) for _ in range(2))
-        self.last = nn.Linear(hidden, layout.actions * self.kinds)
-
-    def _scores(self, x: torch.Tensor) -> torch.Tensor:
-        scores = self.last(self.actor(x))
-        if self.kinds == 1:
-            return scores
-        due = x[:, self.layout.cluster : self.layout.context]
-        return (scores.unflatten(-1, (-1, self.kinds)) * due[:, None, :]).sum(-1)
-
-    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        return self.critic(x)
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The parameters that decide; the critic has none of them."""
+        return [parameter for part in (self.actor, self.own, self.own_pool, self.fixed_pool, self.heads)
+                for parameter in part.parameters()]
 
     def start_uniform(self) -> None:
-        nn.init.orthogonal_(self.last.weight, gain=0.01)
-
-
-SCORERS: dict[str, Any] = {"candidate_scorer": CandidateScorer, "mlp": FlatScorer}
+        """Makes all actions nearly as likely as each other, as Stable-Baselines3 does."""
+        for head in self.heads.values():
+            nn.init.orthogonal_(head.weight, gain=0.01)  # type: ignore[arg-type]
 
 
 class FeatureScale(nn.Module):
@@ -292,7 +207,7 @@ class Actor(nn.Module):
     It is what evaluation runs and what `export` writes, so both are the same arithmetic.
     """
 
-    def __init__(self, encoder: ObservationEncoder, scorer: Scorer) -> None:
+    def __init__(self, encoder: ObservationEncoder, scorer: CandidateScorer) -> None:
         super().__init__()
         self.encoder, self.scorer, self.levels = encoder, scorer, encoder.layout.levels
 
@@ -310,7 +225,7 @@ class Actor(nn.Module):
             KeyError, RuntimeError: the arrays are of another network.
         """
         encoder = ObservationEncoder(space, levels)
-        scorer = SCORERS[agent["network"]](encoder.layout, int(agent["hidden"]), agent.get("heads") == "joint")
+        scorer = CandidateScorer(encoder.layout, int(agent["hidden"]))
         for module, name in ((encoder, "features_extractor."), (scorer, "mlp_extractor.")):
             module.load_state_dict({key.removeprefix(name): array for key, array in weights.items()
                                     if key.startswith(name)})

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env, stacked_space
+from agents.environments import OBSERVATION_KEYS, decision_names, make_env
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
@@ -43,17 +43,15 @@ class LoadedRun:
         space: of the observations that it takes.
         decisions: that it was trained on.
         timesteps: decisions that it has learned from.
-        history: how many of the last cluster vectors, the newest first, make up the `cluster` of an observation
-            (`ooco_gym.runtime.ClusterStack` keeps them; `agents.evaluation.players` does so by itself).
     """
 
     def __init__(self, config: dict[str, Any], path: Path) -> None:
         from agents.policies.networks import Actor, levels_of
 
         agent = config["agent"]
-        self.config, self.history = config, history_of(agent)
+        self.config = config
         with closing(make_env(config["env"])) as env:
-            self.decisions, self.space = decision_names(env), stacked_space(env.observation_space, self.history)
+            self.decisions, self.space = decision_names(env), env.observation_space
             levels = levels_of(env.action_space)
         weights, self.timesteps = _read(path)
         self.actor = Actor.built(self.space, levels, agent, weights)

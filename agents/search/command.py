@@ -86,17 +86,11 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     number(agent, "spread", 1.0, name="agent.spread")
     for key in ("sigma", "weight_scale"):
         positive(agent, key, name=f"agent.{key}")
-    for key in ("separable", "lr_adapt", "standardise"):
-        if not isinstance(agent[key], bool):
-            raise UserError(f"agent.{key}={agent[key]!r} must be true or false")
-    if agent["separable"] and agent["lr_adapt"]:
-        raise UserError("agent.lr_adapt=true is for a full covariance; leave it out with agent.separable=true")
     if agent["warmup_s"] is not None:
         number(agent, "warmup_s", name="agent.warmup_s")
     if not positive(agent, "training_limit", name="agent.training_limit") <= 1.0:
         raise UserError(f"agent.training_limit={agent['training_limit']} must be a share of "
                         "validation.violation_limit, above 0 and at most 1")
-    positive_or_null(agent, "price", "feasible first", name="agent.price")
     if agent["score"] not in SCORES:
         raise unknown("agent.score", agent["score"], SCORES)
     whole(agent["halving"], "first", 1, name="agent.halving.first")

@@ -92,11 +92,6 @@ class Search:
         self.ships = np.zeros(self.numbers)
         self.memory: Memory = checkpoints.read(out, self.space.names) if resumed else Memory(None, self.ships)
         self.names, self.training, self.validation = self._fields()
-        if agent["standardise"]:
-            from agents.search.standardising import standards  # which compiles
-
-            played = [one.scenario for one in self.training.population.windows[: int(agent["windows"])]]
-            self.space = self.space.standardised(*standards(played, self.policy))
         self.steps = rungs(int(agent["windows"]), int(agent["halving"]["first"]), float(agent["halving"]["keep"]),
                            len(self.names))
         self.stopped_by, self.signal = "", {}  # and by which signal
@@ -164,7 +159,7 @@ class Search:
         if agent["reference"] is not None:
             reference = [Candidate(get_policy(agent["reference"]))]
             others = [one.population.play(reference)[0] for one in (self.training, self.validation)]
-        self.judges = [Judge(other, one.conditions, share * limit, agent["score"], agent["price"]) for one, other, share
+        self.judges = [Judge(other, one.conditions, share * limit, agent["score"]) for one, other, share
                        in zip((self.training, self.validation), others, (float(agent["training_limit"]), 1.0),
                               strict=True)]
         self.own = [judge.judged(mine) for judge, mine in zip(self.judges, self.own_outcomes, strict=True)]
@@ -209,8 +204,7 @@ class Search:
         """A method at the numbers that are kept so far; after each restart with twice the population (IPOP)."""
         memory, agent = self.memory, self.agent
         seed = int(np.random.SeedSequence([self.seed, 19, memory.restarts]).generate_state(1)[0])
-        return Cma(memory.best, float(agent["sigma"]), self.space.bounds, self._population(), seed, agent["separable"],
-                   agent["lr_adapt"])
+        return Cma(memory.best, float(agent["sigma"]), self.space.bounds, self._population(), seed)
 
     def _generation(self) -> None:
         """One generation.

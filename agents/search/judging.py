@@ -18,7 +18,7 @@ import numpy as np
 
 from agents.evaluation.scoring import feasible_first, mean_interval, upper_violation_limit
 
-SCORES = ("log_ratio", "ratio", "service", "violations")
+SCORES = ("log_ratio", "violations")
 FLOOR = 0.05  # share of a condition's mean reference service that is added to both sides: a window may have none
 LEAST = 1e-3  # reference GPU-s/s: the same where the reference has none in a whole condition
 FEW = 1e-3  # added to both violation rates, whose logarithms are compared
@@ -38,7 +38,7 @@ def said(kind: str, score: float, reference: str = "") -> str:
 class Judged:
     """What a candidate came to on some windows.
 
-    `score` is beside the reference's (0: as good; of `service`: reference GPU-s/s), `low` and `high` its 95 % interval
+    `score` is beside the reference's (0: as good), `low` and `high` its 95 % interval
     over windows (None of a single one), `service` in reference GPU-s/s and `violation_rate` means of windows,
     `violation_upper_limit` the rate's upper 95 % limit, `excess` by how much the limit is exceeded: at most 0 where the
     candidate is feasible.
@@ -66,13 +66,10 @@ class Judge:
         conditions: int64[windows], the condition of each window, from 0 on.
         limit: of the violation rate.
         kind: of score, one of `SCORES`.
-        price: what a candidate's score loses for all of its violations beyond the limit; None: feasible first. Of
-            `violations`: what it loses for the logarithm of service beyond `LOST`; None: `LOST_PRICE`.
     """
 
-    def __init__(self, reference: np.ndarray, conditions: np.ndarray, limit: float, kind: str = SCORES[0],
-                 price: float | None = None) -> None:
-        self.conditions, self.limit, self.kind, self.price = conditions, limit, kind, price
+    def __init__(self, reference: np.ndarray, conditions: np.ndarray, limit: float, kind: str = SCORES[0]) -> None:
+        self.conditions, self.limit, self.kind = conditions, limit, kind
         mine = [reference[conditions == one] for one in range(conditions.max() + 1)]
         self._added = np.maximum(FLOOR * np.array([one["service"].mean() for one in mine]), LEAST)[conditions]
         self._reference = reference["service"] + self._added
@@ -82,14 +79,11 @@ class Judge:
     def scores(self, outcome: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
         """The score of each window played, float64[…, windows]; `places`: which windows they are, None: all."""
         places = np.arange(len(self.conditions)) if places is None else places
-        if self.kind == "service":
-            return outcome["service"]
         ratio = (outcome["service"] + self._added[places]) / self._reference[places]
         if self.kind == "violations":
-            price = LOST_PRICE if self.price is None else self.price
             fewer = np.log((self._rates[places] + FEW) / (rates_of(outcome) + FEW))
-            return fewer - price * np.maximum(0.0, -np.log(ratio) - LOST)
-        return np.log(ratio) if self.kind == "log_ratio" else ratio - 1.0
+            return fewer - LOST_PRICE * np.maximum(0.0, -np.log(ratio) - LOST)
+        return np.log(ratio)
 
     def quick(self, outcome: np.ndarray, places: np.ndarray, windows: int) -> np.ndarray:
         """The worth of candidates that have played few of `windows`: OUTCOME[candidates, few] → float64[candidates].
@@ -124,8 +118,6 @@ class Judge:
                 for name, here in zip(names, mine, strict=True)}
 
     def _worth(self, score: float, excess: float) -> float:
-        if self.price is not None:
-            return score - self.price * max(0.0, excess)
         return score if excess <= 0.0 else -BEHIND - float(excess)
 
     def _excess(self, outcome: np.ndarray, places: np.ndarray, upper: float) -> float:

@@ -22,19 +22,13 @@ class Cma:
         sigma: first deviation of each number.
         bounds: float64[n, 2], low and high of each number; None: none has any.
         population: candidates of a generation.
-        separable: a diagonal covariance (Ros and Hansen 2008), for hundreds of numbers.
-        lr_adapt: adapts the learning rate to the noise (Nomura et al. 2023).
     """
 
-    def __init__(self, start: np.ndarray, sigma: float, bounds: np.ndarray | None, population: int, seed: int,
-                 separable: bool = False, lr_adapt: bool = False) -> None:
-        from cmaes import CMA, SepCMA
+    def __init__(self, start: np.ndarray, sigma: float, bounds: np.ndarray | None, population: int, seed: int) -> None:
+        from cmaes import CMA
 
         self.seed, self.generation, self.size = seed, 0, population
-        common: dict[str, Any] = {"bounds": bounds, "population_size": population, "seed": seed}
-        mean = np.array(start, float)
-        self._cma: Any = (SepCMA(mean, sigma, **common) if separable
-                          else CMA(mean, sigma, lr_adapt=lr_adapt, **common))
+        self._cma: Any = CMA(np.array(start, float), sigma, bounds=bounds, population_size=population, seed=seed)
 
     @property
     def mean(self) -> np.ndarray:

@@ -2,13 +2,13 @@
 
 `ooco-gym tune` draws parameters from their `Range`s. A candidate of `train agent=cma` is a vector of numbers that are
 alike in size: 0 is the policy as it ships, exactly; a parameter comes to the ends of its range at -1 and 1, linearly or
-by ratio; a weight is the one that ships plus `weight_scale` times its number, or standardised (`standardising`).
+by ratio; a weight is the one that ships plus `weight_scale` times its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -156,8 +156,7 @@ def _given(param: Param, default: Any, value: Any) -> Range:
 class Space:
     """The n numbers of a candidate: those of parameters (`ranges`) first, then weights (`places` in `policy.weights`).
 
-    `names` are the parameters' and `row:column` of weights; `left` says of other parameters why they are not turned;
-    `standards` float64[2, weights] are mean and deviation of the figure of each weight, None: as they are.
+    `names` are the parameters' and `row:column` of weights; `left` says of other parameters why they are not turned.
     """
 
     policy: Policy
@@ -166,7 +165,6 @@ class Space:
     names: tuple[str, ...]
     left: Mapping[str, str]
     weight_scale: float
-    standards: np.ndarray | None = None
 
     @property
     def bounds(self) -> np.ndarray | None:
@@ -183,19 +181,9 @@ class Space:
         policy = self.policy.with_values(changed) if changed else self.policy
         weights = self.policy.weights
         if weights is not None and len(self.places):
-            weights, moved = weights.copy(), self.weight_scale * numbers[len(self.ranges):]
-            if self.standards is not None:
-                mean, deviation = self.standards
-                moved = moved / deviation
-                width = len(self.policy.layout.columns)  # type: ignore[union-attr]  # it has weights
-                np.subtract.at(weights, self.places // width * width + width - 1, moved * mean)
-            weights[self.places] += moved
+            weights = weights.copy()
+            weights[self.places] += self.weight_scale * numbers[len(self.ranges):]
         return Candidate(policy, weights)
-
-    def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> Space:
-        """The same in units of how much figures vary: of each column of the weights, float64[columns] each."""
-        columns = self.places % mean.size
-        return replace(self, standards=np.array([mean[columns], deviation[columns]]))
 
 
 def space_of(policy: Policy, settings: Mapping[str, Any], fixed: Sequence[str] = ()) -> Space:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
-from agents.environments import OBSERVATION_KEYS
 from agents.evaluation.players import LearnedPolicy
 from agents.settings import limit_torch_threads
 from experiments.common import policies
@@ -20,7 +17,6 @@ from ooco_gym.envs.config import EpisodeConfig, episode_config
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.summary import summarise
-from ooco_gym.runtime import ClusterStack
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import Run
 
@@ -90,7 +86,6 @@ class _Player:
     def __init__(self, episodes: Episodes, seats: Mapping[str, LearnedPolicy]) -> None:
         self._buffers = episodes.buffers
         self._seats = {one.kind: seats[one.name] for one in episodes.decisions}
-        self._stacks: dict[int, ClusterStack] = {}
 
     def act(self) -> None:
         buffers = self._buffers
@@ -98,19 +93,5 @@ class _Player:
         if kind == b.NO_KIND:
             buffers.actions[0] = b.PARTNER_ACTION
             return
-        one = self._seats[kind]
-        observation = {"cluster": buffers.cluster[0], "candidates": buffers.candidates[0],
-                       "action_mask": buffers.mask[0], "decision": buffers.decision[0]}
-        parts = self._seen(kind, one, observation)
-        buffers.actions[0] = int(one.decide(*(part[None] for part in parts))[0])
-
-    def _seen(self, kind: int, one: LearnedPolicy, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-        """The observation as its policy takes it, with the last cluster vectors where it looks back."""
-        if one.history > 1:
-            stack = self._stacks.get(kind)
-            if stack is None:
-                stack = self._stacks[kind] = ClusterStack(one.history)
-                observation = stack.begin(observation)
-            else:
-                observation = stack.push(observation)
-        return [observation[key] for key in OBSERVATION_KEYS]
+        parts = (buffers.cluster, buffers.candidates, buffers.mask, buffers.decision)
+        buffers.actions[0] = int(self._seats[kind].decide(*(part[:1] for part in parts))[0])

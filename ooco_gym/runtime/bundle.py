@@ -34,68 +34,6 @@ Network = Callable[..., Sequence[np.ndarray]]
 """Answers its inputs, stacked along a first axis, with its outputs."""
 
 
-# --- Looking back -----------------------------------------------------------------------------------------------------
-class ClusterStack:
-    """Keeps the last `length` cluster vectors of N episodes side by side, or of one (arrays without an axis N).
-
-    It lets a network without memory see which way things go.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self._kept: np.ndarray | None = None  # (N, length, Fc), the newest first
-
-    def begin(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The observation at the beginning of all episodes."""
-        self._kept = self._first(np.asarray(observation["cluster"]))
-        return self._stacked(observation)
-
-    def push(self, observation: Mapping[str, np.ndarray], begun: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The observation after a step; of the episodes `begun` (N,) it is the first."""
-        assert self._kept is not None
-        cluster = np.asarray(observation["cluster"])
-        self._kept = np.concatenate([cluster[..., None, :], self._kept[..., :-1, :]], axis=-2)
-        if begun is not None and begun.any():
-            self._kept[begun] = self._first(cluster[begun])
-        return self._stacked(observation)
-
-    def after(self, cluster: np.ndarray, place: int) -> np.ndarray:
-        """What would be the stack of episode `place` if `cluster` (Fc,) came next: (length · Fc,)."""
-        assert self._kept is not None
-        return np.concatenate([cluster, self._kept[place, :-1].reshape(-1)])
-
-    def _first(self, cluster: np.ndarray) -> np.ndarray:
-        return np.repeat(cluster[..., None, :], self.length, axis=-2)
-
-    def _stacked(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        assert self._kept is not None
-        return {**observation, "cluster": self._kept.reshape(*self._kept.shape[:-2], -1)}
-
-
-class Memory:
-    """Keeps the last `length` cluster vectors (`size`,) of one episode, the newest first, as the policy was trained."""
-
-    def __init__(self, length: int, size: int) -> None:
-        self._length, self._size = length, size
-        self.forget()
-
-    def see(self, cluster: Any) -> np.ndarray:
-        """The `cluster` for the policy, (length · Fc,), when this vector (Fc,) has come; the first fills every slot.
-
-        Raises:
-            UserError: it has another shape.
-        """
-        vector = np.asarray(cluster, dtype=np.float32)
-        if vector.shape != (self._size,):
-            raise UserError(f"cluster has shape {vector.shape}; expected ({self._size},): one vector at a time")
-        self._kept = [vector, *self._kept[:-1]] if self._kept else [vector] * self._length
-        return np.concatenate(self._kept)
-
-    def forget(self) -> None:
-        """Begins anew."""
-        self._kept: list[np.ndarray] = []
-
-
 # --- Policies ---------------------------------------------------------------------------------------------------------
 class Policy:
     """A trained policy that scores actions. Many threads may ask at a time.
@@ -115,7 +53,6 @@ class Policy:
         fixed: how many actions take no candidate.
         parts: what each part of an action sets, where an action is a vector of levels: `name`, `levels` (values, or
             choices), `tuned` (the level that leaves it as it was); else empty.
-        history: how many of the last cluster vectors, the newest first, make up `cluster`; `memory` keeps them.
     """
 
     kind = "candidates"
@@ -131,7 +68,6 @@ class Policy:
         # Where the levels of each part begin among the actions.
         self._firsts = np.cumsum([0, *(len(part["levels"]) for part in self.parts[:-1])]) if self.parts else None
         self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
-        self.history: int = manifest["history"]
 
     @classmethod
     def load(cls, folder: str | Path, threads: int = 1, form: str | None = None) -> Any:
@@ -223,10 +159,6 @@ class Policy:
         parts = self._checked(observation, mask, (len(list(cluster)) if np.iterable(cluster) else 1,))
         actions, logits = self._network(*parts)
         return self._legal(actions, parts[2]), logits
-
-    def memory(self) -> Memory:
-        """What keeps the last cluster vectors of one episode: `memory.see(cluster)` gives what the policy takes."""
-        return Memory(self.history, self._shapes["cluster"][0] // self.history)
 
     def settings(self, action: Any) -> dict[str, Any]:
         """What a vector of levels sets: value, or choice, by the name of the part.

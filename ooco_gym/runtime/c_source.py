@@ -130,18 +130,18 @@ def _candidates(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
                 ) -> dict[str, str]:
     sizes, network = sizes_of(manifest), manifest["network"]
     form, parts = network["form"], max(1, len(sizes.levels))
-    tied = bool(sizes.levels) or form == "flat"  # to the number of places
+    tied = bool(sizes.levels)  # to the number of places
     most = sizes.places if tied else max(MOST, sizes.places)
     width = -(-network.get("hidden", BLOCK) // BLOCK) * BLOCK
     constants = {"CLUSTER": sizes.cluster, "DECISIONS": sizes.decisions, "CONTEXT": sizes.context,
                  "FEATURES": sizes.features, "PLACES": sizes.places, "FIXED": sizes.fixed, "MOST": most,
                  "PARTS": parts, "TIED": int(tied)}
     if form != "scorer":
-        constants |= {"WIDTH": width, "HIDDEN": network["hidden"], "KINDS": network.get("kinds", 1)}
+        constants |= {"WIDTH": width, "HIDDEN": network["hidden"]}
     data = text_table("@name@_actions", manifest["actions"])
     data += table("int", "levels", sizes.levels) if sizes.levels else ""
     data += _limits(manifest, "cluster", "candidates")
-    data += {"candidate_scorer": _set, "flat": _flat, "scorer": _scorer}[form](arrays, sizes, network, width)
+    data += {"candidate_scorer": _set, "scorer": _scorer}[form](arrays, sizes, network, width)
     source = filled("prelude.c") + _enum(constants) + data + filled(
         "candidates.c", choose=_text("choose_levels.c" if sizes.levels else "choose_one.c"),
         all=sizes.actions if sizes.levels else "FIXED + n", spare=sizes.actions - most if sizes.levels else 0)
@@ -185,17 +185,6 @@ def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, A
         data += table("float", f"{name}_bias", arrays[f"{name}.bias"])
     return data + filled("network.c", "set.c", place="place_weight + candidate * WIDTH" if sizes.levels else "NULL",
                          there=_there(sizes), heads=_text("heads_levels.c" if sizes.levels else "heads_fixed.c"))
-
-
-def _flat(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any], width: int) -> str:
-    data = _scales(arrays)
-    for name, weight in (("first", _padded(arrays["first.weight"], width)),
-                         ("second", _padded(arrays["second.weight"], width, width)),
-                         ("last", _padded(arrays["last.weight"].T, width))):
-        bias = arrays[f"{name}.bias"]
-        data += table("float", f"{name}_weight", weight)
-        data += table("float", f"{name}_bias", bias if name == "last" else _padded(bias, width))
-    return data + filled("network.c", "flat.c", actions=sizes.actions, there=_there(sizes))
 
 
 def _scorer(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any], width: int) -> str:
@@ -255,8 +244,8 @@ def engine_sources(manifest: Mapping[str, Any]) -> dict[str, str]:
                   if one["low"] >= 0.0 and one["high"] <= 1.0]
         return dict(zip(LLMD, (filled("usage.h", shares=", ".join(shares)), filled("usage.c")),
                         strict=True)) if shares else {}
-    if manifest.get("parts") or manifest["network"]["form"] == "flat":
-        return {}  # a vector of levels is no choice among candidates; a flat network takes no other number of them
+    if manifest.get("parts"):
+        return {}  # a vector of levels is no choice among candidates
     kinds = [row["name"] for row in manifest["inputs"]["decision"]["features"]]
     trained = [name for name in manifest["decisions"] if name in kinds]
     first = kinds.index(trained[0]) if trained else 0

@@ -1,10 +1,10 @@
 """Networks of policies in numpy, as `weights.npz` keeps them.
 
-`onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. Three forms score
+`onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. Two forms score
 actions, called with cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D); they answer
 with actions int64 (n,), or (n, P) levels of a vector, and logits float32 (n, A), `MASKED` where illegal.
-`candidate_scorer` and `flat` are those of `agents.policies.networks`, with the scaling of features; `scorer` is what a
-search over few weights finds. The form `layers` sets parameters of a rule. Weights are (outputs, inputs), as PyTorch
+`candidate_scorer` is that of `agents.policies.networks`, with the scaling of features; `scorer` is what a search over
+few weights finds. The form `layers` sets parameters of a rule. Weights are (outputs, inputs), as PyTorch
 keeps them.
 """
 
@@ -67,21 +67,16 @@ def shapes_of(described: Mapping[str, Any], sizes: Sizes | None = None) -> dict[
             shapes |= {"fixed.weight": (sizes.fixed, sizes.cluster), "fixed.bias": (sizes.fixed,)}
         return shapes
     assert sizes is not None
-    hidden, kinds, own = described["hidden"], described.get("kinds", 1), max(sizes.levels, default=1)
+    hidden, own = described["hidden"], max(sizes.levels, default=1)
     shapes = {f"{key}.{part}": (count,) for key, count in (("cluster", sizes.cluster), ("candidates", sizes.features))
               for part in ("mean", "deviation")}
-    if described["form"] == "flat":
-        inputs = sizes.context + sizes.places * sizes.features + sizes.actions
-        return shapes | {"first.weight": (hidden, inputs), "first.bias": (hidden,), "second.weight": (hidden, hidden),
-                         "second.bias": (hidden,), "last.weight": (sizes.actions * kinds, hidden),
-                         "last.bias": (sizes.actions * kinds,)}
     embedded = sizes.features + (sizes.places if sizes.levels else 0)
     shapes |= {"embed.weight": (hidden, embedded), "embed.bias": (hidden,), "context.weight": (hidden, sizes.context),
                "own.weight": (hidden, hidden), "own.bias": (hidden,), "state.weight": (hidden, hidden + sizes.context),
-               "head.weight": (own * kinds, hidden), "head.bias": (own * kinds,)}
+               "head.weight": (own, hidden), "head.bias": (own,)}
     if not sizes.levels:
         shapes |= {"pool.weight": (hidden, hidden + sizes.context), "pool.bias": (hidden,),
-                   "fixed.weight": (sizes.fixed * kinds, hidden), "fixed.bias": (sizes.fixed * kinds,)}
+                   "fixed.weight": (sizes.fixed, hidden), "fixed.bias": (sizes.fixed,)}
     return shapes
 
 
@@ -94,8 +89,7 @@ def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes:
     _check(described, arrays, sizes)
     if described["form"] == "scorer":
         return LayerScorer(arrays, described["activations"], sizes)
-    made = CandidateScorer if described["form"] == "candidate_scorer" else FlatScorer
-    return made({name: array.astype(np.float32) for name, array in arrays.items()}, sizes, described.get("kinds", 1))
+    return CandidateScorer({name: array.astype(np.float32) for name, array in arrays.items()}, sizes)
 
 
 def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
@@ -163,12 +157,15 @@ class Scales:
 
 
 # --- Scores of actions ------------------------------------------------------------------------------------------------
-class _Scaled:
-    """The scaling of features that a trained network begins with, and the heads that it ends with."""
+class CandidateScorer:
+    """A deep set over scaled features: each candidate is embedded beside the context, and sees the mean of all."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes, kinds: int) -> None:
-        self.sizes, self.kinds = sizes, kinds
+    def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
+        self.sizes = sizes
         self._w = {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
+        if sizes.levels:  # each parameter has a place of its own, as a one-hot feature
+            self._w["embed.place"] = self._w["embed.weight"][sizes.features :]
+            self._w["embed.weight"] = np.ascontiguousarray(self._w["embed.weight"][: sizes.features])
 
     def _scaled(self, key: str, values: Any) -> Any:
         z = (values - self._w[f"{key}.mean"]) / self._w[f"{key}.deviation"]
@@ -183,22 +180,6 @@ class _Scaled:
         there = mask[:, self.sizes.fixed :].astype(bool).astype(np.float32)
         return context, offered * there[:, :, None], there
 
-    def _due(self, scores: Any, rows: int, outputs: int, decision: Any) -> Any:
-        """Scores (n, rows, outputs) of the decision that is due, of those of every kind (n, rows, outputs · kinds)."""
-        if self.kinds == 1:
-            return scores
-        return (scores.reshape(-1, rows, outputs, self.kinds) * decision[:, None, None]).sum(axis=-1)
-
-
-class CandidateScorer(_Scaled):
-    """A deep set: each candidate is embedded beside the context, and sees the mean of all."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes, kinds: int = 1) -> None:
-        super().__init__(arrays, sizes, kinds)
-        if sizes.levels:  # each parameter has a place of its own, as a one-hot feature
-            self._w["embed.place"] = self._w["embed.weight"][sizes.features :]
-            self._w["embed.weight"] = np.ascontiguousarray(self._w["embed.weight"][: sizes.features])
-
     def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
         """Actions and logits."""
         w, sizes = self._w, self.sizes
@@ -210,28 +191,13 @@ class CandidateScorer(_Scaled):
         weight = there / np.maximum(there.sum(axis=1, keepdims=True), np.float32(1.0))
         state = np.concatenate([(weight[:, None] @ embedded)[:, 0], context], axis=1)
         mine = np.tanh(embedded @ w["own.weight"] + (state @ w["state.weight"] + w["own.bias"])[:, None])
-        outputs = max(sizes.levels, default=1)
-        scores = self._due(mine @ w["head.weight"] + w["head.bias"], sizes.places, outputs, decision)
+        scores = mine @ w["head.weight"] + w["head.bias"]
         if sizes.levels:
             each = [scores[:, place, :count] for place, count in enumerate(sizes.levels)]
             return answered(np.concatenate(each, axis=1), mask, sizes.levels)
         pooled = np.tanh(state @ w["pool.weight"] + w["pool.bias"])
-        fixed = self._due((pooled @ w["fixed.weight"] + w["fixed.bias"])[:, None], 1, sizes.fixed, decision)[:, 0]
+        fixed = pooled @ w["fixed.weight"] + w["fixed.bias"]
         return answered(np.concatenate([fixed, scores[:, :, 0]], axis=1), mask)
-
-
-class FlatScorer(_Scaled):
-    """Two layers over all features side by side."""
-
-    def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
-        """Actions and logits."""
-        w, sizes = self._w, self.sizes
-        context, offered, _ = self._seen(cluster, candidates, mask, decision)
-        legal = mask.astype(bool).astype(np.float32)
-        x = np.concatenate([context, offered.reshape(-1, sizes.places * sizes.features), legal], axis=1)
-        hidden = np.tanh(np.tanh(x @ w["first.weight"] + w["first.bias"]) @ w["second.weight"] + w["second.bias"])
-        scores = (hidden @ w["last.weight"] + w["last.bias"])[:, None]
-        return answered(self._due(scores, 1, sizes.actions, decision)[:, 0], mask, sizes.levels)
 
 
 class LayerScorer:

@@ -112,7 +112,7 @@ CONFIG = {"id": "gating_double:GatingDouble-v0",
 def train_config(out, **changes):
     """A complete configuration of `train` on the double, small enough for a second or two."""
     agent = {
-        "name": "maskable_ppo", "network": "candidate_scorer", "hidden": 16, "n_envs": 3, "n_steps": 25,
+        "name": "maskable_ppo", "hidden": 16, "n_envs": 3, "n_steps": 25,
         "batch_size": 75, "n_epochs": 2, "learning_rate": 3e-3, "clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5,
         "max_grad_norm": 0.5, "target_kl": None, "discount_per_s": 0.9, "gae_lambda_per_s": 0.9, "scale_decisions": 60,
         **changes.pop("agent", {}),

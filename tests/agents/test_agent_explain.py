@@ -61,23 +61,6 @@ def test_only_what_a_policy_looks_at_is_important():
     assert found["cluster", "cluster_0"] == pytest.approx(2 * 0.4 * 0.6, abs=0.08)  # two draws on different sides
 
 
-def test_a_feature_is_shuffled_with_its_past():
-    def rule(cluster, candidates, mask):
-        return np.where(cluster[:, 0] > cluster[:, FC], 1, 0)  # whether the first feature rises
-
-    random = np.random.default_rng(3)
-    policy, recording = synthetic(rule, cluster=2 * FC)
-    rising = random.random(len(recording.actions)) < 0.5
-    recording.cluster[:, 0] = recording.cluster[:, FC] + np.where(rising, 0.1, -0.1)
-    actions = policy.decide(recording.cluster, recording.candidates, recording.mask, recording.decision)
-    recording = replace(recording, actions=actions, history=2)
-    assert recording.now.shape == (len(recording.actions), FC)
-    found = {one["feature"]: one for one in importances(policy, recording, 2, 1) if one["part"] == "cluster"}
-    assert set(found) == {f"cluster_{place}" for place in range(FC)}
-    assert found["cluster_0"]["changed"] == pytest.approx(0.5, abs=0.08)  # of rises among falls: pairs stay pairs
-    assert agreement(distilled(recording, 4, 1)[0], recording).mean() < 0.75  # a rule that sees no past
-
-
 # --- The rule -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("feature", range(F))
 def test_a_simple_policy_is_distilled_to_itself(feature):

@@ -8,15 +8,14 @@ from composing import composed
 from gating_double import FC, A, D, F, K, train_config
 from sb3_contrib import MaskablePPO
 
-from agents.environments import OBSERVATION_KEYS, make_env, windows
-from agents.evaluation.players import check_fit, load_learned, play
+from agents.environments import OBSERVATION_KEYS, make_env
 from agents.learning import train
 from agents.policies import export
 from agents.policies.runs import load_run
 from agents.search.optimisers import is_search
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
-from ooco_gym.runtime import ClusterStack, Policy
+from ooco_gym.runtime import Policy
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +57,6 @@ def test_manifest_names_inputs_actions_versions_and_origin(bundle):
 def test_graph_carries_no_paths_of_this_machine(bundle):
     data = (bundle[0] / "policy.onnx").read_bytes()
     assert b".py" not in data and b"site-packages" not in data
-
-
-def test_mlp_exports_too(tmp_path):
-    train.main(train_config(tmp_path / "run", total_timesteps=75, agent={"network": "mlp"}))
-    summary = export.main({"policy": str(tmp_path / "run"), "out": str(tmp_path / "out"), "checks": 100, "seed": 1})
-    assert summary["action_agreement"] > 0.98
 
 
 def test_a_graph_that_disagrees_is_not_written(run_folder, tmp_path, monkeypatch):
@@ -128,37 +121,8 @@ def test_what_any_algorithm_learns_is_exported_and_decides_alike(name, tmp_path)
     assert policy.parts == [] and policy.fixed == 2 and set(answers) <= {0, 1, 2}
 
 
-def test_a_policy_that_looks_back_is_exported_with_what_it_saw(tmp_path):
-    agent = {**load_yaml("agent", "maskable_ppo"), **SMALL, "history": 3}
-    env_config, run, policy = exported(tmp_path, "preemption", agent)
-    names = [one["name"] for one in policy.manifest["inputs"]["cluster"]["features"]]
-    size = len(names) // 3
-    assert policy.history == 3 and names[size : 3 * size : size] == [f"{names[0]}, 1 decision ago",
-                                                                   f"{names[0]}, 2 decisions ago"]
-    env, memory, stack = make_env(env_config), policy.memory(), ClusterStack(3)
-    observation, _ = env.reset(seed=2000, options={"window": 0})
-    seen, over = stack.begin(observation), False
-    while not over:
-        cluster = memory.see(observation["cluster"])
-        assert np.array_equal(cluster, seen["cluster"])
-        action = policy.decide({**observation, "cluster": cluster})
-        assert action == run.decide(seen)
-        observation, _, _, over, _ = env.step(action)
-        seen = stack.push(observation)
-    check_fit("bundle", str(tmp_path / "bundle"), env)
-    games = windows([2000], 1)
-    records = [play(env_config, load_learned(str(tmp_path / name)).player(""), games)
-               for name in ("run", "bundle")]
-    assert records[0] == records[1]
-    with pytest.raises(UserError, match="one vector at a time"):
-        memory.see(cluster)
-    memory.forget()
-    assert np.array_equal(memory.see(cluster[:size])[size:], np.tile(cluster[:size], 2))
-
-
-@pytest.mark.parametrize("network", ["candidate_scorer", "mlp"])
-def test_a_vector_of_levels_is_exported_with_what_each_part_means(network, tmp_path):
-    env_config, run, policy = exported(tmp_path, "control", {**SMALL, "network": network})
+def test_a_vector_of_levels_is_exported_with_what_each_part_means(tmp_path):
+    env_config, run, policy = exported(tmp_path, "control", SMALL)
     answers = same_on_the_way(env_config, run, policy)
     assert [part["name"] for part in policy.parts] == list(env_config["controls"])
     assert {one.shape for one in answers} == {(6,)} and policy.fixed == 0

@@ -25,8 +25,8 @@ def test_a_run_is_refused_before_anything_is_made_and_removed_where_that_is_aske
         train.main(train_config(tmp_path, **QUICK))
     assert f"out={tmp_path} holds a training run; go on with it by resume={tmp_path}" in str(error.value)
     assert "overwrite=true" in str(error.value)
-    with pytest.raises(UserError, match="unknown agent.network"):
-        train.main(train_config(tmp_path, **QUICK, overwrite=True, agent={"network": "nosuch"}))
+    with pytest.raises(UserError, match="unknown agent 'nosuch'"):
+        train.main(train_config(tmp_path, **QUICK, overwrite=True, agent={"name": "nosuch"}))
     with pytest.raises(UserError, match="unknown logger 'nosuch'"):
         train.main(train_config(tmp_path, **QUICK, overwrite=True, logger="nosuch"))
     with pytest.raises(UserError, match="overwrite must be true or false, got 'no'"):

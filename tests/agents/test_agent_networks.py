@@ -15,23 +15,20 @@ from agents.policies.networks import Actor, ObservationEncoder, check_action_spa
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.errors import UserError
 
-EQUIVARIANT = [(network, joint) for network in ("candidate_scorer",) for joint in (False, True)]
 
-
-def policy_of(network="candidate_scorer", joint=False, kind=CandidatePolicy, action_space=None, **more):
+def policy_of(kind=CandidatePolicy, action_space=None, **more):
     env = GatingDouble()
     torch.manual_seed(0)
-    made = kind(env.observation_space, action_space or env.action_space, lambda _: 1e-3, hidden=16, network=network,
-                joint=joint, **more)
+    made = kind(env.observation_space, action_space or env.action_space, lambda _: 1e-3, hidden=16, **more)
     for parameter in made.parameters():  # away from the nearly uniform start, so that differences show
         if parameter.dim() > 1:
             torch.nn.init.orthogonal_(parameter)
     return made
 
 
-@pytest.fixture(scope="module", params=EQUIVARIANT, ids=str)
-def policy(request):
-    return policy_of(*request.param)
+@pytest.fixture(scope="module")
+def policy():
+    return policy_of()
 
 
 def batch(seed, n=5):
@@ -88,31 +85,6 @@ def test_actor_never_takes_an_illegal_action(policy):
     assert bool((mask.gather(1, chosen[:, None]) > 0).all())
 
 
-def test_the_order_of_candidates_matters_to_plain_layers():
-    cluster, candidates, mask, decision = batch(1)
-    mask[:] = 1
-    with torch.inference_mode():
-        before, after = (Actor.of(policy_of("mlp"))(cluster, rows, mask, decision)[1]
-                         for rows in (candidates, candidates.flip(1)))
-    assert not torch.allclose(before[:, FIXED:].flip(1), after[:, FIXED:])
-
-
-@pytest.mark.parametrize("network", ["candidate_scorer", "mlp"])
-def test_joint_heads_have_weights_of_their_own_for_each_decision(network):
-    """What one kind of decision learns in the last layer leaves the answers to another as they are."""
-    policy, (cluster, candidates, mask, _) = policy_of(network, joint=True), batch(2)
-    one, two = (torch.eye(D)[[kind] * 5] for kind in (0, 1))
-    before = [Actor.of(policy)(cluster, candidates, mask, due)[1].detach() for due in (one, two)]
-    Actor.of(policy)(cluster, candidates, mask, one)[1].where(mask > 0, 0.0).square().sum().backward()
-    heads = policy.mlp_extractor.last if network == "mlp" else policy.mlp_extractor.heads
-    with torch.no_grad():
-        for parameter in heads.parameters():
-            parameter -= 0.1 * parameter.grad
-        after = [Actor.of(policy)(cluster, candidates, mask, due)[1] for due in (one, two)]
-    assert not torch.allclose(before[0], after[0])
-    torch.testing.assert_close(before[1], after[1])
-
-
 def test_without_masks_from_the_algorithm_the_policy_still_draws_legal_actions():
     policy, observations = policy_of(kind=UnmaskedCandidatePolicy), batch(8, n=500)
     with torch.inference_mode():
@@ -120,13 +92,12 @@ def test_without_masks_from_the_algorithm_the_policy_still_draws_legal_actions()
     assert bool((observations[2].gather(1, drawn[:, None]) > 0).all()) and len(set(drawn.tolist())) > 5
 
 
-@pytest.mark.parametrize("network", ["candidate_scorer", "mlp"])
-def test_a_vector_of_levels_has_a_head_for_each_parameter(network):
+def test_a_vector_of_levels_has_a_head_for_each_parameter():
     levels = [5] * (K - 1) + [3]
     env = GatingDouble()
     space = spaces.Dict({**env.observation_space.spaces, "action_mask": spaces.Box(0, 1, (sum(levels),), np.int8)})
     torch.manual_seed(0)
-    policy = CandidatePolicy(space, spaces.MultiDiscrete(levels), lambda _: 1e-3, hidden=16, network=network)
+    policy = CandidatePolicy(space, spaces.MultiDiscrete(levels), lambda _: 1e-3, hidden=16)
     cluster, candidates, _, decision = batch(9)
     mask = torch.ones(5, sum(levels), dtype=torch.int8)
     mask[:, 5] = 0  # the lowest level of the second parameter

@@ -22,8 +22,7 @@ GATING = {"id": "ooco_gym/Gating-v0", "window_s": 30.0, "warmup_s": 10.0,
 KINDS = {
     "maskable_ppo": {},
     "imitated": {"agent": {"imitate": IMITATE}},
-    "history": {"agent": {"history": 3}},
-    "ppo": {"agent": {"name": "ppo", "network": "mlp"}},
+    "ppo": {"agent": {"name": "ppo"}},
     "native": {"env": GATING, "window_s": 15.0},
 }
 

@@ -123,7 +123,6 @@ def test_training_draws_only_training_seeds():
 
 @pytest.mark.parametrize("change, words", [
     ({"agent": {"name": "maskable_pppo"}}, "unknown agent 'maskable_pppo' (did you mean 'maskable_ppo'?)"),
-    ({"agent": {"network": "cnn"}}, "unknown agent.network 'cnn'"),
     ({"agent": {"n_envs": 0}}, "agent.n_envs must be a whole number of at least 1, got 0"),
     ({"total_timesteps": -5}, "total_timesteps must be a whole number of at least 1, got -5"),
     ({"max_wall_s": 0}, "max_wall_s must be a positive number, or null for no limit, got 0"),

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 import ooco_gym  # noqa: F401  registers the environments
 from agents.environments import SplitEpisodes, training_env
-from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+from agents.learning.vector import GymnasiumVecEnv, RewardScale
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -70,10 +70,8 @@ def test_cartpole_steps_as_in_stable_baselines3s_own_vectoriser():
     assert 0 < cut < ended
 
 
-@pytest.mark.parametrize("history", [1, 3])
-def test_what_comes_after_an_end_is_judged_by_the_last_decisions_state(history):
-    inner = native(2)
-    env = RewardScale(inner if history == 1 else ClusterHistory(inner, history))
+def test_what_comes_after_an_end_is_judged_by_the_last_decisions_state():
+    env = RewardScale(native(2))
     before, ended = env.reset(), 0
     while ended < 2:
         observations, _, dones, infos = env.step(np.ones(2, int))

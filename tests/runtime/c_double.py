@@ -16,11 +16,8 @@ from ooco_gym.runtime.networks import Sizes, built, shapes_of
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 NETWORKS = {
-    "set": ({"form": "candidate_scorer", "hidden": 20, "kinds": 1}, ()),
-    "set of kinds": ({"form": "candidate_scorer", "hidden": 16, "kinds": 3}, ()),
-    "set of levels": ({"form": "candidate_scorer", "hidden": 16, "kinds": 1}, (3, 2, 4, 2)),
-    "flat": ({"form": "flat", "hidden": 12, "kinds": 3}, ()),
-    "flat levels": ({"form": "flat", "hidden": 12, "kinds": 1}, (3, 2, 4, 2)),
+    "set": ({"form": "candidate_scorer", "hidden": 20}, ()),
+    "set of levels": ({"form": "candidate_scorer", "hidden": 16}, (3, 2, 4, 2)),
     "linear": ({"form": "scorer", "sizes": [3, 1], "activations": ["identity"]}, ()),
     "logit": ({"form": "scorer", "sizes": [8, 6, 1], "activations": ["relu", "sigmoid"]}, ()),
 }

@@ -34,7 +34,7 @@ def learn(score: Callable[[Path], Sequence[tuple[float, float, float]]], out: Pa
     """
     places = [row * len(LAYOUT.columns) + LAYOUT.columns.index(name) for row in range(len(LAYOUT.rows))
               for name in FEATURES]
-    search = Cma(np.zeros(len(places)), 0.5, None, plan["population"], plan["seed"], separable=True)
+    search = Cma(np.zeros(len(places)), 0.5, None, plan["population"], plan["seed"])
     best, kept = 0.0, np.zeros(len(LAYOUT.rows) * len(LAYOUT.columns))
     path, trial = out / "weights.npz", out / "trial.npz"
     write_weights(path, LAYOUT, kept)

@@ -71,17 +71,8 @@ static float dot(const float *restrict x, const float *restrict y)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The score of one output; of heads for every kind of decision that of the one that is due. */
-static float head_of(const float *hidden, const float *weight, const float *bias, int output, const float *decision)
+static float head_of(const float *hidden, const float *weight, const float *bias, int output)
 {
-    if (KINDS == 1) {
-        return dot(hidden, weight + output * WIDTH) + bias[output];
-    }
-    float score = 0.0f;
-    for (int kind = 0; kind < KINDS; kind++) {
-        int row = output * KINDS + kind;
-        score += decision[kind] * (dot(hidden, weight + row * WIDTH) + bias[row]);
-    }
-    return score;
+    return dot(hidden, weight + output * WIDTH) + bias[output];
 }
 

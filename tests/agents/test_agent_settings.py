@@ -1,0 +1,40 @@
+"""What an agent's configuration may say."""
+
+import pytest
+from gating_double import train_config
+
+from ooco_gym.errors import UserError
+
+
+def test_every_agent_is_called_by_the_name_it_is_chosen_by():
+    from composing import composed
+
+    from agents.learning.algorithms import ALGORITHMS
+    from agents.policies.runs import recipe_of
+    from agents.search.optimisers import CMA
+    from ooco_gym.resources import names
+
+    agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
+    assert {name: recipe_of(agent) for name, agent in agents.items()} == {name: name for name in agents}
+    assert {agent["name"] for agent in agents.values()} == {*ALGORITHMS, CMA}
+
+
+def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
+    from composing import composed
+
+    from agents.learning.algorithms import check_agent
+
+    agent = train_config(tmp_path)["agent"]
+    lagrangian = composed("train", "agent=pid_lagrangian")["agent"]["lagrangian"]
+    for change, words in (
+        ({"scale_decisions": 0}, "agent.scale_decisions must be a whole number of at least 1, got 0"),
+        ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping, or null to leave it out"),
+        ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must lie between 0 and 1"),
+        ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs must be a whole number of at least 1"),
+        ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing must be a number of at"),
+        ({"name": "dqn"}, "unknown agent 'dqn'; expected one of: cma, maskable_ppo, ppo"),
+        ({"discount_per_s": 0.0}, "agent.discount_per_s must lie in (0, 1], got 0.0"),
+    ):
+        with pytest.raises(UserError) as error:
+            check_agent({**agent, **change})
+        assert words in str(error.value) and "\n" not in str(error.value)
