@@ -76,7 +76,7 @@ def _say_trace(scenario: Any) -> None:
         _SAID.add(key)
         say_played(scenario.with_(start_s=None, duration_s=None))
         show_notes(["windows of all splits are drawn from this one trace, so that none is held out: "
-                    "'ooco-gym data split FILE' cuts it into files to train on and to evaluate on."])
+                    "'ooco-gym workload make FILE start_s=… duration_s=… to=…' cuts out a part to train on."])
 
 
 def candidate_shape(space: Any) -> tuple[int, int]:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ooco_gym.commands import run_action
 from ooco_gym.errors import UserError
 from ooco_gym.report import Column, Table, as_text, number, progress
@@ -21,8 +19,7 @@ from ooco_gym.workload.catalogue import (
 )
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
-from ooco_gym.workload.reading import Sample, open_trace, read_sample
-from ooco_gym.workload.transforms import split, time_blocks
+from ooco_gym.workload.reading import Sample, read_sample
 from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
 
 if TYPE_CHECKING:
@@ -43,9 +40,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     names = f"such as 'ooco-gym data ACTION azure_conv_2023'; datasets: {', '.join(list_datasets())}"
     file = f"a file, or a dataset's name, {names}"
-    actions = {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe, "split": _split}
+    actions = {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe}
     return run_action(cfg, "data", "target", actions, {
-        "fetch": f"a dataset's name, {names}", "import": file, "describe": file, "split": file})
+        "fetch": f"a dataset's name, {names}", "import": file, "describe": file})
 
 
 def _list(values: dict[str, Any]) -> dict[str, Any]:
@@ -105,37 +102,6 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
     return {"to": to, **describe(sample)}
 
 
-def _split(values: dict[str, Any]) -> dict[str, Any]:
-    path, dataset = find_source(str(values["target"]))
-    form = str(values["format"]) if dataset is None or path.name != dataset.file else dataset.format
-    file = open_trace(path, form, block_tokens=values["block_tokens"])
-    blocks = time_blocks(file.first_s, np.nextafter(file.last_s, np.inf), block_s=float(values["block_s"]),
-                         gap_s=float(values["gap_s"]), shares=_shares(values),
-                         seed=None if values["seed"] is None else int(values["seed"]))
-    parts: dict[str, Any] = {}
-    for part, trace in split(file.window(0.0, np.inf)[0], blocks).items():
-        mine = [block for block in blocks if block.part == part]
-        to = Path(values["out"]) / f"{part}.parquet"
-        parts[part] = {"to": to, "requests": len(trace), "blocks": [[item.start_s, item.end_s] for item in mine]}
-        if len(trace) == 0:
-            raise UserError(f"no request of '{path}' falls into the blocks of part '{part}': give another block_s")
-        write_trace(trace, to)
-        print(f"{part}: {len(trace):,} requests in {len(mine)} block{'s' * (len(mine) != 1)} of "
-              f"{values['block_s']:g} s, written to '{to}'")
-    left = file.rows - sum(item["requests"] for item in parts.values())
-    print(f"{left:,} requests lie in gaps or after the last block, or go on with a conversation of another part")
-    return {"parts": parts, "left_out": left}
-
-
-def _shares(values: Mapping[str, Any]) -> dict[str, float]:
-    names, shares = [str(name) for name in values["parts"]], list(values["shares"])
-    if len(names) != len(shares) or len(set(names)) < len(names):
-        raise UserError(f"parts={names} and shares={shares}: expected different names and one share for each")
-    if any("/" in name or not name for name in names):
-        raise UserError(f"parts={names}: a part's name becomes a file's and holds no '/'")
-    return dict(zip(names, shares, strict=True))
-
-
 def _read(values: Mapping[str, Any]) -> Sample:
     path, dataset = find_source(str(values["target"]))
     return read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
@@ -155,8 +121,7 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
         if shares:
             rows[-1] = ("classes", ", ".join(f"{name} {100 * share:.4g} %" for name, share in shares.items()))
     rows += [(label, f"{figures[key]:,.4g}") for key, label in (
-        ("sessions", "sessions"), ("repeated_prefix_share", "share of repeated prefix blocks"),
-        ("sharing_ratio", "share of prompt tokens seen before"),
+        ("sessions", "sessions"), ("sharing_ratio", "share of prompt tokens seen before"),
         ("length_rank_correlation", "rank correlation of lengths")) if figures.get(key) is not None]
     tables = [facts(figures["name"], [*rows, *(("note", note) for note in figures["notes"])])]
     if "span_s" in figures:

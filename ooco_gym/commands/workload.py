@@ -13,7 +13,7 @@ from ooco_gym.commands import run_action
 from ooco_gym.commands.data import describe_tables, facts, show_tables
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
-from ooco_gym.report import Table, as_text, minus
+from ooco_gym.report import Table, as_text
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
@@ -74,8 +74,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     origin = f"{dataset.publisher} ({dataset.name}), " if dataset else ""
     with Console(stderr=True).status("fitting") as status:
         fitted = fit(sample, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
-                     seed=int(values["seed"]), arrivals=str(values["arrivals"]),
-                     assume=values["assume"], tell=lambda text: status.update(f"fitting: {text}"))
+                     seed=int(values["seed"]), tell=lambda text: status.update(f"fitting: {text}"))
     if dataset:
         fitted.spec["licence"] = f"{dataset.licence}; figures only"
     to = Path(values["to"] or Path(values["out"]) / f"{name}.yaml").expanduser().absolute()
@@ -107,24 +106,22 @@ def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
     known = {"generator": [item["model"] for item in arrivals["dispersion"].values()]} if arrivals else {}
     generator = Sample.of(model.renamed("generator"))
     return write_page([Sample("data", sample.trace, sample.prompt_tokens, sample.output_tokens), generator],
-                      f"{fitted.spec['name']}: data and generator (form: {fitted.report['form']})", page, known,
+                      f"{fitted.spec['name']}: data and generator", page, known,
                       [f"{key}: {fitted.spec[key]}" for key in ("source", "measured", "assumed") if fitted.spec[key]])
 
 
 def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
     """A fit's figures as tables."""
-    rows, tables = [("requests", f"{report['requests']:,}"), ("form of arrivals", report["form"])], []
+    rows, tables = [("requests", f"{report['requests']:,}")], []
     arrivals, lengths, sharing = report["arrivals"], report["lengths"], report["sharing"]
     if arrivals:
-        scores = ", ".join(f"{key} {value:.3f}" for key, value in report["scores"].items())
-        rows += [("unlikeness of the forms tried", scores), ("KS of gaps", f"{arrivals['ks_gaps']:.4f}"),
+        rows += [("KS of gaps", f"{arrivals['ks_gaps']:.4f}"),
                  ("KS of counts, 0.5 to 3 s", f"{arrivals['ks_counts']:.4f}")]
         tables.append(Table("", ("window", "dispersion: trace", "generator", "ratio"), [
             (f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", as_text(item["ratio"], ".3f"))
             for window, item in arrivals["dispersion"].items()], align="l"))
     for side in ("prompt", "output"):
-        found = lengths[side]["ks"]
-        rows.append((f"KS of {side} lengths", "not in the data" if found is None else f"{found:.4f}"))
+        rows.append((f"KS of {side} lengths", f"{lengths[side]['ks']:.4f}"))
     if lengths["rank_correlation"] is not None:
         rows.append(("rank correlation of lengths",
                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})"))
@@ -132,11 +129,6 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
         trace, model = ("not known, no hashes" if sharing[key] is None else f"{sharing[key]:.3f}"
                         for key in ("trace", "model"))
         rows.append((f"share of prompt tokens seen before ({sharing['form']})", f"{trace} (generator: {model})"))
-        if sharing["hit_rates"]:
-            tables.append(Table("Prompt tokens that an LRU cache of prefixes holds, by its size in tokens",
-                                ("cache", "hit rate: trace", "generator", "difference"), [
-                (f"{int(size):,}", f"{item['trace']:.3f}", f"{item['model']:.3f}",
-                 minus(f"{item['model'] - item['trace']:+.3f}")) for size, item in sharing["hit_rates"].items()]))
     rows += [("note", note) for note in (*report["assumed"], *report["notes"])]
     return [facts(name, rows), *tables]
 

@@ -32,20 +32,19 @@ from ooco_gym.workload.trace import Trace, merge
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
-    from ooco_gym.workload.transforms import TimeBlock, scale, split, time_blocks
+    from ooco_gym.workload.transforms import scale
     from ooco_gym.workload.writing import write_trace
 
 __all__ = [
-    "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload",
+    "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "Trace", "TraceFile", "Workload",
     "WorkloadSpec", "from_file", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec",
     "load_workload", "merge", "of_trace", "offline_trace", "open_trace", "parse_classes",
-    "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio", "split",
-    "split_workload", "time_blocks", "trace_files", "with_dataset", "workload_mean_rate", "write_trace",
+    "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio",
+    "split_workload", "trace_files", "with_dataset", "workload_mean_rate", "write_trace",
 ]
 
 _FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),
-          **dict.fromkeys(("TimeBlock", "scale", "split", "time_blocks"), "transforms"),
-          "write_trace": "writing"}  # imported when they are asked for: most simulations read no file
+          "scale": "transforms", "write_trace": "writing"}  # imported when asked for: most simulations read no file
 
 
 def __getattr__(name: str) -> Any:

@@ -18,12 +18,10 @@ from ooco_gym.workload.keyed import keyed_generator
 
 BLOCK_S = 600.0
 DAY_S = 86_400.0
-WEEK_S = 7 * DAY_S
 _BASE_CELLS = 20
 _MIN_CELLS = 80
 _BLOCKS_AT_ONCE = 128
 _LOWEST_LAYER = 2.0**-8
-DRIFT_HARMONICS = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class Arrivals:
         tide: 24 hourly rates relative to each other.
         ou: processes on the log-intensity.
         bursts: an on/off process, or None.
-        drift: standard deviation of the logarithm by which one week's tide differs from the mean one; 0: all alike.
         batch_s: requests are let in at whole multiples of this many seconds; 0: as they come.
     """
 
@@ -60,7 +57,6 @@ class Arrivals:
     tide: tuple[float, ...]
     ou: tuple[OrnsteinUhlenbeck, ...] = ()
     bursts: Bursts | None = None
-    drift: float = 0.0
     batch_s: float = 0.0
 
 
@@ -104,40 +100,10 @@ def intensity(arrivals: Arrivals, seed: int, stream: str, first_block: int, bloc
     for row in range(blocks):  # block by block, so that the same block is always computed on the same shape
         start_s = math.fmod((first_block + row) * BLOCK_S, DAY_S)
         rate[row] = steady(np.exp(log[row])) * tide_at(tuple(tide), start_s + middles)
-        if arrivals.drift:
-            rate[row] *= drift_at(arrivals.drift, (first_block + row) * BLOCK_S + middles, seed, stream)
     if arrivals.bursts is not None:
         rate *= np.repeat(_burst_path(arrivals.bursts, counts[-1], seed, f"{stream}/bursts", first_block, blocks),
                           cells // counts[-1], axis=1)
     return rate
-
-
-def drift_at(sigma: float, time_s: np.ndarray, seed: int, stream: str) -> np.ndarray:
-    """Returns by how much this week's tide differs from the mean one, float64[n], mean 1 over many weeks.
-
-    Each week has a smooth curve over the day of its own, independent of the next week's; during a week's last day
-    the one fades into the other, so that nothing jumps and the spread stays the same.
-
-    Args:
-        sigma: standard deviation of the logarithm.
-        time_s: float64[n], seconds from the first midnight on, all in one block.
-        seed: of the realisation.
-        stream: as `draw_requests` has it.
-    """
-    waves = drift_waves(time_s)
-    week = math.floor(time_s[0] / WEEK_S)
-    turn = np.pi / 2 * np.maximum(0.0, (time_s - (week + 1) * WEEK_S) / DAY_S + 1)
-    # A sum down the columns adds in one order; a matrix product's last bits depend on the processor and on n.
-    here, following = (
-        (keyed_generator(seed, f"{stream}/drift", number).standard_normal((len(waves), 1)) * waves).sum(axis=0)
-        for number in (week, week + 1))
-    return steady(np.exp(sigma * (np.cos(turn) * here + np.sin(turn) * following) - sigma**2 / 2))
-
-
-def drift_waves(time_s: np.ndarray) -> np.ndarray:
-    """Returns the waves over the day that a week's curve is made of, float64[2·harmonics, n]."""
-    angle = 2 * np.pi / DAY_S * time_s * np.arange(1, DRIFT_HARMONICS + 1)[:, None]
-    return np.concatenate([np.cos(angle), np.sin(angle)]) / math.sqrt(DRIFT_HARMONICS)
 
 
 def draw_requests(arrivals: Arrivals, *, start_s: float, duration_s: float, seed: int, stream: str,

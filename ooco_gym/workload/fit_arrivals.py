@@ -1,25 +1,50 @@
-"""What a trace's arrivals tell: a tide over the day, batches, processes on the log-intensity, on/off bursts."""
+"""What a trace's arrivals tell: a tide over the day, batches, processes on the log-intensity; and how like a fit is.
+
+The processes are fitted to the index of dispersion (variance over mean of counts), which a Cox process has in closed
+form (`expected_dispersion`).
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Bursts, OrnsteinUhlenbeck, tide_at
-from ooco_gym.workload.dispersion import expected_dispersion
+from ooco_gym.errors import UserError
+from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, OrnsteinUhlenbeck, tide_at
+from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, counts_in_windows, dispersion, ks
+from ooco_gym.workload.generate import WorkloadSpec, play
 from ooco_gym.workload.keyed import keyed_generator
+from ooco_gym.workload.lengths import Constant, LengthModel
 from ooco_gym.workload.sharing import Chat
 
-BATCHED_FROM = 0.3          # share of requests at the same instant as the one before
-TIDE_FROM_S = 20 * 3600.0
 FLAT = (1.0,) * 24
-_TIDE_STEP_S = 30.0
-SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
-WIDEST = 1.5            # standard deviation of a log-intensity
-MOST_BINS = 6000
-BAUM_WELCH_ROUNDS = 40
-LARGEST_FACTOR = 1000.0
+TIDE_FROM_S = 20 * 3600.0
+BATCHED_FROM = 0.3          # share of requests at the same instant as the one before
+MOST_REQUESTS = 2_000_000   # whose processes are fitted; a tide is taken from all
+MOST_PROCESSES = 3
+SHORTEST_S = 0.25           # correlation time; the generator's own limit is 0.2 s
+WIDEST = 1.5                # standard deviation of a log-intensity
+CLOSE = 0.04                # root mean square of the logarithms below which no further process is sought
+FITTED_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
+COUNTED_S = (0.5, 1.0, 3.0)
+PLAYED_REQUESTS, PLAYED_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 100
+_TIDE_STEP_S, _POINTS = 30.0, 600
+
+
+def base_of(arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, list[str]]:
+    """Returns rate, tide and batches of a trace, and what was assumed.
+
+    Raises:
+        UserError: all requests arrive at once.
+    """
+    if arrival_s[-1] <= arrival_s[0]:
+        raise UserError("all requests arrive at the same time: there are no arrivals to fit")
+    batch_s = find_batches(arrival_s)
+    tide, rate, assumed = fit_tide(_spread(arrival_s, batch_s, seed))
+    return Arrivals(rate, tide, batch_s=batch_s), assumed
 
 
 def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
@@ -43,15 +68,6 @@ def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]
     return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
 
 
-def without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
-    """Returns the arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
-    if len(set(tide)) == 1:
-        return arrival_s
-    grid = np.arange(arrival_s[0], arrival_s[-1] + 2 * _TIDE_STEP_S, _TIDE_STEP_S)
-    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
-    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level / level.mean() * _TIDE_STEP_S)]))
-
-
 def find_batches(arrival_s: np.ndarray) -> float:
     """Returns the step in seconds, a whole part of 600, at whose multiples requests arrive together; 0 if at none."""
     if len(arrival_s) < 2 or np.mean(np.diff(arrival_s) == 0) < BATCHED_FROM:
@@ -64,27 +80,48 @@ def find_batches(arrival_s: np.ndarray) -> float:
     return BLOCK_S / max(1, round(BLOCK_S / step))
 
 
-def spread_batches(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:
-    """Returns the arrivals as they may have been before they were let in together, float64[n] sorted."""
+def _spread(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:
+    """The arrivals as they may have been before they were let in together, float64[n] sorted."""
+    if not batch_s:
+        return arrival_s
     return np.sort(arrival_s + batch_s * keyed_generator(seed, "fit/batches").random(len(arrival_s)))
 
 
-def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, measured: np.ndarray, *,
-                  bursts: Bursts | None = None, most: int = 2, good: float = 0.04,
+def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
+    """The arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
+    if len(set(tide)) == 1:
+        return arrival_s
+    grid = np.arange(arrival_s[0], arrival_s[-1] + 2 * _TIDE_STEP_S, _TIDE_STEP_S)
+    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
+    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level / level.mean() * _TIDE_STEP_S)]))
+
+
+def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None) -> tuple[Arrivals, list[str]]:
+    """Returns the process with what its counts vary by, and what was assumed."""
+    part = arrival_s[:MOST_REQUESTS]
+    assumed = [f"bursts are those of the first {MOST_REQUESTS:,} requests"] if len(part) < len(arrival_s) else []
+    plain = _without_tide(_spread(part, base.batch_s, seed), base.tide)
+    span_s = float(plain[-1] - plain[0])
+    known = [(window_s, value) for window_s in FITTED_S if (value := dispersion(plain, window_s)) is not None]
+    if not known:
+        return base, assumed
+    window_s, measured = np.array(known).T
+    windows = np.maximum((span_s // window_s).astype(np.int64), FEWEST_WINDOWS)
+    return replace(base, ou=fit_processes((len(plain) - 1) / span_s, window_s, windows, measured, chat)), assumed
+
+
+def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, measured: np.ndarray,
                   chat: Chat | None = None) -> tuple[OrnsteinUhlenbeck, ...]:
-    """Returns the fewest OU processes, at most `most`, that bring the dispersion to what was measured.
+    """Returns the fewest OU processes, at most three, that bring the dispersion to what was measured.
 
     Least squares on the logarithms. None are taken where all that is measured lies within four standard deviations
-    of what is expected without; one more only where the root mean square of what remains is above `good`.
+    of what is expected without.
 
     Args:
         rate_per_s: mean rate.
         window_s: float64[k].
         windows: int64[k], how many of that length were measured.
         measured: float64[k], index of dispersion, > 0.
-        bursts: an on/off process beside them, or None.
-        most: processes at most.
-        good: see above.
         chat: conversations beside them, or None.
     """
     from scipy.optimize import least_squares
@@ -96,15 +133,15 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
         return tuple(OrnsteinUhlenbeck(float(s), float(np.exp(t))) for s, t in x.reshape(-1, 2))
 
     def error(x: np.ndarray) -> np.ndarray:
-        found = expected_dispersion(rate_per_s, read(x), bursts, window_s, windows, chat)
+        found = expected_dispersion(rate_per_s, read(x), window_s, windows, chat)
         return np.log(np.maximum(found, 1e-3)) - wanted
 
     best = np.zeros(0)
     if np.all(np.abs(error(best)) <= 4 * np.sqrt(2 / windows)):
         return ()
     best_error = _rms(error(best))
-    for count in range(1, most + 1):
-        if best_error <= good:
+    for count in range(1, MOST_PROCESSES + 1):
+        if best_error <= CLOSE:
             break
         low = np.tile([0.0, np.log(SHORTEST_S)], count)
         high = np.tile([WIDEST, np.log(max(longest_s, 2 * SHORTEST_S))], count)
@@ -114,7 +151,8 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
             fitted = least_squares(error, np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high))
             if _rms(fitted.fun) < best_error - 0.005:
                 best, best_error = fitted.x, _rms(fitted.fun)
-    kept = [process for process in read(best) if process.sigma >= 0.005]
+    kept = [OrnsteinUhlenbeck(float(f"{one.sigma:.4g}"), float(np.clip(float(f"{one.tau_s:.4g}"), SHORTEST_S, DAY_S)))
+            for one in read(best) if one.sigma >= 0.005]
     return tuple(sorted(kept, key=lambda process: process.tau_s))
 
 
@@ -122,67 +160,86 @@ def _rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def find_bursts(counts: np.ndarray, bin_s: float) -> Bursts | None:
-    """Returns the on/off process that counts in bins of `bin_s` are most likely under; None where there is none.
+def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], window_s: np.ndarray, windows: np.ndarray,
+                        chat: Chat | None = None) -> np.ndarray:
+    """Returns the expected variance over mean of counts, float64[k].
+
+    Turns of conversations are taken to follow each other at exponential times: with m turns and a mean time θ at the
+    rate `h(s) = (1 - 1/m)/θ·e^(-s/(mθ))`, which adds `2∫(w-s)h(s)ds` for each request to a window's variance.
 
     Args:
-        counts: int64[n]; of more than 6000 the first are used.
-        bin_s: seconds, shorter than the bursts looked for.
+        rate_per_s: mean rate.
+        ou: processes on the log-intensity.
+        window_s: float64[k].
+        windows: int64[k], how many windows of that length in a row are measured.
+        chat: conversations, or None.
     """
-    counts = np.asarray(counts[:MOST_BINS], dtype=np.float64)
-    if len(counts) < 50 or counts.max() == counts.min():
-        return None
-    edge = np.quantile(counts, 0.8)
-    high = counts > edge if (counts > edge).any() else counts >= edge
-    if high.all() or not high.any():
-        return None
-    rates = np.array([max(counts[~high].mean(), 1e-6), counts[high].mean()])
-    stay = np.array([0.9, 0.7])
-    for _ in range(BAUM_WELCH_ROUNDS):
-        before = np.concatenate([rates, stay])
-        weight, moves = _expect(counts, rates, stay)
-        rates = np.maximum((weight * counts).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12), 1e-6)
-        stay = np.clip(np.diagonal(moves) / np.maximum(moves.sum(axis=1), 1e-12), 1e-6, 1 - 1e-6)
-        if np.allclose(before, np.concatenate([rates, stay]), rtol=1e-4):
-            break
-    if rates[1] < rates[0]:
-        rates, stay = rates[::-1], stay[::-1]
-    off_s, on_s = (float(np.clip(-bin_s / math.log(p), 0.2, DAY_S)) for p in stay)
-    factor = float(min(rates[1] / rates[0], LARGEST_FACTOR))
-    return Bursts(factor, on_s, off_s) if factor > 1.05 else None
+    turns, think_s = (chat.mean_turns, chat.think_s) if chat is not None else (1.0, 1.0)
+    end = 1 / (turns * think_s)
+    lag = np.concatenate([[0.0], np.geomspace(1e-3, float(np.max(window_s * windows)), _POINTS)])
+    exponent = np.zeros_like(lag)
+    for process in ou:
+        exponent += process.sigma**2 * _seen(process.tau_s, lag, turns, think_s)
+    relative = np.expm1(exponent)
+    step = np.diff(lag)
+    whole = np.concatenate([[0.0], np.cumsum(step * (relative[1:] + relative[:-1]) / 2)])
+    first = np.concatenate([[0.0], np.cumsum(step * (lag[1:] * relative[1:] + lag[:-1] * relative[:-1]) / 2)])
+
+    def variance_of(span_s: np.ndarray) -> np.ndarray:
+        follow = 2 * (1 - 1 / turns) / think_s * (span_s / end + np.expm1(-end * span_s) / end**2)
+        return rate_per_s * (span_s + follow) + 2 * rate_per_s**2 * (
+            span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first))
+
+    return (variance_of(window_s) - variance_of(window_s * windows) / windows**2) / (rate_per_s * window_s)
 
 
-def _expect(counts: np.ndarray, rates: np.ndarray, stay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probability of each state in each bin float64[2, n], expected moves between states float64[2, 2])."""
-    log = counts * np.log(rates)[:, None] - rates[:, None]
-    seen = np.exp(log - log.max(axis=0))
-    a0, a1 = float(stay[0]), float(stay[1])
-    n = len(counts)
-    first, second = seen[0].tolist(), seen[1].tolist()
-    forward0, forward1 = [0.0] * n, [0.0] * n
-    p0, p1 = (1 - a1), (1 - a0)
-    total = p0 + p1
-    p0, p1 = p0 / total, p1 / total
-    for i in range(n):
-        if i:
-            p0, p1 = p0 * a0 + p1 * (1 - a1), p0 * (1 - a0) + p1 * a1
-        p0, p1 = p0 * first[i] + 1e-300, p1 * second[i] + 1e-300
-        total = p0 + p1
-        p0, p1 = p0 / total, p1 / total
-        forward0[i], forward1[i] = p0, p1
-    back0, back1 = [1.0] * n, [1.0] * n
-    b0 = b1 = 1.0
-    for i in range(n - 2, -1, -1):
-        s0, s1 = first[i + 1] * b0, second[i + 1] * b1
-        b0, b1 = a0 * s0 + (1 - a0) * s1, (1 - a1) * s0 + a1 * s1
-        total = b0 + b1 + 1e-300
-        b0, b1 = b0 / total, b1 / total
-        back0[i], back1[i] = b0, b1
-    forward = np.array([forward0, forward1])
-    behind = np.array([back0, back1]) * seen
-    weight = forward * np.array([back0, back1])
-    weight /= weight.sum(axis=0)
-    step = np.array([[a0, 1 - a0], [1 - a1, a1]])
-    joint = forward[:, None, :-1] * step[:, :, None] * behind[None, :, 1:]
-    joint /= np.maximum(joint.sum(axis=(0, 1)), 1e-300)
-    return weight, joint.sum(axis=2)
+def _seen(tau_s: float, lag_s: np.ndarray, turns: float, think_s: float) -> np.ndarray:
+    """The covariance that a process of covariance `e^(-s/τ)` on the beginnings of conversations has in the requests.
+
+    With a = 1/(mθ) and μ = 1/θ the filter's gain is `(μ² + ω²)/(a² + ω²)/m²`; partial fractions give the covariance.
+    """
+    if turns <= 1:
+        return np.exp(-lag_s / tau_s)
+    rate, own = 1 / think_s, 1 / tau_s
+    end = rate / turns
+    own = own * 1.001 if abs(own / end - 1) < 1e-3 else own     # the two terms' poles must not meet
+    fast = (rate**2 - own**2) / (end**2 - own**2) * np.exp(-own * lag_s)
+    slow = own / end * (rate**2 - end**2) / (own**2 - end**2) * np.exp(-end * lag_s)
+    return (fast + slow) / turns**2
+
+
+# --- How like the generator is ----------------------------------------------------------------------------------------
+def play_arrivals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int,
+                  chat: Chat | None = None) -> np.ndarray:
+    """Returns the arrival times of one realisation, float64[n]."""
+    model = WorkloadSpec("fit", arrivals, LengthModel(Constant(1), Constant(1)), 0.0, chat)
+    return play(model, start_s=start_s, duration_s=duration_s, seed=seed, stream="fit").arrival_s
+
+
+def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None = None) -> dict[str, Any]:
+    """Plays a generator over the trace's own span, with 4 to 100 seeds, and measures both alike; JSON-able.
+
+    Keys: `ks_gaps`, Kolmogorov and Smirnov's distance of the gaps between arrivals; `ks_counts`, the mean of those of
+    counts in windows of 0.5 to 3 s; `dispersion`, by window `trace`, `model` and `ratio`; `seeds`.
+    """
+    arrival_s = arrival_s[:MOST_REQUESTS]
+    start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])
+    seeds = int(np.clip(min(PLAYED_REQUESTS // len(arrival_s), PLAYED_S // max(span_s, 1.0)), FEWEST_SEEDS, MOST_SEEDS))
+    runs = [play_arrivals(arrivals, start_s, span_s, seed * 1000 + i, chat) for i in range(seeds)]
+    runs = [run for run in runs if len(run) > 1]
+
+    def left_s(run: np.ndarray) -> float:
+        return span_s - (run[0] - start_s)
+
+    table = {}
+    for window_s in DISPERSION_S:
+        trace = dispersion(arrival_s, window_s)
+        if trace is not None:
+            model = float(np.mean([dispersion(run, window_s, left_s(run)) or 0.0 for run in runs] or [0.0]))
+            table[f"{window_s:g}"] = {"trace": trace, "model": model, "ratio": model / trace if trace else None}
+    counts = [ks(counts_in_windows(arrival_s, window_s), np.concatenate(
+        [counts_in_windows(run, window_s, left_s(run)) for run in runs]))
+        for window_s in COUNTED_S if runs and span_s >= 50 * window_s]
+    gaps = np.concatenate([np.diff(run) for run in runs] or [np.zeros(1)])
+    return {"ks_gaps": ks(np.diff(arrival_s), gaps), "ks_counts": float(np.mean(counts or [0.0])), "dispersion": table,
+            "seeds": len(runs)}

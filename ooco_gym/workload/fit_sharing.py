@@ -6,8 +6,8 @@ length does not see the prefixes of before, nor long times between turns, nor do
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +15,12 @@ from ooco_gym.workload.arrivals import Arrivals
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.generate import WorkloadSpec, play
 from ooco_gym.workload.lengths import LengthModel
-from ooco_gym.workload.reuse import curve_sizes, hit_rates
 from ooco_gym.workload.sharing import (
     MOST_ALIKE,
     MOST_MEAN_TURNS,
     Chat,
     ChatRatio,
     Groups,
-    chat_ratio,
     parse_chat,
     parse_groups,
     sharing_ratio,
@@ -32,12 +30,22 @@ from ooco_gym.workload.trace import BLOCK_TOKENS, NO_SESSION, Trace, with_blocks
 LEAST_RATIO = 0.02          # below it nothing is fitted
 MOST_REQUESTS = 200_000     # whose prefixes are followed
 COMMON = 0.5                # of the requests begin with a block that all are taken to begin with
-SHORTEST_S, LONGEST_S = 0.1, 3600.0     # mean time between turns
+SHORTEST_S, LONGEST_S, USUAL_S = 0.1, 3600.0, 60.0     # mean time between turns
 WIDEST = 2.5                # standard deviation of its logarithm
 FEWEST_GAPS = 50            # from which their spread is fitted
 LEAST_ALIKE = 0.05          # correlation below which the prompts of a conversation are taken for independent
 STEPS, WHOLE_STEPS = 8, 3       # after the whole ones each is shorter, so that one play's chance counts less and less
-PLAYS = 4                       # of the curve that is reported
+PLAYS = 4                       # of the ratio that is reported
+
+
+class Measured(NamedTuple):
+    """What a generator of conversations is to measure: share of prompt tokens seen before, of requests that follow an
+    earlier one (None: not known), mean time between turns and standard deviation of its logarithm (0: exponential)."""
+
+    ratio: float
+    shares: float | None
+    think_s: float
+    sigma: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,11 +85,6 @@ class Prefixes:
     gap_s: np.ndarray
     group_sizes: np.ndarray
 
-    def log_gaps(self) -> tuple[float, float]:
-        """Returns (mean, standard deviation) of the logarithms of the gaps."""
-        log = np.log(np.maximum(self.gap_s, SHORTEST_S))
-        return (float(log.mean()), float(log.std())) if len(log) else (float(np.log(60.0)), 1.0)
-
 
 def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
     """Returns the form that a trace's prompts share by; None where they do not, or the trace cannot tell.
@@ -96,13 +99,12 @@ def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
         return None
     prefixes = follow(trace)
     if prefixes.shares == 0 or prefixes.extends >= 0.5:
-        mean_s = float(prefixes.gap_s.mean()) if len(prefixes.gap_s) else 60.0
-        return chat_of(ratio, mean_s, _spread(prefixes.gap_s), prefixes.shares, prefixes.common_blocks, lengths, ratio,
-                       prefixes)
+        mean_s = float(prefixes.gap_s.mean()) if len(prefixes.gap_s) else USUAL_S
+        wanted = Measured(ratio, prefixes.shares, mean_s, _spread(prefixes.gap_s))
+        return _chat(wanted, lengths, ratio, prefixes)
     sizes = prefixes.group_sizes
-    rank = np.log(np.arange(1, len(sizes) + 1))
-    zipf = -np.polyfit(rank, np.log(sizes), 1)[0] if len(sizes) > 2 else 0.0
-    return documents_of(ratio, max(1, len(sizes)), float(zipf), ratio, prefixes)
+    zipf = -np.polyfit(np.log(np.arange(1, len(sizes) + 1)), np.log(sizes), 1)[0] if len(sizes) > 2 else 0.0
+    return _documents(ratio, max(1, len(sizes)), float(zipf), ratio, prefixes)
 
 
 def _from_sessions(trace: Trace, lengths: LengthModel) -> Found | None:
@@ -111,18 +113,17 @@ def _from_sessions(trace: Trace, lengths: LengthModel) -> Found | None:
     rows = np.flatnonzero(trace.session != NO_SESSION)
     order = rows[np.argsort(trace.session[rows], kind="stable")]
     same = np.diff(trace.session[order]) == 0
-    alone = len(trace) - len(rows)
-    mean_turns = len(trace) / (alone + len(order) - int(same.sum()))
+    mean_turns = len(trace) / (len(trace) - int(same.sum()))
     if mean_turns < 1.02:
         return None
     gap_s = np.diff(trace.arrival_s[order])[same]
-    ratio = chat_ratio(lengths, min(mean_turns, MOST_MEAN_TURNS), 0)
-    return chat_of(ratio, float(gap_s.mean()), _spread(gap_s), None, 0, lengths, None, None,
-                   ("each turn's prompt begins with the one before",))
+    ratio = ChatRatio(lengths, 0).at(min(mean_turns, MOST_MEAN_TURNS))
+    found = _chat(Measured(ratio, None, float(gap_s.mean()), _spread(gap_s)), lengths, None, None)
+    return replace(found, assumed=("each turn's prompt begins with the one before", *found.assumed))
 
 
 def _spread(gap_s: np.ndarray) -> float:
-    """Returns the standard deviation of the logarithm where gaps are rather lognormal than exponential; otherwise 0."""
+    """The standard deviation of the logarithm where gaps are rather lognormal than exponential; otherwise 0."""
     if len(gap_s) < FEWEST_GAPS:
         return 0.0
     gap_s = np.maximum(gap_s, SHORTEST_S)
@@ -133,27 +134,27 @@ def _spread(gap_s: np.ndarray) -> float:
     return min(sigma, WIDEST) if lognormal > exponential + 2.0 / len(gap_s) else 0.0
 
 
-def chat_of(ratio: float, think_s: float, sigma: float, shares: float | None, common: int, lengths: LengthModel,
-            measured: float | None, prefixes: Prefixes | None, assumed: tuple[str, ...] = ()) -> Found:
-    """Returns conversations of that ratio in which so large a share of the requests follows an earlier one.
+def _chat(wanted: Measured, lengths: LengthModel, measured: float | None, prefixes: Prefixes | None) -> Found:
+    """Conversations of a ratio in which so large a share of the requests follows an earlier one.
 
     The ratio follows from how many turns conversations have and how alike their prompts are; both are moved, the
-    ratio into what is possible and the likeness to that share of requests. `shares` None: prompts are independent.
+    ratio into what is possible and the likeness to that share of requests.
     """
-    think_s = float(np.clip(think_s, SHORTEST_S, LONGEST_S))
-    alike = 0.0 if shares is None else _likeness(ratio, shares, common, lengths)
+    common = prefixes.common_blocks if prefixes is not None else 0
+    think_s = float(np.clip(wanted.think_s, SHORTEST_S, LONGEST_S))
+    alike = 0.0 if wanted.shares is None else _likeness(wanted.ratio, wanted.shares, common, lengths)
     model = ChatRatio(lengths, common, alike)
     lowest, highest = np.ceil(model.at(1.0) * 1e4) / 1e4, np.floor(model.at(MOST_MEAN_TURNS) * 1e4) / 1e4
-    spec = {"form": "chat", "ratio": float(np.clip(round(ratio, 4), lowest, highest)),
-            "think_s": float(f"{think_s:.4g}"), **({"think_sigma": float(f"{sigma:.4g}")} if sigma else {}),
-            **({"correlation": alike} if alike else {}), "common_blocks": common}
+    spec = {"form": "chat", "ratio": float(np.clip(round(wanted.ratio, 4), lowest, highest)),
+            "think_s": float(f"{think_s:.4g}"), "think_sigma": float(f"{wanted.sigma:.4g}"), "correlation": alike,
+            "common_blocks": common}
     return Found(spec, parse_chat(Section(spec, "fit"), lengths), measured, prefixes, (
-        *assumed, "within a conversation prompts grow", f"turns follow each other after {think_s:.3g} s in the mean, "
-        + (f"lognormally (sigma {sigma:.2g})" if sigma else "exponentially")))
+        "within a conversation prompts grow", f"turns follow each other after {think_s:.3g} s in the mean, "
+        + (f"lognormally (sigma {wanted.sigma:.2g})" if wanted.sigma else "exponentially")))
 
 
 def _likeness(ratio: float, shares: float, common: int, lengths: LengthModel) -> float:
-    """Returns the correlation of a conversation's prompts with which that share of followers gives the ratio."""
+    """The correlation of a conversation's prompts with which that share of followers gives the ratio."""
     mean_turns = float(np.clip(1 / (1 - min(shares, 0.99)), 1.0, MOST_MEAN_TURNS))
     if ChatRatio(lengths, common, 0.0).at(mean_turns) >= ratio:
         return 0.0
@@ -164,8 +165,8 @@ def _likeness(ratio: float, shares: float, common: int, lengths: LengthModel) ->
     return round(high, 3) if high >= LEAST_ALIKE else 0.0
 
 
-def documents_of(ratio: float, groups: int, zipf: float, measured: float | None, prefixes: Prefixes | None) -> Found:
-    """Returns questions on so many documents."""
+def _documents(ratio: float, groups: int, zipf: float, measured: float | None, prefixes: Prefixes | None) -> Found:
+    """Questions on so many documents."""
     spec = {"form": "documents", "ratio": round(float(np.clip(ratio, 0.01, 0.99)), 4), "groups": groups,
             "zipf": round(float(np.clip(zipf, 0.0, 5.0)), 3)}
     return Found(spec, parse_groups(Section(spec, "fit"), "documents"), measured, prefixes,
@@ -223,69 +224,50 @@ def _common(values: np.ndarray, position: np.ndarray, n: int) -> int:
 
 
 def fit_sharing(found: Found, trace: Trace, process: Arrivals, model: LengthModel, seed: int) -> Found:
-    """Returns the form with its parameters moved; bursts of `process` make no difference to them."""
-    wanted = dict(found.spec) | {"shares": found.prefixes.shares if found.prefixes else None}
-    for step in range(STEPS if found.ratio is not None else 0):
+    """Returns the form with its parameters moved, each by what its own measure is off in a play; bursts of `process`
+    make no difference to them."""
+    there, wanted_ratio = found.prefixes, found.ratio
+    if wanted_ratio is None or there is None:
+        return found
+    wanted = Measured(found.spec["ratio"], there.shares, found.spec.get("think_s", USUAL_S),
+                      found.spec.get("think_sigma", 0.0))
+    for step in range(STEPS):
         played = _play(found, trace, process, model, seed + step)
-        found, wanted = _moved(found, wanted, played, model, 1 / (1 + max(0, step - WHOLE_STEPS)))
+        if played.prefix_hashes is None or len(played) == 0:
+            continue
+        gain = 1 / (1 + max(0, step - WHOLE_STEPS))
+        off = wanted_ratio - (sharing_ratio(played) or 0.0)
+        wanted = wanted._replace(ratio=float(np.clip(wanted.ratio + gain * off, 0.01, 0.99)))
+        if found.spec["form"] == "chat":
+            wanted = _moved(wanted, there, follow(played), gain)
+            found = _chat(wanted, model, wanted_ratio, there)
+        else:
+            found = _documents(wanted.ratio, found.spec["groups"], found.spec["zipf"], wanted_ratio, there)
     return found
+
+
+def _moved(wanted: Measured, there: Prefixes, here: Prefixes, gain: float) -> Measured:
+    """What is wanted, moved towards the trace's share of followers, and towards gaps whose logarithms have its mean
+    and spread."""
+    shares = float(np.clip((wanted.shares or 0.0) + gain * (there.shares - here.shares), 0.0, 0.95))
+    if not len(there.gap_s) or not len(here.gap_s):
+        return wanted._replace(shares=shares)
+    log, found = (np.log(np.maximum(one.gap_s, SHORTEST_S)) for one in (there, here))
+    longer, wider = wanted.think_s * np.exp(gain * np.clip(log.mean() - found.mean(), -1.0, 1.0)), wanted.sigma
+    if wider:   # the logarithms tell the median; a lognormal's mean grows with its spread
+        wider = float(np.clip(wider * (log.std() / max(found.std(), 0.05)) ** gain, 0.05, WIDEST))
+        longer *= np.exp((wider**2 - wanted.sigma**2) / 2)
+    return wanted._replace(shares=shares, think_s=float(np.clip(longer, SHORTEST_S, LONGEST_S)), sigma=wider)
 
 
 def compare_sharing(found: Found, trace: Trace, process: Arrivals, model: LengthModel,
                     seed: int) -> tuple[dict[str, Any], Trace]:
     """Returns (how like the fitted form is, by other seeds than it was fitted with; the last play)."""
     runs = [_play(found, trace, process, model, seed + STEPS + number) for number in range(PLAYS)]
-    ratios = [sharing_ratio(run) or 0.0 for run in runs]
-    return {"form": found.spec["form"], "trace": found.ratio, "model": float(np.mean(ratios)),
-            "hit_rates": hit_table(trace, runs)}, runs[-1]
+    return {"form": found.spec["form"], "trace": found.ratio,
+            "model": float(np.mean([sharing_ratio(run) or 0.0 for run in runs]))}, runs[-1]
 
 
 def _play(found: Found, trace: Trace, process: Arrivals, model: LengthModel, seed: int) -> Trace:
     return play(WorkloadSpec("fit", process, model, 0.0, found.sharing), start_s=float(trace.arrival_s[0]),
                 duration_s=float(trace.arrival_s[-1] - trace.arrival_s[0]), seed=seed, stream="fit")
-
-
-def hit_table(trace: Trace, runs: list[Trace]) -> dict[str, dict[str, float]] | None:
-    """Returns the hit rates of LRU caches by their size in tokens, as text: `trace` and `model`, the mean of the plays.
-
-    None where the trace has no hashes.
-    """
-    if trace.prefix_hashes is None:
-        return None
-    sizes = curve_sizes(trace)
-    model = np.mean([hit_rates(run, sizes) or [0.0] * len(sizes) for run in runs], axis=0)
-    return {str(size): {"trace": one, "model": float(other)}
-            for size, one, other in zip(sizes, hit_rates(trace, sizes) or [], model, strict=True)}
-
-
-def _moved(found: Found, wanted: dict[str, Any], played: Trace, model: LengthModel,
-           gain: float) -> tuple[Found, dict[str, Any]]:
-    """Moves each parameter by `gain` times what its own measure is off."""
-    assert found.ratio is not None and found.prefixes is not None
-    there = found.prefixes
-    off = found.ratio - (sharing_ratio(played) or 0.0)
-    wanted = wanted | {"ratio": float(np.clip(wanted["ratio"] + gain * off, 0.01, 0.99))}
-    if found.spec["form"] != "chat":
-        return documents_of(wanted["ratio"], found.spec["groups"], found.spec["zipf"], found.ratio, there), wanted
-    if played.prefix_hashes is None or len(played) == 0:
-        return found, wanted
-    here = follow(played)
-    wanted["shares"] = float(np.clip(wanted["shares"] + gain * (there.shares - here.shares), 0.0, 0.95))
-    wanted |= _think(wanted, there, here, gain)
-    return chat_of(wanted["ratio"], wanted["think_s"], wanted.get("think_sigma", 0.0), wanted["shares"],
-                   there.common_blocks, model, found.ratio, there), wanted
-
-
-def _think(wanted: dict[str, Any], there: Prefixes, here: Prefixes, gain: float) -> dict[str, float]:
-    """Returns the times between turns, moved towards gaps whose logarithms have the trace's mean and spread."""
-    if not len(there.gap_s) or not len(here.gap_s):
-        return {}
-    (mean, spread), (found_mean, found_spread) = there.log_gaps(), here.log_gaps()
-    longer = wanted["think_s"] * np.exp(gain * np.clip(mean - found_mean, -1.0, 1.0))
-    sigma = wanted.get("think_sigma", 0.0)
-    if not sigma:
-        return {"think_s": float(np.clip(longer, SHORTEST_S, LONGEST_S))}
-    wider = float(np.clip(sigma * (spread / max(found_spread, 0.05)) ** gain, 0.05, WIDEST))
-    # The logarithms tell the median; a lognormal's mean grows with its spread.
-    longer *= np.exp((wider**2 - sigma**2) / 2)
-    return {"think_s": float(np.clip(longer, SHORTEST_S, LONGEST_S)), "think_sigma": wider}

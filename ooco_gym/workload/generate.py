@@ -15,20 +15,13 @@ from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, Bursts, Ornstei
 from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
-from ooco_gym.workload.sharing import (
-    Chat,
-    Groups,
-    check_form,
-    hash_blocks,
-    parse_chat,
-    parse_groups,
-)
+from ooco_gym.workload.sharing import Chat, Groups, check_form, hash_blocks, parse_chat, parse_groups
 from ooco_gym.workload.trace import BLOCK_TOKENS, Trace
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _USE = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "rate_scale", "mix", "defaults")
-_KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths",
-         "length_correlation", "sharing", "peak_start_s")
+_KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
+         "peak_start_s")
 SPEC_KEYS = NOTES + _USE + _KEYS
 MAX_REQUESTS = 100_000_000
 
@@ -122,19 +115,13 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
         item.only("factor", "on_s", "off_s")
         bursts = Bursts(item.number("factor", 0.0, 1e3), item.number("on_s", 0.2, DAY_S),
                         item.number("off_s", 0.2, DAY_S))
-    drift = 0.0
-    if section.has("drift"):
-        item = section.section("drift")
-        item.only("sigma")
-        drift = item.number("sigma", 0.0, 2.0)
     batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
     section.demand("batch_s", batch_s == 0 or abs(BLOCK_S / batch_s - round(BLOCK_S / batch_s)) < 1e-9,
                    f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
     rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
     begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
     lengths = parse_lengths(section.section("lengths"), _correlation(section))
-    return WorkloadSpec(name, Arrivals(
-        rate, tide, tuple(processes), bursts, drift, batch_s), lengths,
+    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, batch_s), lengths,
                         peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths))
 
 

@@ -105,8 +105,8 @@ def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, s
 
     Args:
         offline: as in `conf/offline`: `mode` (`rate` unless given), `rate`, `jobs`; `lengths` (a mapping or a name;
-            OOC's unless given), `length_correlation`, `sharing` (`{form: documents | few_shot, ratio, groups, zipf,
-            in_a_row}`); or `dataset`, a name of `conf/offline` or a path, which gives what is not said; `class`, of
+            OOC's unless given), `length_correlation`, `sharing` (`{form: documents | few_shot, ratio, groups, zipf}`);
+            or `dataset`, a name of `conf/offline` or a path, which gives what is not said; `class`, of
             which they are (`offline` unless given).
         duration_s: seconds, >= 0.
         seed: any whole number.
@@ -178,7 +178,7 @@ def _sharing(values: Mapping[str, Any]) -> Groups | None:
     if form == "chat":
         raise UserError("offline.sharing.form 'chat' needs arrivals of its own, which offline requests do not have; "
                         "expected documents or few_shot")
-    return parse_groups(item, form, offline=True)
+    return parse_groups(item, form)
 
 
 def _limited(count: float, key: str) -> int:

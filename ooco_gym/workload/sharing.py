@@ -47,13 +47,11 @@ class Groups:
         ratio: share of a prompt's tokens that are its group's text, in the mean of each group.
         count: how many groups there are.
         zipf: group k is asked in proportion to `(k + 1) ** -zipf`; 0: all alike.
-        in_a_row: so many requests with consecutive numbers are of one group.
     """
 
     ratio: float
     count: int
     zipf: float
-    in_a_row: int = 1
 
     def prompts(self, lengths: LengthModel, numbers: np.ndarray, seed: int,
                 stream: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,23 +61,19 @@ class Groups:
         whole = lengths.prompt.tokens(uniform, normal)
         blocks = np.maximum(1, np.rint(self.ratio * whole / BLOCK_TOKENS)).astype(np.int64)
         weights = np.cumsum(steady((np.arange(self.count) + 1.0) ** -self.zipf))
-        turn = keyed_uniform(numbers // self.in_a_row, seed, f"{stream}/group")
+        turn = keyed_uniform(numbers, seed, f"{stream}/group")
         group = np.searchsorted(weights / weights[-1], turn, side="right")
         own = blocks[group] * BLOCK_TOKENS * (1 - self.ratio) / self.ratio
         question = np.maximum(1, np.rint(own * (0.5 + keyed_uniform(numbers, seed, f"{stream}/question"))))
         return (blocks[group] * BLOCK_TOKENS + question).astype(np.int32), blocks[group], group
 
 
-def parse_groups(section: Section, form: str, offline: bool = False) -> Groups:
-    """Reads `{form: documents | few_shot, ratio, groups, zipf}`; the two last have defaults.
-
-    Offline requests, which have an order of their own, may have `in_a_row` besides.
-    """
-    section.only("form", "ratio", "groups", "zipf", *(["in_a_row"] if offline else []))
+def parse_groups(section: Section, form: str) -> Groups:
+    """Reads `{form: documents | few_shot, ratio, groups, zipf}`; the two last have defaults."""
+    section.only("form", "ratio", "groups", "zipf")
     count = section.integer("groups", 1, 10_000_000) if section.has("groups") else GROUPS[form]
     zipf = section.number("zipf", 0.0, 5.0) if section.has("zipf") else ZIPF[form]
-    in_a_row = section.integer("in_a_row", 1, 10_000_000) if section.has("in_a_row") else 1
-    return Groups(section.number("ratio", 0.01, 0.99), count, zipf, in_a_row)
+    return Groups(section.number("ratio", 0.01, 0.99), count, zipf)
 
 
 def check_form(section: Section) -> str:
@@ -314,8 +308,3 @@ class ChatRatio:
             middle = (few + many) / 2
             few, many = (middle, many) if self.at(middle) < ratio else (few, middle)
         return few
-
-
-def chat_ratio(lengths: LengthModel, mean_turns: float, common_blocks: int, correlation: float = 0.0) -> float:
-    """Returns the share of prompt tokens that have been seen before, in sessions of that many turns in the mean."""
-    return ChatRatio(lengths, common_blocks, correlation).at(mean_turns)

@@ -98,7 +98,7 @@ def test_describe_says_nothing_where_there_is_nothing_to_say(trace: Trace) -> No
     figures = describe(Sample.of(trace))
     assert set(figures["dispersion"].values()) == {None}
     if trace.prefix_hashes is not None:
-        assert figures["repeated_prefix_share"] == 0.25 and figures["sessions"] == 1
+        assert figures["sharing_ratio"] == 2 / 3 and figures["sessions"] == 1
 
 
 ROWS = "when,in,out,kind\n2000,10,5,offline\n1500.5,20,0,online\n500,30,7,online\n"

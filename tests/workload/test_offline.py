@@ -88,17 +88,6 @@ def test_without_sharing_offline_requests_are_what_they_were() -> None:
         offline_trace({"mode": "rate", "rate": 2.0, "lengths": "ooc"}, duration_s=100.0, seed=3))
 
 
-def test_requests_in_a_row_are_of_one_group() -> None:
-    def switches(in_a_row: int) -> float:
-        sharing = {"form": "few_shot", "ratio": 0.83, "in_a_row": in_a_row}
-        offsets, values = backlog("mmlu", 2000, sharing=sharing).prefix_hashes  # type: ignore[misc]
-        first = values[offsets[:-1]]
-        return float(np.mean(first[1:] != first[:-1]))
-
-    assert switches(1) == pytest.approx(56 / 57, abs=0.01)
-    assert switches(50) == pytest.approx(56 / 57 / 50, abs=0.005)
-
-
 def test_merging_keeps_the_hashes_and_no_two_classes_share() -> None:
     offline = backlog("mmlu", 50)
     bare = generate("azure_conv_2023", duration_s=30.0, seed=1)

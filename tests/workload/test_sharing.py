@@ -1,9 +1,8 @@
-"""Correlated lengths, prompts that begin alike, drifting tides, batches: what is stated is measured back."""
+"""Correlated lengths, prompts that begin alike, batches: what is stated is measured back."""
 
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,17 @@ from scipy.stats import spearmanr
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
-from ooco_gym.workload.arrivals import DAY_S, WEEK_S, Arrivals, Bursts, OrnsteinUhlenbeck, drift_at
-from ooco_gym.workload.describe import describe, dispersion, ks, play
-from ooco_gym.workload.dispersion import expected_dispersion
-from ooco_gym.workload.fit_arrivals import find_batches
+from ooco_gym.workload.arrivals import Arrivals, OrnsteinUhlenbeck
+from ooco_gym.workload.describe import describe, dispersion, ks
+from ooco_gym.workload.fit_arrivals import expected_dispersion, find_batches, play_arrivals
 from ooco_gym.workload.fit_sharing import follow
 from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.reading import Sample
-from ooco_gym.workload.sharing import Chat, chat_ratio, hash_blocks, sharing_ratio
+from ooco_gym.workload.sharing import Chat, ChatRatio, hash_blocks, sharing_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
         "output": {"weights": [0.4, 0.6], "mu": [3.0, 6.0], "sigma": [0.4, 0.7], "clip": [1, 4000]}}
+SLOW = {"form": "chat", "ratio": 0.45, "think_s": 90.0, "think_sigma": 0.9, "correlation": 0.8, "common_blocks": 1}
 
 
 def spec(**more: Any) -> dict[str, Any]:
@@ -62,11 +61,12 @@ def test_the_stated_sharing_ratio_is_measured_back(form: str, ratio: float) -> N
 
 
 @settings(deadline=None, max_examples=12)
-@given(st.sampled_from(["documents", "few_shot", "chat"]), st.floats(0, 90_000), st.floats(1, 2000), st.integers(0, 99),
-       st.sampled_from([0.2, 1.0, 1.7]), st.sampled_from([None, 3.0]))
+@given(st.sampled_from(["documents", "few_shot", "chat", "slow"]), st.floats(0, 90_000), st.floats(1, 2000),
+       st.integers(0, 99), st.sampled_from([0.2, 1.0, 1.7]), st.sampled_from([None, 3.0]))
 def test_a_window_is_that_part_of_a_longer_one(form: str, start_s: float, duration_s: float, seed: int, factor: float,
                                                batch_s: float | None) -> None:
-    shared = spec(sharing={"form": form, "ratio": 0.4}, batch_s=batch_s, drift={"sigma": 0.4}, mean_rate_per_s=1.0,
+    sharing = SLOW if form == "slow" else {"form": form, "ratio": 0.4}
+    shared = spec(sharing=sharing, batch_s=batch_s, mean_rate_per_s=1.0,
                   bursts={"factor": 3.0, "on_s": 5.0, "off_s": 40.0})
     begin_s = max(0.0, start_s - 900)
     longer = generate(shared, start_s=begin_s, duration_s=4000, seed=seed, rate_scale=factor)
@@ -132,55 +132,17 @@ def test_the_ratio_that_a_number_of_turns_gives(mean_turns: float, common: int) 
                                                  seed=1, stream="t", rate_scale=1.0)
     hashes = hash_blocks(prompt, prompt // 512, session, np.arange(len(prompt)), "t", common)
     trace = Trace(arrival_s, prompt, np.ones(len(prompt)), prefix_hashes=hashes)
-    assert sharing_ratio(trace) == pytest.approx(chat_ratio(model, mean_turns, common), abs=0.012)
+    assert sharing_ratio(trace) == pytest.approx(ChatRatio(model, common).at(mean_turns), abs=0.012)
     assert trace.mean_rate == pytest.approx(4.0, rel=0.1)
 
 
-@pytest.mark.parametrize(("ou", "bursts"), [((), None), ((OrnsteinUhlenbeck(0.3, 20.0),), None),
-                                            ((OrnsteinUhlenbeck(0.3, 400.0),), Bursts(4.0, 5.0, 30.0))])
-def test_the_dispersion_of_conversations_in_closed_form(ou: tuple[OrnsteinUhlenbeck, ...],
-                                                        bursts: Bursts | None) -> None:
+@pytest.mark.parametrize("ou", [(), (OrnsteinUhlenbeck(0.3, 20.0),), (OrnsteinUhlenbeck(0.3, 400.0),)])
+def test_the_dispersion_of_conversations_in_closed_form(ou: tuple[OrnsteinUhlenbeck, ...]) -> None:
     chat, window_s, span_s = Chat(0.5, 20.0, 0, 3.0), np.array([1.0, 5.0, 30.0, 120.0]), 5400.0
-    runs = [play(Arrivals(6.0, (1.0,) * 24, ou, bursts), 0.0, span_s, seed, chat) for seed in range(30)]
+    runs = [play_arrivals(Arrivals(6.0, (1.0,) * 24, ou), 0.0, span_s, seed, chat) for seed in range(30)]
     found = np.mean([[dispersion(run, float(x), span_s - run[0]) for x in window_s] for run in runs], axis=0)
-    expected = expected_dispersion(6.0, ou, bursts, window_s, (span_s // window_s).astype(int), chat)
+    expected = expected_dispersion(6.0, ou, window_s, (span_s // window_s).astype(int), chat)
     assert found == pytest.approx(expected, rel=0.12)
-
-
-@pytest.mark.parametrize(("sigma", "ou"), [(0.8, ()), (1.2, (OrnsteinUhlenbeck(0.3, 20.0),)),
-                                           (0.6, (OrnsteinUhlenbeck(0.3, 200.0),))])
-def test_the_dispersion_of_turns_at_lognormal_times(sigma: float, ou: tuple[OrnsteinUhlenbeck, ...]) -> None:
-    chat, window_s, span_s = Chat(0.5, 20.0, 0, 3.0, sigma, 0.3), np.array([1.0, 5.0, 30.0, 120.0]), 5400.0
-    runs = [play(Arrivals(6.0, (1.0,) * 24, ou), 0.0, span_s, seed, chat) for seed in range(30)]
-    found = np.array([[dispersion(run, float(x), span_s - run[0]) for x in window_s] for run in runs]).mean(axis=0)
-    assert found == pytest.approx(expected_dispersion(6.0, ou, None, window_s, (span_s // window_s).astype(int), chat),
-                                  rel=0.12)
-
-
-def test_the_tide_drifts_from_week_to_week() -> None:
-    time_s = np.arange(0.0, 60 * WEEK_S, 3600.0)
-    drift = np.concatenate([drift_at(0.5, part, 1, "t") for part in time_s.reshape(-1, 1)])
-    weeks = np.log(drift).reshape(60, 168)
-    assert drift.mean() == pytest.approx(1.0, abs=0.05)
-    assert weeks.std() == pytest.approx(0.5, rel=0.1)
-    assert abs(np.corrcoef(weeks[:-1].ravel(), weeks[1:].ravel())[0, 1]) < 0.15, "a week apart they are independent"
-    minutes = np.arange(WEEK_S - 2 * DAY_S, WEEK_S + DAY_S, 60.0).reshape(-1, 10)
-    fine = np.concatenate([drift_at(0.5, part, 1, "t") for part in minutes])
-    assert np.abs(np.diff(np.log(fine))).max() < 0.02, "nothing jumps at the end of a week"
-    assert np.array_equal(drift_at(0.5, time_s[5:9], 1, "t"), drift[5:9])
-
-
-def test_a_tide_with_drift_says_little_of_the_next_week() -> None:
-    tide = [1.0 + 0.2 * np.sin(2 * np.pi * hour / 24) for hour in range(24)]
-    alike, drifting = (generate(spec(tide=tide, drift={"sigma": sigma}, mean_rate_per_s=0.3), duration_s=6 * WEEK_S,
-                                seed=3) for sigma in (0.0, 0.5))
-
-    def next_week(trace: Trace) -> float:
-        """R² of a week's mean day for the next week's."""
-        days = np.bincount((trace.arrival_s // 3600).astype(int), minlength=6 * 168).reshape(6, 7, 24).mean(axis=1)
-        return float(np.mean([np.corrcoef(a, b)[0, 1] ** 2 for a, b in pairwise(days)]))
-
-    assert next_week(alike) > 0.85 and next_week(drifting) < 0.6
 
 
 def test_batches_are_made_and_found() -> None:
@@ -210,6 +172,36 @@ def test_a_fit_finds_form_ratio_and_correlation(form: str) -> None:
         assert found["groups"] == 100 and found["zipf"] == pytest.approx(0.9, abs=0.3)
 
 
+@pytest.mark.parametrize(("correlation", "ratio"), [(0.5, 0.3), (0.9, 0.7)])
+def test_alike_prompts_keep_their_lengths_and_the_stated_ratio(correlation: float, ratio: float) -> None:
+    sharing = {"form": "chat", "ratio": ratio, "think_s": 30.0, "think_sigma": 1.0, "correlation": correlation}
+    trace = generate(spec(sharing=sharing, mean_rate_per_s=6.0), duration_s=6 * 3600.0, seed=4)
+    assert sharing_ratio(trace) == pytest.approx(ratio, abs=0.015)
+    assert ks(trace.prompt_tokens, generate_lengths(LONG, 50_000, seed=2)[0]) < 0.02
+    assert trace.session is not None
+    order = np.argsort(trace.session, kind="stable")
+    gaps = np.diff(trace.arrival_s[order])[np.diff(trace.session[order]) == 0]
+    assert gaps.mean() == pytest.approx(30.0, rel=0.05) and np.log(gaps).std() == pytest.approx(1.0, rel=0.05)
+
+
+def test_the_more_alike_the_fewer_turns_a_ratio_takes() -> None:
+    turns = [load_spec(spec(sharing={**SLOW, "correlation": x})).sharing.mean_turns    # type: ignore[union-attr]
+             for x in (0.0, 0.4, 0.8, 0.95)]
+    assert turns == sorted(turns, reverse=True) and turns[0] > 1.3 * turns[-1]
+    lengths = load_spec(spec()).lengths
+    assert ChatRatio(lengths, 1, 0.8).at(1.0) == pytest.approx(ChatRatio(lengths, 1).at(1.0), rel=0.03)
+
+
+def test_a_fit_finds_think_times_and_how_alike_prompts_are() -> None:
+    trace = generate(spec(sharing=SLOW, mean_rate_per_s=4.0), duration_s=3600, seed=6)
+    fitted = fit(Sample.of(trace), name="again", source="a test")
+    found = fitted.spec["sharing"]
+    assert found["think_s"] == pytest.approx(90.0, rel=0.15) and found["think_sigma"] == pytest.approx(0.9, rel=0.15)
+    assert found["correlation"] == pytest.approx(0.8, abs=0.12) and found["common_blocks"] == 1
+    again = generate(fitted.spec, duration_s=3600, seed=3)
+    assert follow(trace).shares == pytest.approx(follow(again).shares, abs=0.04)
+
+
 def test_sessions_without_hashes_are_conversations() -> None:
     trace = generate(spec(sharing={"form": "chat", "ratio": 0.4, "think_s": 30.0}), duration_s=3600, seed=6)
     bare = Trace(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, session=trace.session)
@@ -233,7 +225,8 @@ def test_shared_traces_are_written_and_read_back(tmp_path: Path, ending: str) ->
     ({"sharing": {"form": "chat", "ratio": 0.5, "groups": 5}}, "'sharing.groups' is unknown"),
     ({"sharing": {"form": "documents", "ratio": 0.5, "groups": 1.5}}, "whole number"),
     ({"length_correlation": 1.5}, "'length_correlation' must be"), ({"batch_s": 7.0}, "divide 600"),
-    ({"drift": {"sigma": -1}}, "drift.sigma"), ({"drift": 0.5}, "must be a mapping")])
+    ({"sharing": {**SLOW, "think_sigma": 3.0}}, "sharing.think_sigma"),
+    ({"sharing": {**SLOW, "correlation": 1.0}}, "sharing.correlation"), ({"bursts": 0.5}, "must be a mapping")])
 def test_mistakes_name_the_key(change: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         generate(spec(**change), duration_s=60, seed=1)
