@@ -17,16 +17,17 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym import jobs
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import unknown, whole_number
 from ooco_gym.policy import policy_of, rules
 from ooco_gym.policy.decisions import POINTS, call_rule
-from ooco_gym.report import Table, as_text, track
+from ooco_gym.report import Table, track
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Simulation, requests_of, simulate
@@ -36,22 +37,19 @@ from ooco_gym.workload.sharing import hash_blocks
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMA = "ooco-gym/bench/1"
-DECISION_US = 100.0
+SCHEMA = "ooco-gym/bench/2"
 HOUR_S, DAY_S = 3600.0, 86_400.0
 FLEET_PAIRS = 32
 STEADY_S, STEADY_RATE_PER_S = 7200.0, 5.2
 MIXED_SEATS, MIXED_REQUESTS, MIXED_WARM_S, MIXED_SPAN_S = 64, 6000, 60.0, 1200.0
-CROWDS = (100, 1000, 10_000)  # waiting offline requests
-CROWD = 1000  # the one that targets are for
+CROWD = 1000  # waiting offline requests where decisions are timed
 DECISIONS, WARM_DECISIONS = 300, 5  # timed, and taken before
 MOST_DECISIONS = 20_000  # decisions taken to find those to be timed
 MORE_RUN = (1000, 2000, 4000)  # than there are seats, where their number does not bind
 SIDE_BY_SIDE = 64  # episodes of a vector environment
 WARM_STEPS = 20  # taken before the clock runs
 VECTOR_STEPS = 5000  # steps from the beginning of an episode on: its first thousand are slower than those that follow
-MOST_S = 10.0  # of a measurement: where decisions come once in a while it stops there
-SCALE = "CartPole-v1"
+ENV_S = 2.0  # of each measurement of an environment, resets included: where decisions are rare it has fewer steps
 MIXED = {"model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c"}]}
 CANDIDATES, HIDDEN, RUNNING = 64, 32, 64  # of an exported policy, and requests of the engine that asks it
 TURNS, CALLS, C_CALLS = 7, 400, 20_000
@@ -78,7 +76,7 @@ FIGURES = (
            "(vllm_fcfs, the same lengths), no prefix cache; processor time of the loop alone"),
     Figure("mixed_cached_iterations_per_s", 1e5, True, "1/s", "the same with the prefix cache on, 50 prompts each with "
            "their first 512 tokens in common"),
-    Figure("slowest_decision_mean_us", DECISION_US, False, "us", "the costliest decision point of all policies with "
+    Figure("slowest_decision_mean_us", 100.0, False, "us", "the costliest decision point of all policies with "
            "1,000 requests waiting, in the mean; processor time of the rule alone"),
     Figure("slowest_decision_worst_us", None, False, "us", "the longest of all these decisions"),
     Figure("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO at one offline request a second, "
@@ -114,16 +112,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: an unknown measurement, or a count that is not positive.
     """
     for key in ("repeats", "fleet_requests", "env_steps"):
-        if not isinstance(cfg[key], int) or cfg[key] < 1:
-            raise UserError(f"{key}={cfg[key]} must be a whole number of at least 1")
-    only = [cfg.suite] if cfg.suite is not None else cfg.only
-    names = list(only) if only is not None else list(MEASUREMENTS)
+        whole_number(key, cfg[key], 1)
+    names = list(MEASUREMENTS) if cfg.only is None else [cfg.only] if isinstance(cfg.only, str) else list(cfg.only)
     for name in names:
         if name not in MEASUREMENTS:
             raise unknown("measurement", name, MEASUREMENTS)
-    if "decisions" in names:
-        for name in cfg.decisions:
-            policy_of(name)
+    for name in cfg.decisions:
+        policy_of(name)
     options = {"fleet_requests": cfg.fleet_requests, "env_steps": cfg.env_steps, "decisions": list(cfg.decisions)}
     values: dict[str, list[float]] = {}
     if set(names) - {"export"}:
@@ -131,58 +126,29 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for name in track(names, "measuring", total=len(names)):
         values |= _measure(name, options, cfg.repeats)
     figures = {figure.name: None for figure in FIGURES} | {key: statistics.median(v) for key, v in values.items()}
-    for kind in ("mean", "worst"):  # of all policies with 1,000 waiting
-        found = [value for key, value in figures.items() if key.startswith("decision_us/") and value is not None
-                 and key.endswith(f"/{CROWD}/{kind}")]
-        figures |= {f"slowest_decision_{kind}_us": max(found)} if found else {}
     figures_table(figures).show(unbroken=3)
-    if figures["slowest_decision_mean_us"] is not None:
-        policies = [str(name).partition(":")[0] for name in options["decisions"]]
-        decisions_table(figures, policies).show()
-    if figures["env_steps_per_s"] is not None:
-        environments_table(figures).show(unbroken=3)
     for figure in FIGURES:
-        print(f"{figure.name}: {figure.note}.")
+        if figures[figure.name] is not None:
+            print(f"{figure.name}: {figure.note}.")
     return {"schema": SCHEMA, **figures, "values": values, "machine": machine(),
-            "targets": {figure.name: figure.target for figure in FIGURES if figure.target is not None},
-            "notes": {figure.name: figure.note for figure in FIGURES}}
+            "targets": {figure.name: figure.target for figure in FIGURES if figure.target is not None}}
 
 
 def figures_table(figures: dict[str, Any]) -> Table:
-    """The figures beside their targets; marked where one is missed."""
+    """What was measured, beside the targets, and marked where one is missed; then each policy and environment."""
     rows, missed = [], []
-    for index, figure in enumerate(FIGURES):
-        value, target = figures.get(figure.name), figure.target
-        shown = "-" if value is None else _amount(value, figure.unit)
-        rows.append((figure.name, shown,
-                     "-" if target is None else f"{'≥' if figure.more else '<'} {_amount(target, figure.unit)}"))
-        if value is not None and target is not None and (value < target) == figure.more:
-            missed.append(index)
+    for figure in FIGURES:
+        value, target = figures[figure.name], figure.target
+        if value is not None:
+            if target is not None and (value < target) == figure.more:
+                missed.append(len(rows))
+            rows.append((figure.name, _amount(value, figure.unit),
+                         "" if target is None else f"{'≥' if figure.more else '<'} {_amount(target, figure.unit)}"))
+    for key, value in figures.items():
+        kind, _, name = key.partition("/")
+        if kind in ("decision_us", "env"):
+            rows.append((name, _amount(value, "us" if kind == "decision_us" else "1/s"), ""))
     return Table("medians on this machine", ("figure", "measured", "target"), rows, marked=missed)
-
-
-def decisions_table(figures: dict[str, Any], names: list[str]) -> Table:
-    """What a decision of each policy takes, by how many requests wait; marked where it is over the target."""
-    rows, late = [], []
-    for index, name in enumerate(names):
-        means = [figures.get(f"decision_us/{name}/{waiting}/mean") for waiting in CROWDS]
-        worst = figures.get(f"decision_us/{name}/{CROWD}/worst")
-        rows.append((name, *(as_text(value, ".3g") for value in (*means, worst))))
-        if (means[CROWDS.index(CROWD)] or 0.0) > DECISION_US:
-            late.append(index)
-    head = ("policy", *(f"mean, {waiting:,}" for waiting in CROWDS), f"worst, {CROWD:,}")
-    return Table("microseconds a decision, by waiting requests", head, rows, marked=late)
-
-
-def environments_table(figures: dict[str, Any]) -> Table:
-    """Decisions a second of each environment."""
-    names = dict.fromkeys(key.split("/", 1)[1].rsplit("/", 1)[0] for key in figures if key.startswith("env/"))
-    rows = [(name, *(as_text(figures.get(f"env/{name}/{kind}"), ",.0f") for kind in ("single", "vector", "all_cores")))
-            for name in names]
-    threads = int(figures["vector_threads"])
-    return Table(f"decisions a second: one episode, and {SIDE_BY_SIDE} side by side, on one core (processor time); "
-                 f"{SIDE_BY_SIDE} on {threads} {'thread' if threads == 1 else 'threads'} (by the clock)",
-                 ("environment", "single", "vector", "all cores"), rows)
 
 
 def _amount(value: float, unit: str) -> str:
@@ -326,22 +292,16 @@ def measure_mixed(options: dict[str, Any]) -> dict[str, Any]:
 
 # --- Decisions ------------------------------------------------------------------------------------------------------
 def measure_decisions(options: dict[str, Any]) -> dict[str, Any]:
-    """Of each policy and each crowd `decision_us/POLICY/WAITING/mean`, of the costliest decision point, and `worst`."""
-    figures = {}
-    for policy in options["decisions"]:
-        for waiting in CROWDS:
-            found = decision_us(policy, waiting)
-            if found is None:
-                continue
-            mean, worst = found
-            name = policy.partition(":")[0]
-            figures |= {f"decision_us/{name}/{waiting}/mean": mean, f"decision_us/{name}/{waiting}/worst": worst}
-    return figures
+    """Of each policy `decision_us/POLICY`, the mean of its costliest decision point, and the slowest of all."""
+    found = {name.partition(":")[0]: one for name in options["decisions"] if (one := decision_us(name, CROWD))}
+    return {**{f"decision_us/{name}": mean for name, (mean, _) in found.items()},
+            **({"slowest_decision_mean_us": max(mean for mean, _ in found.values()),
+                "slowest_decision_worst_us": max(worst for _, worst in found.values())} if found else {})}
 
 
 def decision_us(policy: str, waiting: int) -> tuple[float, float] | None:
     """(Mean of the costliest decision point, worst of all decisions) with about so many waiting, in microseconds;
-    None where it never has so many waiting.
+    None where it never has so many waiting, as it drops or ignores them.
 
     Each is the time of a compiled rule called from Python less that of a rule that does nothing, in processor time of
     the thread: wall time on a machine that does nothing else.
@@ -351,7 +311,7 @@ def decision_us(policy: str, waiting: int) -> tuple[float, float] | None:
         found = _timed_decisions(policy, waiting, running)
         if found is not None:
             return found
-    return None  # it never has so many waiting, as it drops or ignores them
+    return None
 
 
 def _timed_decisions(policy: str, waiting: int, running: int) -> tuple[float, float] | None:
@@ -388,71 +348,47 @@ def _timed(function: Any) -> tuple[int, Any]:
 def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
     """Decisions a second of each environment: `env/ID/single` and `env/ID/vector` of this core's time, and
     `env/ID/all_cores` by the clock, of a vector whose threads are `vector_threads`: one for each core."""
+    import gymnasium as gym
+
     from ooco_gym.envs import ENVIRONMENTS
 
     figures, threads = {}, jobs.threads()
     for name in ENVIRONMENTS:
-        figures[f"env/{name}/single"] = single_per_s(name, options["env_steps"])
-        figures[f"env/{name}/vector"] = vector_per_s(name)
-        figures[f"env/{name}/all_cores"] = vector_per_s(name, time.perf_counter, threads=threads)
-    figures[f"env/{SCALE}/single"] = single_per_s(SCALE, options["env_steps"])
-    figures[f"env/{SCALE}/vector"] = vector_per_s(SCALE)
-    gating = "env/ooco_gym/Gating-v0"
-    single, vector, all_cores = (figures[f"{gating}/{kind}"] for kind in ("single", "vector", "all_cores"))
+        vector = partial(gym.make_vec, name, num_envs=SIDE_BY_SIDE, vectorization_mode="vector_entry_point")
+        figures[f"env/{name}/single"] = decisions_per_s(gym.make(name), 1, options["env_steps"])
+        figures[f"env/{name}/vector"] = decisions_per_s(vector(), SIDE_BY_SIDE, VECTOR_STEPS)
+        figures[f"env/{name}/all_cores"] = decisions_per_s(vector(threads=threads), SIDE_BY_SIDE, VECTOR_STEPS,
+                                                           time.perf_counter)
+    single, vector, all_cores = (figures[f"env/ooco_gym/Gating-v0/{kind}"] for kind in ("single", "vector", "all_cores"))
     return {**figures, "env_steps_per_s": single, "vector_decisions_per_s": vector, "vector_ratio": vector / single,
             "vector_all_cores_per_s": all_cores, "vector_all_cores_ratio": all_cores / single,
             "vector_threads": threads}
 
 
-def single_per_s(name: str, steps: int) -> float:
-    """Steps through `gym.make` with its default wrappers; resets left out; processor time."""
-    import gymnasium as gym
-
-    import ooco_gym  # noqa: F401  registers the environments
-
-    env = gym.make(name)
-    actions = _actions(env.action_space)
-    taken, cpu_s, seed = 0, 0.0, 1000
-    while taken < steps:
-        env.reset(seed=seed)
-        seed, over = seed + 1, False
-        begun = time.thread_time()
-        while not over and taken < steps:
-            _, _, terminated, truncated, _ = env.step(actions[taken % len(actions)])
-            over = terminated or truncated
-            taken += 1
-        cpu_s += time.thread_time() - begun
-        if cpu_s > MOST_S:
-            break
-    return taken / cpu_s
-
-
-def vector_per_s(name: str, clock: Callable[[], float] = time.thread_time, **arguments: Any) -> float:
-    """Decisions of 64 episodes side by side, through `gym.make_vec`; steps in which one was reset left out.
+def decisions_per_s(env: Any, episodes: int, steps: int, clock: Callable[[], float] = time.thread_time) -> float:
+    """Decisions of one episode after another, or of many side by side; steps in which one was reset are left out.
 
     Args:
-        name: of the environment.
+        env: an environment, or a vector of `episodes`.
+        episodes: side by side; 1: `env` is no vector.
+        steps: at most; fewer where they take more than `ENV_S`.
         clock: in seconds.
-        **arguments: of the environment.
     """
-    import gymnasium as gym
-
-    import ooco_gym  # noqa: F401  registers the environments
-
-    env: Any = gym.make_vec(name, num_envs=SIDE_BY_SIDE, vectorization_mode="vector_entry_point", **arguments)
-    actions = [np.stack([one] * SIDE_BY_SIDE) for one in _actions(env.single_action_space)]
+    actions = _actions(env.action_space if episodes == 1 else env.single_action_space)
+    if episodes > 1:
+        actions = [np.stack([one] * episodes) for one in actions]
     env.reset(seed=1000)
-    over = np.zeros(SIDE_BY_SIDE, bool)
-    counted, taken_s = 0, 0.0
-    for step in range(WARM_STEPS + VECTOR_STEPS):
-        resets = bool(over.any())
+    resets, counted, taken_s, until_s = False, 0, 0.0, time.perf_counter() + ENV_S
+    for step in range(WARM_STEPS + steps):
+        if resets and episodes == 1:
+            env.reset(seed=1000 + step)
         begun = clock()
         _, _, terminated, truncated, _ = env.step(actions[step % len(actions)])
         took = clock() - begun
-        over = terminated | truncated
-        if step >= WARM_STEPS and not resets and not over.any():
-            counted, taken_s = counted + SIDE_BY_SIDE, taken_s + took
-        if taken_s > MOST_S:
+        before, resets = resets and episodes > 1, bool(np.any(terminated | truncated))  # a vector resets in its next step
+        if step >= WARM_STEPS and not (before or resets):
+            counted, taken_s = counted + episodes, taken_s + took
+        if counted and time.perf_counter() > until_s:
             break
     env.close()
     return counted / taken_s
@@ -554,6 +490,7 @@ MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "warm_start": measure_start, "cold_compile": measure_start,
 }
 STARTS = {"warm_start": "warm_start_s", "cold_compile": "cold_compile_s"}
+ONCE = ("envs", "cold_compile")  # take minutes
 
 
 def _measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, list[float]]:
@@ -561,7 +498,7 @@ def _measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, list
     code = ("import json, sys\nfrom ooco_gym.commands.bench import MEASUREMENTS\n"
             "print(json.dumps(MEASUREMENTS[sys.argv[1]](json.loads(sys.argv[2]))))")
     values: dict[str, list[float]] = {}
-    for _ in range(1 if name == "cold_compile" else repeats):
+    for _ in range(1 if name in ONCE else repeats):
         with tempfile.TemporaryDirectory() as folder:
             cache = {"NUMBA_CACHE_DIR": folder} if name == "cold_compile" else {}
             begun = time.perf_counter()
