@@ -359,7 +359,7 @@ def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
         figures[f"env/{name}/vector"] = decisions_per_s(vector(), SIDE_BY_SIDE, VECTOR_STEPS)
         figures[f"env/{name}/all_cores"] = decisions_per_s(vector(threads=threads), SIDE_BY_SIDE, VECTOR_STEPS,
                                                            time.perf_counter)
-    single, vector, all_cores = (figures[f"env/ooco_gym/Gating-v0/{kind}"] for kind in ("single", "vector", "all_cores"))
+    single, vector, all_cores = (figures[f"env/ooco_gym/Gating-v0/{one}"] for one in ("single", "vector", "all_cores"))
     return {**figures, "env_steps_per_s": single, "vector_decisions_per_s": vector, "vector_ratio": vector / single,
             "vector_all_cores_per_s": all_cores, "vector_all_cores_ratio": all_cores / single,
             "vector_threads": threads}
@@ -385,7 +385,7 @@ def decisions_per_s(env: Any, episodes: int, steps: int, clock: Callable[[], flo
         begun = clock()
         _, _, terminated, truncated, _ = env.step(actions[step % len(actions)])
         took = clock() - begun
-        before, resets = resets and episodes > 1, bool(np.any(terminated | truncated))  # a vector resets in its next step
+        before, resets = resets and episodes > 1, bool(np.any(terminated | truncated))  # a vector resets by itself
         if step >= WARM_STEPS and not (before or resets):
             counted, taken_s = counted + episodes, taken_s + took
         if counted and time.perf_counter() > until_s:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "ooco-gym/report/1"
 FILE_NAME = "report.html"
-EXAMPLE = "runs=[A,B], folders that 'ooco-gym simulate … out=A' wrote"
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -23,14 +22,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: `runs` is empty or names a folder that is no run.
     """
     from omegaconf import OmegaConf
-    from rich.console import Console
 
     from ooco_gym.again import command_line
     from ooco_gym.commands.simulate import notes_of
     from ooco_gym.render import outcome_of, read_record, write_report
-    from ooco_gym.render.reading import outcomes_of, plain_table
+    from ooco_gym.render.reading import outcomes_of
     from ooco_gym.render.record import read_folder
-    from ooco_gym.report import Section
+    from ooco_gym.report import Section, plain_table
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     folders = folders_of(options["runs"])
@@ -51,7 +49,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                         sections=sections)
     for one in outcomes:
         one.show()
-    Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
     labels = {record.folder: record.label for record in records}
     return {"schema": SCHEMA, "report": FILE_NAME, "bytes": path.stat().st_size,
             "runs": [{"folder": folder, "command": command, "policy": labels.get(folder), "seed": summary.get("seed")}
@@ -59,23 +56,17 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def folders_of(runs: Any) -> list[str]:
-    """The folders that were named; of the folder of a sweep (`-m`), all jobs.
+    """The folders that were named; of the folder of a sweep (`-m`), all jobs in the order of their numbers.
 
     Raises:
         UserError: nothing is named.
     """
     given = [runs] if isinstance(runs, str) else runs
     if not isinstance(given, Sequence) or not given or not all(isinstance(item, str) for item in given):
-        raise UserError(f"runs={runs!r} names no run; expected {EXAMPLE}")
-    return [folder for item in given for folder in _jobs(item)]
-
-
-def _jobs(name: str) -> list[str]:
-    """The run itself, or the jobs of a sweep, in their numbers' order."""
-    from ooco_gym.render.record import SUMMARY_FILE
-
-    folder = Path(name)
-    if not (folder / "multirun.json").is_file():
-        return [name]
-    jobs = [path.parent for path in folder.glob(f"*/{SUMMARY_FILE}")]
-    return [str(job) for job in sorted(jobs, key=lambda job: (len(job.name), job.name))] or [name]
+        raise UserError(f"runs={runs!r} names no run; expected runs=[A,B], folders that 'ooco-gym simulate … out=A' "
+                        "wrote")
+    found: list[str] = []
+    for folder in map(Path, given):
+        jobs = [path.parent for path in folder.glob("*/summary.json")] if (folder / "multirun.json").is_file() else []
+        found += map(str, sorted(jobs, key=lambda job: (len(job.name), job.name)) or [folder])
+    return found

@@ -50,7 +50,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario_of(cfg, mixed=not learned and policy_of(policy).mixed).resolve()
     said = say_played(scenario)
     with Console(stderr=True).status("simulating"):
-        run = _learned_player()(scenario.given, policy) if learned else simulate(scenario, policy=policy)
+        player = metadata.entry_points(group=PLAYERS)["learned"].load() if learned else None
+        run = player(scenario.given, policy) if player else simulate(scenario, policy=policy)
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
                **({"played": said[0]} if said else {})}
     files = [Path(cfg.out) / REQUESTS_FILE, *([Path(cfg.out) / SAMPLES_FILE] if run.samples else [])]
@@ -68,18 +69,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     records = [record_of(run, summary=summary, config=config)]
     outcome = outcome_of(records, [*lines, *earlier])
     result_table(summary).show()
-    classes = class_table({summary["policy"]: [summary]})
-    if classes is not None:
+    if (classes := class_table(records)) is not None:
         classes.turned().show()
     console().print(outcome.answer(), highlight=False)
     show_notes([line for line in outcome.notes if line not in earlier])
     write_report(Path(cfg.out) / PAGE_FILE, [outcome], [command_line("simulate", config)], records)
     return summary
-
-
-def _learned_player() -> Any:
-    """What plays learned policies."""
-    return metadata.entry_points(group=PLAYERS)["learned"].load()
 
 
 def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
@@ -131,6 +126,8 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """What matters of a summary, as a table."""
+    from ooco_gym.metrics.summary import keeps_prefixes
+
     online, offline, rejected = summary["online"], summary["offline"], summary.get("rejected")
     rows = [
         ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
@@ -138,11 +135,13 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("late, worst 10 minutes", percent(online["worst_10min_violation_rate"])),
         *((f"attainment, {name}", percent(online[f"{key}_attainment"])) for name, key in (
             ("TTFT", "ttft"), ("TPOT", "tpot"), ("deadline", "deadline"))),
-        *((name, _spread(online, key)) for name, key in (
+        *((name, ", ".join(f"{part} {duration(online[f'{key}_{part.lower()}_s'])}" for part in (
+            "mean", "P50", "P90", "P99"))) for name, key in (
             ("TTFT", "ttft"), ("TPOT from first token", "tpot"), ("TPOT from first decode", "tpot_decode"))),
         ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
         ("offline prompt tokens", f"{offline['prompt_tokens_per_s']:,.0f} per second"),
-        *_cache_rows(summary),
+        *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in ("online", "offline")
+          if keeps_prefixes(summary["params"])),
         ("offline output tokens", f"{offline['output_tokens_per_s']:,.0f} per second"),
         ("offline work", f"{offline['reference_gpu_s_per_s']:.3f} reference GPU-s per second"),
         ("computed again", f"{offline['wasted_tokens_per_s']:,.0f} tokens per second"),
@@ -152,31 +151,11 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("offline queueing, P99", duration(offline["age_p99_s"])),
         *((("rejected requests", f"{rejected['online']:,} online, {rejected['offline']:,} offline"),)
           if rejected else ()),
-        *((f"instance {index} ({one['role']})", _instance(one)) for index, one in enumerate(summary["instances"][:8])),
+        *((f"instance {index} ({one['role']})", f"busy {percent(one['busy_share'])}, KV memory "
+           f"{percent(one['kv_mean_share'])}") for index, one in enumerate(summary["instances"][:8])),
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
-
-
-def _cache_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the prefix cache found, where blocks are kept; nothing where they are not."""
-    from ooco_gym.metrics.summary import keeps_prefixes
-
-    if not keeps_prefixes(summary["params"]):
-        return []
-    return [(f"prefix cache, {kind}", _cached(summary[kind])) for kind in ("online", "offline")]
-
-
-def _cached(one: Mapping[str, Any]) -> str:
-    """The hits of what arrived in the window; of a backlog, which came before, of what was completed in it."""
-    looked, missed = one["looked_up_prompt_tokens"], one["missed_prompt_tokens"]
-    if looked:
-        return f"{percent(one['hit_rate'])} found: {missed:,} of {looked:,} looked-up prompt tokens computed"
-    prompts, computed = one["prompt_tokens_per_s"], one["computed_prompt_tokens_per_s"]
-    if prompts:
-        return (f"{percent(1 - computed / prompts)} found of what was completed: {computed:,.0f} of {prompts:,.0f} "
-                "prompt tokens per second computed")
-    return "nothing was looked up"
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
@@ -218,34 +197,15 @@ def notes_of(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str:
-    """Why no offline request is counted, and what to do about it, by the mode in which they come."""
+    """Why no offline request is counted, and what to do about it."""
     mode = load.get("mode") or "rate"
-    if mode == "rate" and not load.get("rate"):
-        return "no offline work was asked for (offline.rate=0); offline.rate=1.0 would ask for one request a second."
-    if mode == "rate":
-        return (f"at offline.rate={load['rate']:g} a second no offline request arrived in the window and none was "
-                "finished in it: raise offline.rate or duration_s.")
-    if mode == "jobs" and not offline["left"]:
-        return "no offline work was asked for (offline.mode=jobs); offline.jobs=100 would ask for a hundred requests."
     if offline["left"]:
-        return (f"of the offline {mode}, there from the start, none was finished in the window and "
-                f"{offline['left']:,} requests were left at its end.")
-    if offline["last_finish_s"] is None:
-        return "the offline backlog is empty; offline.jobs=1000 would ask for a thousand requests from the start on."
-    return ("all of the offline backlog was done before the window began; offline.jobs=… sets a larger one (left out: "
-            "more than can be served).")
-
-
-def _instance(one: Mapping[str, Any]) -> str:
-    return f"busy {percent(one['busy_share'])}, KV memory {percent(one['kv_mean_share'])}"
-
-
-def _spread(figures: Mapping[str, Any], key: str) -> str:
-    if key != "ttft" and figures["finished"] and figures[f"{key}_mean_s"] is None:
-        return "– (no output has two tokens; one of a single token counts as attained)"
-    parts = (f"{name} {duration(figures[f'{key}_{part}_s'])}"
-             for name, part in (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99")))
-    return ", ".join(parts)
+        return (f"no offline request was finished in the window, and {offline['left']:,} were left at its end: play "
+                "longer (duration_s).")
+    if mode != "rate" and offline["last_finish_s"] is not None:
+        return "all of the offline backlog was done before the window began; offline.jobs=… sets a larger one."
+    return (f"no offline work came in the window (offline.mode={mode}): offline.rate=1.0 asks for one request a "
+            "second, offline.mode=jobs with offline.jobs=1000 for so many from the start on.")
 
 
 # --- What of a user's own trace is played, said before anything else ------------------------------------------------

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.report import Axis, Panel, Series, Table, as_text, console, joined, minus, number, percent, show_notes
-from ooco_gym.report.tables import BRACKETS, missing
+from ooco_gym.report.tables import BRACKETS, flat, missing
 from ooco_gym.resources import load_yaml
 
 LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
@@ -82,28 +82,18 @@ def figure(summary: Row, metric: str) -> float:
     """Reads a dotted metric from a summary; NaN where it has no value.
 
     Raises:
-        UserError: the summary has no such metric.
+        UserError: the summary has no such number.
     """
-    value: Any = summary
-    for part in metric.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            known = [f"{kind}.{name}" for kind in ("online", "offline") for name in summary[kind]]
-            raise unknown("metric", metric, known)
-        value = value[part]
-    if value is None:
-        return float("nan")
-    if not isinstance(value, (int, float)):
-        raise UserError(f"metric '{metric}' is not a single number; expected such as 'online.violation_rate'")
-    return float(value)
+    known = flat(summary)
+    value = known.get(metric, "")
+    if isinstance(value, str):
+        raise unknown("metric", metric, [name for name in known if name.startswith(("online.", "offline."))])
+    return math.nan if value is None else float(value)
 
 
 def metrics_of(params: Sequence[Row], wanted: Sequence[str] = ()) -> list[str]:
-    """The metrics to show: those wanted (else `compare`'s own), and what the prefix cache found where one is kept.
-
-    Args:
-        params: the parameters of each policy.
-        wanted: dotted names.
-    """
+    """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what the prefix
+    cache found where one is kept."""
     cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
     return list(dict.fromkeys([LATE, SERVED, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
 
@@ -204,11 +194,10 @@ class Outcome:
 
     def show(self) -> None:
         """Prints it."""
-        screen = console()
-        screen.print(self.answer(), highlight=False)
+        console().print(self.answer(), highlight=False)
         for table in self.tables():
-            table.turned().show(screen)
-        show_notes(self.notes, screen)
+            table.turned().show()
+        show_notes(self.notes)
 
 
 def unit(metric: str) -> str:

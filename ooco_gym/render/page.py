@@ -15,7 +15,7 @@ from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.protocol import baseline_among
 from ooco_gym.render.outcome import Outcome, compare, metrics_of
-from ooco_gym.render.record import RunRecord, differing_conditions, grouped, one_seed, with_distinct_labels
+from ooco_gym.render.record import RunRecord, differing_conditions, grouped, with_distinct_labels
 from ooco_gym.report import (
     Axis,
     Panel,
@@ -26,10 +26,9 @@ from ooco_gym.report import (
     joined,
     number,
     percent,
+    plain_table,
     write_page,
 )
-from ooco_gym.report.tables import missing
-from ooco_gym.resources import load_yaml
 from ooco_gym.workload import from_file
 
 SAMPLE_S = 60.0  # from one sample of a run to the next
@@ -41,7 +40,6 @@ CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
     ("TTFT P99", "ttft_p99_s", duration), ("TPOT P99", "tpot_p99_s", duration),
     ("output tokens/s", "output_tokens_per_s", number))
-WORK = ("busy", "online_prefill", "offline_prefill", "decode")
 
 
 def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = ()) -> Outcome:
@@ -59,17 +57,17 @@ def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = ()) -> Outco
                    metrics_of([one.summary.get("params", {}) for one in records]),
                    next(key for key in groups if key[0] == base), budget)
     seeds = sorted({one.seed for one in records})
-    where = joined(list(dict.fromkeys(cluster for _, cluster in groups)))
-    shown, differing = one_seed(groups), differing_conditions(records)
+    where, differing = joined(list(dict.fromkeys(cluster for _, cluster in groups))), differing_conditions(records)
     more = [f"the runs differ in more than policy and seed ({', '.join(differing)}): these figures are no comparison "
             "of policies."] if differing else []
-    if any(not one.samples or not len(one.samples["t_s"]) for one in records):
+    if any(not len(one.samples.get("t_s", ())) for one in records):
         more.append(f"load and memory are sampled every {SAMPLE_S:g} s, of which a run here has none: how they were "
                     "over time cannot be said.")
     return Outcome(
         f"{short_name(first.scenario['workload'])} on {where}, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}", rows, base if len(groups) > 1 else None, budget, notes=[*more, *notes],
-        intervals=interval_words(min(map(len, groups.values()))), panels=panels_of(shown, budget) if shown else ())
+        intervals=interval_words(min(map(len, groups.values()))),
+        panels=panels_of([members[0] for members in groups.values()], budget))
 
 
 def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], commands: Sequence[str] = (),
@@ -81,7 +79,7 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], comm
         path: the file.
         outcomes: the first one's answer is the page's.
         commands: what makes it again.
-        records: the runs of the first one, where they are known: their classes, instances and conditions are shown.
+        records: the runs of the first one, where they are known: their classes and conditions are shown.
         title: of the page; empty: the first one's.
         sections: further parts, before the conditions.
         lead: in the place of the answer.
@@ -90,13 +88,8 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], comm
     for index, one in enumerate(outcomes):
         tables = one.tables()
         tables[0] = replace(tables[0], title="")  # it is the page's, or the section's
-        if index == 0 and records:
-            known = with_distinct_labels(records)
-            by_label: dict[str, list[Any]] = {}
-            for record in known:
-                by_label.setdefault(record.label, []).append(record.summary)
-            classes = class_table(by_label)
-            tables += [*([classes] if classes else []), work_table(one_seed(grouped(known)) or known[:1])]
+        if index == 0 and (classes := class_table(with_distinct_labels(records))):
+            tables.append(classes)
         parts.append(Section(one.title if len(outcomes) > 1 else "", [one.answer()] if index else [], tables,
                              charts=[*one.chart(), *one.panels], legend=[key[0] for key in one.found], notes=one.notes))
     conditions = [Section("Conditions", tables=[conditions_table(records)])] if records else []
@@ -106,83 +99,35 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], comm
 
 
 def conditions_table(records: Sequence[RunRecord]) -> Table:
-    """The scenario of the first record, one row a part; the clusters of all."""
-    record = records[0]
-    scenario, protocol = record.scenario, record.scenario["protocol"]
-    slo, offline = scenario["slo"], scenario["offline"]
-    workload = _loaded("workload", scenario["workload"])
-    arrived = record.summary["online"]["arrived"] / record.window_s
-    mode = str(offline.get("mode", "rate"))
-    clusters = dict.fromkeys(_cluster(_loaded("cluster", one.scenario["cluster"])) for one in records)
-    return Table("", ("", "what"), [
-        ("clusters" if len(clusters) > 1 else "cluster", "; ".join(clusters)),
-        ("online workload", f"{short_name(scenario['workload'])}: {arrived:.3g} requests/s in the window, "
-                            f"{scenario['rate_scale']:.4g} of the workload's own rate"),
-        *([("", record.summary["played"])] if record.summary.get("played") else []),
-        *((word, workload[key]) for word, key in (("", "description"), ("assumed", "assumed")) if workload.get(key)),
-        ("SLO", f"{slo['name']}: TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms, counted from "
-                f"{slo['tpot_from'].replace('_', ' ')}"),
-        *([("classes", "; ".join(f"{name}: {promise_of(one)}" for name, one in scenario["classes"].items()))]
-          if scenario.get("classes") else []),
-        *([] if record.summary.get("played") and mode == "rate" and not offline["rate"] else [
-            ("offline load", f"{offline.get('name', 'ooc')}: "
-                             + (f"{offline['rate']:g} requests/s" if mode == "rate" else mode))]),
-        ("measured window", " ".join([
-            f"{record.window_s / 3600:.4g} h" if record.window_s >= HOURS_FROM_S else f"{record.window_s / 60:.4g} min",
-            *([] if missing(record.day_start_s) else [f"from {record.day_start_s / 3600:.4g} h on"]),
-            *([] if record.summary.get("played") else [f"after {protocol['warmup_s']:g} s of warm-up"])])),
-        ("time model", f"{short_name(scenario['timing'])}, jitter {scenario['jitter']:g}; policies believe: "
-                       f"{scenario['predictor']['name']}"),
-        ("protocol", f"version {protocol.get('version', '?')} (docs/protocol.md says what counts)"),
-    ])
+    """The scenario of the first record, a row a field; the clusters of all."""
+    scenario, played = records[0].scenario, records[0].summary.get("played")
+    clusters = dict.fromkeys(short_name(one.scenario["cluster"]) for one in records)
+    return plain_table({**({"played": played} if played else {}), **scenario, "cluster": ", ".join(clusters),
+                        "workload": short_name(scenario["workload"])})
 
 
-def _cluster(cluster: Mapping[str, Any]) -> str:
-    pools = [f"{group.get('count', 1)} {role} of {group.get('tp', 1) * group.get('pp', 1)} × "
-             f"{short_name(group['chip'])}"
-             for role in ("relaxed", "strict", "mixed") for group in cluster.get(role) or ()]
-    return f"{short_name(cluster)}: {short_name(cluster.get('model') or '?')}, {', '.join(pools)}"
-
-
-def _loaded(group: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    try:
-        return load_yaml(group, value)
-    except UserError:  # a mix or a trace file
-        return {"name": str(value)}
-
-
-# --- Classes of requests ---------------------------------------------------------------------------------------------
-def class_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table | None:
-    """What became of each class: means over runs; None where no run names classes.
-
-    Args:
-        runs: summaries by policy, of one run each seed.
-    """
+def class_table(records: Sequence[RunRecord]) -> Table | None:
+    """What became of each class of requests: means over the runs of a policy; None where no run names classes."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for record in records:
+        for name, one in record.summary.get("classes", {}).items():
+            found.setdefault((record.label, name), []).append(one)
     rows = []
-    for label, summaries in runs.items():
-        named = [one["classes"] for one in summaries if "classes" in one]
-        for name in dict.fromkeys(name for classes in named for name in classes):
-            mine = [classes[name] for classes in named if name in classes]
-            known = {key: [one[key] for one in mine if one.get(key) is not None] for key in dict.fromkeys(
-                key for _, key, _ in CLASS_FIGURES)}
-            rows.append((label, name, promise_of(mine[0]), *(
-                write(float(np.mean(known[key])) if known[key] else None) for _, key, write in CLASS_FIGURES)))
+    for (label, name), mine in found.items():
+        known = [[one[key] for one in mine if one.get(key) is not None] for _, key, _ in CLASS_FIGURES]
+        rows.append((label, name, promise_of(mine[0]), *(write(float(np.mean(some)) if some else None) for some, (
+            _, _, write) in zip(known, CLASS_FIGURES, strict=True))))
     return Table("Classes of requests", ("policy", "class", "promise", *(head for head, *_ in CLASS_FIGURES)), rows, (
         "Violations of offline classes are requests that missed their deadline, of those for which that is decided; "
         "tokens are those of requests completed in the window.")) if rows else None
 
 
 def promise_of(one: Mapping[str, Any]) -> str:
-    """What a class is promised, of a scenario's description or of a summary."""
+    """What a class is promised, of its figures in a summary."""
     if not one["online"]:
-        seconds = one["deadline_s"]
-        return ("nothing" if seconds is None else
-                f"finished within {f'{seconds / 3600:g} h' if seconds >= 3600 else f'{seconds:g} s'}")
-    ttft_s, tpot_s = (one.get(f"{key}_slo_s", one.get(f"{key}_s")) for key in ("ttft", "tpot"))
+        return "nothing" if one["deadline_s"] is None else f"finished within {duration(one['deadline_s'])}"
     weight = "" if one["weight"] == 1 else f", weight {one['weight']:g}"
-    return f"TTFT {ttft_s:g} s, TPOT {1000 * (tpot_s or 0.0):g} ms{weight}"
+    return f"TTFT {one['ttft_slo_s']:g} s, TPOT {1000 * one['tpot_slo_s']:g} ms{weight}"
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
@@ -190,7 +135,7 @@ def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
     """One plot a figure, a curve a record, in the colours of their order.
 
     Args:
-        records: one of each policy, with requests.
+        records: one of each policy.
         budget: share of online requests that may be late.
     """
     def p99(values: np.ndarray) -> float:
@@ -211,22 +156,9 @@ def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
     for title, keys, factor in (("online arrivals (requests/s)", ("online_arrivals_per_s",), 1.0),
                                 ("waiting for their prefill (requests)", ("online_waiting", "offline_waiting"), 1.0),
                                 ("KV memory in use, mean of the instances (%)", ("kv_share",), 100.0)):
-        if all(record.samples and len(record.samples["t_s"]) for record in records):
+        if all(len(record.samples.get("t_s", ())) for record in records):
             panels.append(_panel(records, title, [_sampled(record, keys, factor) for record in records]))
     return [panel for panel in panels if panel.series]
-
-
-def work_table(records: Sequence[RunRecord]) -> Table:
-    """What the instances of each role did, in the mean over the whole run, warm-up and drain included."""
-    rows = []
-    for record in records:
-        for role in dict.fromkeys(one["role"] for one in record.summary["instances"]):
-            mine = [one for one in record.summary["instances"] if one["role"] == role]
-            shares = [float(np.mean([one[f"{key}_share"] for one in mine])) for key in (*WORK, "kv_mean")]
-            rows.append((record.label, f"{len(mine)} {role}", *(percent(share, 1) for share in shares)))
-    head = ("policy", "instances", *(key.replace("_", " ") for key in WORK), "KV memory in use")
-    return Table("What the instances did", head, rows,
-                 "Shares of the whole run's time, warm-up and drain included, mean over the instances of a role.", "")
 
 
 def bin_s(window_s: float) -> float:
@@ -245,7 +177,6 @@ def online_quality(record: RunRecord) -> tuple[np.ndarray, np.ndarray, dict[str,
         `tpot_s` and `violated`, each (n,). TPOT counts from the first token; it is NaN for single tokens and for what
         never began.
     """
-    assert record.requests is not None
     mine = {key: values[record.requests["online"]] for key, values in record.requests.items()}
     first, steps = mine["first_token_s"], mine["output_tokens"] - 1.0
     ttft_s = np.where(np.isnan(first), record.end_s, first) - mine["arrival_s"]
@@ -280,7 +211,6 @@ def _by_bin(edges: np.ndarray, which: np.ndarray, values: np.ndarray,
 
 def _sampled(record: RunRecord, keys: Sequence[str], factor: float) -> tuple[np.ndarray, np.ndarray]:
     """Samples averaged over bins, sums of several keys; a share is the mean over instances, anything else their sum."""
-    assert record.samples is not None
     ends = record.samples["t_s"]
     values = factor * np.sum([record.samples[key] for key in keys], axis=0).astype(float)
     if values.ndim == 2:

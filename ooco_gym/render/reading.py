@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.render.outcome import LATE, SERVED, Outcome, Row, compare, heading
-from ooco_gym.report import Axis, Panel, Series, Table, as_text, joined, number, percent, with_interval
+from ooco_gym.report import Axis, Panel, Series, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
 
 RATE, TOKENS, AGAIN = "sustained.rate", "sustained.tokens", "offline.wasted_tokens_per_s"
@@ -20,12 +19,7 @@ EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.r
 
 
 def outcomes_of(summary: Row, config: Row) -> list[Outcome]:
-    """The outcomes of a run folder, by what is in its summary; none where it compares no policies.
-
-    Args:
-        summary: of `compare`, `capacity` or `evaluate`.
-        config: of the same run.
-    """
+    """The outcomes of a run folder by its summary and configuration; none where it compares no policies."""
     command = str(summary.get("schema")).split("/")[1:2] or [""]
     kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated}
     return kind[command[0]](summary, config) if command[0] in kind else []
@@ -155,18 +149,3 @@ def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:
     allowed = Series([0.0, max(rates)], [100 * limit] * 2, "dashes", colour=-1)
     return [Panel(f"{heading(LATE)}; dashed: what is allowed", axis, Axis(limits=(0.0, 400 * limit)), [allowed, *late]),
             Panel("offline work done (tokens/s); dot: sustained", axis, Axis(), served)]
-
-
-def plain_table(summary: Row) -> Table:
-    """The figures of a summary that compares no policies."""
-    rows: list[tuple[str, str]] = []
-
-    def walk(value: Any, name: str) -> None:
-        if isinstance(value, Mapping):
-            for key, one in value.items():
-                walk(one, f"{name}.{key}" if name else str(key))
-        elif isinstance(value, (str, int, float)):
-            rows.append((name, value if isinstance(value, str) else as_text(value, ".6g")))
-
-    walk(summary, "")
-    return Table("What its summary says", ("", ""), rows)

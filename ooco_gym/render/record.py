@@ -1,4 +1,4 @@
-"""What a picture needs of a run, whether it was just simulated or is read back from its folder."""
+"""What a page needs of a run, whether it was just simulated or is read back from its folder."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ if TYPE_CHECKING:
 SAMPLES_FILE, REQUESTS_FILE = "samples.npz", "requests.parquet"
 LARGEST_BYTES = 2**31  # of samples, unpacked
 SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
-COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s", "violated")
+COLUMNS = ("arrival_s", "output_tokens", "first_token_s", "finish_s", "violated")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as pictures see it. Times in seconds since the start of the measured window.
+    """One run as pages see it. Times in seconds since the start of the measured window.
 
     Attributes:
         label: how the run is called in figures and tables: the policy as it was asked for.
         seed: the scenario's seed.
         summary: `metrics.summarise`, with `params` and `scenario` (`Scenario.describe`).
-        requests: counted requests: `online` bool and `COLUMNS`, arrays of shape (n,), NaN where it has not come to
-            that, and `class` where the scenario names classes; None where only the summary was kept.
-        samples: `Run.samples` with `t_s` in this clock, warm-up left out; None where they were not kept.
+        requests: counted requests: `online` bool and `COLUMNS`, arrays of shape (n,), NaN where there is none.
+        samples: `Run.samples` with `t_s` in this clock, warm-up left out; empty where a run was too short for one.
         day_start_s: time of day (of a trace file: time in the trace) at which the window starts.
         end_s: when the run ended.
         folder: where the run was read from, or an empty string.
@@ -51,8 +50,8 @@ class RunRecord:
     label: str
     seed: int
     summary: Mapping[str, Any]
-    requests: Mapping[str, np.ndarray] | None = None
-    samples: Mapping[str, np.ndarray] | None = None
+    requests: Mapping[str, np.ndarray]
+    samples: Mapping[str, np.ndarray]
     day_start_s: float = 0.0
     end_s: float = 0.0
     folder: str = ""
@@ -109,9 +108,7 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any], di
         raise UserError(f"run '{folder}' is no folder; expected one that a command such as 'ooco-gym simulate … "
                         "out=DIR' wrote")
     if not (path / SUMMARY_FILE).is_file():
-        sweep = [child.parent.name for child in path.glob(f"*/{SUMMARY_FILE}")]
-        hint = f"; it holds the runs {', '.join(sorted(sweep)[:4])}: name those" if sweep else ""
-        raise UserError(f"folder '{folder}' is no run: {SUMMARY_FILE} is missing{hint}")
+        raise UserError(f"folder '{folder}' is no run: {SUMMARY_FILE} is missing")
     summary, config = (read_mapping(path / name, f"run '{folder}': {name}", "; make it again")
                        for name in (SUMMARY_FILE, CONFIG_FILE))
     schema = re.fullmatch(r"ooco-gym/(\w+)/\d+", str(summary.get("schema")))
@@ -131,23 +128,28 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     command, summary, config = read_folder(path)
     if command != "simulate":
         raise UserError(f"folder '{folder}' is a run of '{command}', not of 'simulate'")
-    warmup_s = float(summary["scenario"]["protocol"]["warmup_s"])
-    samples: dict[str, Any] = {"window_s": (warmup_s,), "day_start_s": summary["scenario"]["start_s"] or np.nan}
-    if (path / SAMPLES_FILE).exists() or SAMPLES_FILE in (summary.get("files_sha256") or {}):  # a short run has none
-        samples = _samples(path / SAMPLES_FILE)
-    window_s, day_start_s = samples.pop("window_s"), float(samples.pop("day_start_s"))
-    for name, digest in (summary.get("files_sha256") or {}).items():  # older summaries do not say
-        if (path / name).is_file() and file_digest(path / name) != digest:
+    digests = summary.get("files_sha256") or {}  # older summaries do not say
+    samples: dict[str, Any] = {"window_s": (float(summary["scenario"]["protocol"]["warmup_s"]),),
+                               "day_start_s": summary["scenario"]["start_s"] or np.nan}
+    requests: dict[str, np.ndarray] = {}
+    for name in (SAMPLES_FILE, REQUESTS_FILE):
+        if name == SAMPLES_FILE and not (path / name).exists() and name not in digests:
+            continue  # a short run has none
+        try:
+            if name == SAMPLES_FILE:
+                samples = _samples(path / name)
+            else:
+                requests = _columns(read_parquet(path / name))
+        except Exception as error:  # numpy, zipfile and pyarrow raise many kinds for damaged bytes: all mean that
+            raise UserError(f"run '{folder}': {name} is missing or cannot be read "
+                            f"({' '.join(str(error).split())[:200]}); simulate it again") from error
+        if name in digests and file_digest(path / name) != digests[name]:
             raise UserError(f"run '{folder}': {name} was changed after it was written (its SHA-256 differs); simulate "
                             "it again")
-    try:
-        requests = _columns(read_parquet(path / REQUESTS_FILE))
-    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
-        raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read "
-                        f"({' '.join(str(error).split())[:200]}); simulate it again") from error
+    start_s, day_start_s = float(samples.pop("window_s")[0]), float(samples.pop("day_start_s"))
     return RunRecord(_policy_words(config, summary), int(summary["seed"]), summary, requests,
-                     _in_window(samples, float(window_s[0])), day_start_s,
-                     float(summary["simulated_s"]) - float(window_s[0]), str(folder), config)
+                     _in_window(samples, start_s), day_start_s, float(summary["simulated_s"]) - start_s, str(folder),
+                     config)
 
 
 def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
@@ -163,9 +165,8 @@ def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecor
         members.sort(key=lambda record: record.seed)
         for one, two in pairwise(members):
             if one.seed == two.seed:
-                where = f" ('{one.folder}', '{two.folder}')" if one.folder else ""
-                raise UserError(f"two runs of '{label}' have seed {one.seed}{where}; expected one run for each policy "
-                                "and seed")
+                raise UserError(f"two runs of '{label}' have seed {one.seed} ('{one.folder}', '{two.folder}'); "
+                                "expected one run for each policy and seed")
     return groups
 
 
@@ -190,15 +191,6 @@ def differing_conditions(records: Sequence[RunRecord]) -> list[str]:
     return sorted(found)
 
 
-def one_seed(groups: Mapping[Any, Sequence[RunRecord]]) -> list[RunRecord]:
-    """The records that are shown over time: of the first seed that all groups have, or of the first one of each; none
-    where some have no requests."""
-    shared = set.intersection(*({record.seed for record in members} for members in groups.values()))
-    chosen = [next((one for one in members if one.seed == min(shared, default=None)), members[0])
-              for members in groups.values()]
-    return chosen if all(one.requests is not None for one in chosen) else []
-
-
 def _day_start_s(run: Run) -> float:
     if run.scenario.from_file:
         return run.scenario.start_s
@@ -217,21 +209,16 @@ def _in_window(samples: Mapping[str, np.ndarray], start_s: float) -> dict[str, n
 def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS}
     if "online" in table.column_names:  # classes have names of their own
-        return columns | {name: table.column(name).to_numpy(zero_copy_only=False) for name in ("online", "class")}
+        return columns | {"online": table.column("online").to_numpy(zero_copy_only=False)}
     return columns | {"online": table.column("class").to_numpy(zero_copy_only=False) == "online"}
 
 
 def _samples(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(bounded_archive(path, LARGEST_BYTES), allow_pickle=False) as file:
-            samples = {key: file[key] for key in file.files}
-        for key in ("t_s", "window_s", "day_start_s"):
-            if key not in samples:
-                raise KeyError(key)
-    except Exception as error:  # numpy, zipfile and zlib raise many kinds for damaged bytes; all mean that they are
-        raise UserError(
-            f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read ({' '.join(str(error).split())[:200]}); "
-            "simulate it again") from error
+    with np.load(bounded_archive(path, LARGEST_BYTES), allow_pickle=False) as file:
+        samples = {key: file[key] for key in file.files}
+    for key in ("t_s", "window_s", "day_start_s"):
+        if key not in samples:
+            raise KeyError(key)
     return samples
 
 

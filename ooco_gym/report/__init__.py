@@ -15,10 +15,11 @@ from ooco_gym.report.tables import (
     minus,
     number,
     percent,
+    plain_table,
     with_interval,
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
 __all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "console", "duration",
-           "error_bars", "joined", "layout", "minus", "number", "page", "percent", "progress", "show_notes", "track",
-           "with_interval", "write_figure", "write_page"]
+           "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table", "progress",
+           "show_notes", "track", "with_interval", "write_figure", "write_page"]

@@ -27,15 +27,8 @@ PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemov
 
 # --- Figures --------------------------------------------------------------------------------------------------------
 def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top: int = 60, **more: Any) -> Any:
-    """Gives a figure the common look and returns it.
-
-    Args:
-        figure: a Plotly figure, complete.
-        height: in pixels.
-        legend: whether there is a legend above the plots, or `side`: to their right.
-        top: pixels above the plots, which hold the legend and the titles of panels.
-        more: what else `update_layout` takes, such as `title` and `barmode`.
-    """
+    """Gives a complete Plotly figure the common look and returns it; a legend stands above the plots or at their
+    `side`, and `more` is what else `update_layout` takes. Sizes are in pixels."""
     figure.update_layout(
         template="plotly_white", height=height, showlegend=bool(legend), hovermode="closest", paper_bgcolor="white",
         font={"family": FONT, "size": 13, "color": "#222"}, margin={"l": 80, "r": 30, "t": top, "b": 60},
@@ -49,8 +42,7 @@ def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top:
 
 
 def error_bars(mean: Sequence[Any], low: Sequence[Any], high: Sequence[Any]) -> dict[str, Any] | None:
-    """Intervals of the points of a trace as Plotly's error bars, none where an end is None or NaN; None where no point
-    has one."""
+    """Intervals of points as Plotly's error bars, none where an end is missing; None where no point has one."""
     points = [None if any(map(missing, point)) else point for point in zip(mean, low, high, strict=True)]
     if not any(points):
         return None

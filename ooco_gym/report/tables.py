@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -54,14 +54,8 @@ def duration(seconds: float | None) -> str:
 
 def with_interval(mean: float | None, low: float | None, high: float | None, form: Form = ".4g",
                   between: str = BRACKETS, none: str = NONE) -> str:
-    """A figure with its interval, `mean [low, high]`; alone where it has none.
-
-    Args:
-        mean, low, high: the figure and the ends of its interval; None or NaN where there is none.
-        form: how each of the three is written.
-        between: how the three stand together, such as `BRACKETS`, `TO` and `RANGE`.
-        none: stands where there is no figure.
-    """
+    """A figure with its interval, `mean [low, high]` or as `between` has the three; alone where it has none, and `none`
+    where there is no figure."""
     if missing(mean):
         return none
     if missing(low) or missing(high):
@@ -77,6 +71,14 @@ def minus(text: str) -> str:
 def joined(words: Sequence[str]) -> str:
     """A list in a sentence: `a, b and c`."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What mappings within mappings hold, by dotted keys."""
+    found: dict[str, Any] = {}
+    for key, one in values.items():
+        found |= flat(one, f"{prefix}{key}.") if isinstance(one, Mapping) else {f"{prefix}{key}": one}
+    return found
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
@@ -162,13 +164,8 @@ class Table:
 
     def show(self, screen: Console | None = None, frame: Literal["full", "simple", "none"] = "full",
              unbroken: int = 0) -> None:
-        """Prints the table on the terminal.
-
-        Args:
-            screen: where; the usual console unless given.
-            frame: lines all round, a line below the head, or none.
-            unbroken: how many columns from the left never break a cell over lines.
-        """
+        """Prints the table, with lines all round (`full`), one below the head (`simple`) or none; the first `unbroken`
+        columns never break a cell over lines."""
         from rich.box import HEAVY_HEAD, SIMPLE_HEAD
         from rich.markup import escape
         from rich.table import Table as RichTable
@@ -198,3 +195,9 @@ def _numeric(cells: Sequence[str]) -> bool:
 def _html_cell(text: str) -> str:
     value, bracket, interval = text.partition(" [")
     return html.escape(value) + (f'<br><span class="ci">[{html.escape(interval)}</span>' if bracket else "")
+
+
+def plain_table(values: Mapping[str, Any]) -> Table:
+    """Texts and numbers of mappings within mappings, a row each."""
+    return Table("", ("", ""), [(key, one if isinstance(one, str) else as_text(one, ".6g"))
+                                for key, one in flat(values).items() if isinstance(one, (str, int, float))])
