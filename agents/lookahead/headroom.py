@@ -33,8 +33,7 @@ from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Simulation
 
-BOUND, SAMPLED, CLAIRVOYANT = "fluid bound", "sampled-future rollout", "clairvoyant rollout"
-FORMERLY = {SAMPLED: "honest rollout"}  # names of before, by which results of then are found
+BOUND, CLAIRVOYANT = "fluid bound", "clairvoyant rollout"
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -56,8 +55,7 @@ def main(cfg: Any) -> dict[str, Any]:
     played = {name: [record[name] for record in records] for name in records[0]}
     name = str(config["env"].get("name") or config["env"]["id"])
     summary = {"env": config["env"]["id"], "seeds": list(map(int, seeds)), "episodes": len(windows),
-               **{key: config[key] for key in ("window_s", "every", "horizon_s", "samples", "progress", "weights")},
-               "formerly": FORMERLY,
+               **{key: config[key] for key in ("window_s", "every", "horizon_s", "progress", "weights")},
                **score(played, [rule.name for rule in rules], BOUND, float(config["violation_budget"])),
                "wall_s": time.monotonic() - started}
     out = Path(config["out"])
@@ -72,11 +70,9 @@ def main(cfg: Any) -> dict[str, Any]:
 
 def _check(config: Mapping[str, Any]) -> None:
     """Checks what a user may have got wrong."""
-    for key, least in (("episodes", 2), ("workers", 1), ("every", 1), ("samples", 0)):
+    for key, least in (("episodes", 2), ("workers", 1), ("every", 1)):
         whole(config, key, least)
     number(config, "violation_budget", most=1.0)
-    if config["honest_every"] is not None:
-        whole(config, "honest_every", 1)
     for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0)):
         number(config, key, most=most)
     positive_or_null(config, "horizon_s", "the end of the episode")
@@ -121,16 +117,13 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
 
 
 def look_aheads(config: Mapping[str, Any]) -> list[Heuristic]:
-    """Sampled-future look-ahead (where `samples`) and clairvoyant at each of `weights`, as conf/headroom.yaml says."""
+    """Look-ahead with each of `weights`, as conf/headroom.yaml says."""
     listed = []
     for weight in config["weights"]:
-        common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
+        how = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"]),
+               "every": config["every"]}
         text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
-        if config["samples"]:
-            sampled = {**common, "samples": config["samples"], "every": config["honest_every"] or config["every"]}
-            listed.append(Heuristic(SAMPLED + text, lambda env, how=sampled: Rollout(env, **how).act))
-        listed.append(Heuristic(CLAIRVOYANT + text,
-                                lambda env, how=common: Rollout(env, every=config["every"], **how).act))
+        listed.append(Heuristic(CLAIRVOYANT + text, lambda env, how=how: Rollout(env, **how).act))
     return listed
 
 

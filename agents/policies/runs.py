@@ -51,7 +51,8 @@ class LoadedRun:
         agent = config["agent"]
         self.config = config
         with closing(make_env(config["env"])) as env:
-            self.decisions, self.space = decision_names(env), env.observation_space
+            space: Any = env.observation_space
+            self.decisions, self.space = decision_names(env), space
             levels = levels_of(env.action_space)
         weights, self.timesteps = _read(path)
         self.actor = Actor.built(self.space, levels, agent, weights)

@@ -3,7 +3,6 @@
 Bases say what answers after the first action (`BASES`); `agents/lookahead` copies episodes and compares their scores.
 """
 
-import numpy as np
 from numba import types
 
 from ooco_gym.compile import inner, jit
@@ -23,10 +22,7 @@ from ooco_gym.envs.stepping import (
     run_to,
 )
 from ooco_gym.sim import state as s
-from ooco_gym.sim.batch import first_step
 from ooco_gym.sim.costs import prefill_one
-from ooco_gym.sim.decode import cut, flush
-from ooco_gym.sim.lanes import drop_lanes
 from ooco_gym.sim.state import state_at
 
 SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, and what a play-out adds to it
@@ -196,29 +192,3 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
             play_down(state, buffers, i, run_address, min(until_ps, end_ps))
         elif progress > 0.0:
             buffers.account[i, SCORE] += progress * buffers.weights[0] * work_done(state)
-
-
-@jit(types.void(types.int64))
-def change_lengths(handle):
-    """Output lengths have been changed: runs end with the step in progress, and none counts on the old ones.
-
-    Before they are changed, all records must be up to date (`sim.loop.flush_handle`).
-    """
-    state = state_at(handle)
-    for slot in range(state.clock.next_arrival):
-        request = state.requests[slot]
-        if request.online and request.status < s.FINISHED and request.first_decode_ps > 0:
-            first_step(state, slot, request.first_decode_ps)
-    for instance in range(state.instances.size):
-        spec = state.instances[instance]
-        drop_lanes(state, instance)  # they count on the old lengths
-        if spec.activity != s.DECODE:
-            continue
-        flush(state, instance)
-        cut(state, instance)
-        left, miss_ps = np.int64(s.NEVER), np.int64(s.NEVER)
-        for i in range(spec.running):
-            request = state.requests[state.members[s.BATCH, instance, i]]
-            left = min(left, np.int64(request.output_tokens - request.generated_tokens))
-            miss_ps = min(miss_ps, request.latest_ps)
-        spec.left, spec.miss_ps = left, miss_ps

@@ -24,16 +24,14 @@ def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
     policy, env = Policy.load(FOLDER / name), make(NETWORKS[name])
     random, actions, seen = np.random.default_rng(9), [], []
     observation: dict[str, Any] = {}
-    memory, over, seed = policy.memory(), True, 20
+    over, seed = True, 20
     while len(actions) < count:
         if over:
             seed += 1
             observation, _ = env.reset(seed=seed, options={"window": 0})
-            memory = policy.memory()
-        given = {**observation, "cluster": memory.see(observation["cluster"])}
-        action = policy.decide(given)
+        action = policy.decide(observation)
         actions.append(np.asarray(action))
-        seen.append(np.concatenate([given[key].ravel().astype(np.float32) for key in sorted(given)]))
+        seen.append(np.concatenate([observation[key].ravel().astype(np.float32) for key in sorted(observation)]))
         turn = len(actions) % 3
         played = action if turn == 0 else env.unwrapped.partner_action() if turn == 1 else random_legal(
             random, env, observation)
