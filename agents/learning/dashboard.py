@@ -1,4 +1,4 @@
-"""`ooco-gym dashboard`: the page of charts on Weights & Biases, and the names of all that training logs.
+"""`ooco-gym dashboard`: the page of charts, on Weights & Biases or as a file, and the names of all that training logs.
 
 W&B's `define_metric`, the page and its test are made from one list, `CHARTS`, so that no chart asks for a series that
 no run has. The page is a saved view of the project under a fixed name: it is made at the first call, and each later one
@@ -17,7 +17,6 @@ from agents.settings import plain, require
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
 
 STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
 ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, or actions/control/<parameter>
@@ -79,35 +78,35 @@ def summaries() -> dict[str, str]:
     return {name: chart.kept for chart in CHARTS for name in chart.series}
 
 
-SCHEMA = "ooco-gym/dashboard/1"
-FILE, VIEW = "dashboard.json", "oocogym"  # VIEW: the page's name in its address, ?nw=oocogym
+PAGE_FILE, VIEW = "dashboard.html", "oocogym"  # VIEW: the page's name in its address, ?nw=oocogym
 ACROSS, WIDE, HIGH = 3, 8, 6  # charts in a row, and their size; a row of the page is 24 wide
 COLUMNS = ("validation/reward.max", "validation/violation_rate.min",
            "validation/offline_reference_gpu_s_per_s.max", "time/decisions_per_s.last")
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Makes the page, or lays it anew; with `dryrun` only writes its specification to `out`.
+    """Makes the page on Weights & Biases, or lays it anew; of `runs` it is drawn from their tables to `out` instead.
 
     Raises:
-        UserError: a package or a login is missing, a name is, or W&B refuses.
+        UserError: a package or a login is missing, a name or a folder is, or W&B refuses.
     """
     config = plain(cfg)
+    if config.get("runs"):
+        from agents.learning.run_page import draw
+
+        runs, path = config["runs"], Path(config["out"]) / PAGE_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shown = draw(path, [runs] if isinstance(runs, str) else list(runs), str(config["name"]))
+        print(f"the page: {path}")
+        return {"command": "dashboard", "shown": shown, "files": [PAGE_FILE]}
     require("dashboard")
     project = _name(config, "project")
     entity = None if config.get("entity") is None else _name(config, "entity")
-    if config.get("dryrun"):
-        page = workspace(entity or "", project, str(config["name"]))
-        path = Path(config["out"]) / FILE
-        write_json(path, specification(page))
-        count = sum(len(chart.series) for chart in CHARTS)
-        print(f"{count} series in {len(page.sections)} sections; nothing was sent. The page: {path}")
-        return {"command": "dashboard", "project": project, "entity": entity, "url": None, "files": [FILE]}
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
         raise UserError("no login for Weights & Biases is stored on this machine: run 'wandb login' or set "
-                        "WANDB_API_KEY, or take dryrun=true to have the page's specification without one")
+                        "WANDB_API_KEY, or draw the page of runs=FOLDER without one")
     try:
         page = _saved(entity or wandb.Api().default_entity, project, str(config["name"]))
     except UserError:
@@ -116,8 +115,7 @@ def main(cfg: Any) -> dict[str, Any]:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"Weights & Biases did not take the page: {reason}") from error
     print(f"the page: {page.url}")
-    write_json(Path(config["out"]) / FILE, specification(page))
-    return {"command": "dashboard", "project": project, "entity": page.entity, "url": page.url, "files": [FILE]}
+    return {"command": "dashboard", "project": project, "entity": page.entity, "url": page.url, "files": []}
 
 
 def _name(config: Mapping[str, Any], key: str) -> str:
@@ -176,12 +174,3 @@ def workspace(entity: str, project: str, name: str) -> Any:
     page._internal_name = f"nw-{VIEW}-v"
     page._internal_runset_id = VIEW
     return page
-
-
-def specification(page: Any) -> dict[str, Any]:
-    """The page as it is sent, as plain data."""
-    view = page._to_model()
-    return {"schema": SCHEMA, "entity": view.entity, "project": view.project, "name": view.name,
-            "display_name": view.display_name, "spec": view.spec.model_dump(mode="json", by_alias=True,
-                                                                            exclude_none=True)}
-

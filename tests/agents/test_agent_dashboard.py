@@ -7,9 +7,10 @@ from wandb_workspaces.workspaces import internal
 
 from agents.learning import dashboard
 from agents.learning.dashboard import CHARTS, STEP
+from agents.learning.run_page import _banded, curves_of
 from ooco_gym.errors import UserError
 
-CONFIG = {"entity": "us", "project": "ooco-gym", "name": "A page", "dryrun": False}
+CONFIG = {"entity": "us", "project": "ooco-gym", "name": "A page"}
 
 
 def asked(spec):
@@ -52,9 +53,14 @@ def server(monkeypatch):
     return views
 
 
-def test_everything_on_the_page_is_logged_by_training(tracked, tmp_path):
-    dashboard.main({**CONFIG, "dryrun": True, "out": str(tmp_path)})
-    written = json.loads((tmp_path / dashboard.FILE).read_text())
+def specification():
+    """The page as it is sent, as plain data."""
+    view = dashboard.workspace("us", "p", "n")._to_model()
+    return view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_everything_on_the_page_is_logged_by_training(tracked):
+    written = {"spec": specification()}
     names = asked(written["spec"])
     assert len(names) == len(set(names)) > 30
     assert names[:2] == ["validation/violation_rate", "validation/violation_limit"]  # the promise comes first
@@ -70,7 +76,7 @@ def test_everything_on_the_page_is_logged_by_training(tracked, tmp_path):
 
 
 def test_the_page_is_the_same_at_each_call():
-    one, two = (json.dumps(dashboard.specification(dashboard.workspace("us", "p", "n"))) for _ in range(2))
+    one, two = (json.dumps(specification()) for _ in range(2))
     assert one == two
 
 
@@ -89,7 +95,7 @@ def test_without_a_login_it_says_what_to_do(monkeypatch, tmp_path):
     import wandb
 
     monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)
-    with pytest.raises(UserError, match="no login for Weights & Biases .* 'wandb login' .* dryrun=true"):
+    with pytest.raises(UserError, match="no login for Weights & Biases .* 'wandb login' .* draw the page of runs"):
         dashboard.main({**CONFIG, "out": str(tmp_path)})
     assert not list(tmp_path.iterdir())
 
@@ -112,3 +118,25 @@ def test_what_the_server_says_comes_back_in_one_sentence(server, monkeypatch, tm
     monkeypatch.setattr(internal, "upsert_view2", fail)
     with pytest.raises(UserError, match="did not take the page: permission denied"):
         dashboard.main({**CONFIG, "out": str(tmp_path)})
+
+
+def test_seeds_of_a_setting_are_one_curve_with_a_band(tmp_path):
+    for setting, seeds in (("slow", (1, 2)), ("fast", (3,))):
+        for seed in seeds:
+            folder = tmp_path / setting / f"seed_{seed}"
+            folder.mkdir(parents=True)
+            (folder / "policy.zip").touch()
+            rows = [f"{step},{step / 1000 * seed},{'' if step % 2000 else 0.01 * seed}" for step in (1000, 2000, 3000)]
+            (folder / "progress.csv").write_text("\n".join(
+                ["time/total_timesteps,episode/violation_rate,validation/reward", *rows]))
+    shown = dashboard.main({**CONFIG, "runs": [str(tmp_path / "slow"), str(tmp_path / "fast")], "out": str(tmp_path)})
+    assert shown["shown"] == ["slow", "fast"]
+    x, mean, low, high = _banded([curves_of(tmp_path / "slow" / f"seed_{seed}") for seed in (1, 2)], STEP,
+                                 "episode/violation_rate")
+    assert x.tolist() == [1000, 2000, 3000] and mean.tolist() == [1.5, 3.0, 4.5]
+    assert low.tolist() == [1.0, 2.0, 3.0] and high.tolist() == [2.0, 4.0, 6.0]
+    assert _banded([curves_of(tmp_path / "slow" / "seed_2")], STEP, "validation/reward")[0].tolist() == [2000]
+    text = (tmp_path / dashboard.PAGE_FILE).read_text(encoding="utf-8")
+    assert "Training episodes" in text and "Held-out windows" in text and "Search over whole episodes" not in text
+    with pytest.raises(UserError, match="has neither progress.csv nor generations.csv"):
+        dashboard.main({**CONFIG, "runs": str(tmp_path / "nothing"), "out": str(tmp_path)})
