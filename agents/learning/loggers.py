@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from agents.learning.dashboard import STEP, summaries
+from agents.learning.charts import STEP, summaries
 from agents.policies.export import main as export
 from agents.policies.runs import CONFIG_FILE, POLICY_FILE, read_config, searched_policy
 from agents.search.checkpoints import FILES as SEARCHED_FILES

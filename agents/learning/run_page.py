@@ -1,6 +1,6 @@
 """The page of charts of training runs, drawn from their own tables: no login, no server (`ooco-gym dashboard runs=…`).
 
-The charts are W&B's (`agents.learning.dashboard.CHARTS`). Runs that differ in nothing but the seed are one curve, their
+The charts are W&B's (`agents.learning.charts.CHARTS`). Runs that differ in nothing but the seed are one curve, their
 mean, in a band from the least to the most.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agents.evaluation.players import SWEEP_FILE, groups_of, runs_of
-from agents.learning.dashboard import CHARTS, LIMIT, STEP, Chart
+from agents.learning.charts import CHARTS, LIMIT, STEP, Chart
 from agents.policies.runs import GENERATIONS_FILE
 from ooco_gym.errors import UserError
 from ooco_gym.report import Section, layout, write_page
@@ -87,7 +87,7 @@ def _figure(charts: Sequence[Chart], settings: Mapping[str, Sequence[Curves]]) -
                            subplot_titles=[f"{chart.title}<br><sub>{_told(chart)}</sub>" for chart in charts])
     shown: set[str] = set()
     for place, chart in enumerate(charts):
-        at = {"row": place // ACROSS + 1, "col": place % ACROSS + 1}
+        at: dict[str, Any] = {"row": place // ACROSS + 1, "col": place % ACROSS + 1}
         figure.update_xaxes(title_text=chart.x.rpartition("/")[2], **at)
         for colour, (label, runs) in enumerate(settings.items()):
             for turn, series in enumerate(chart.series):

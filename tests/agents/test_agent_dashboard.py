@@ -6,7 +6,7 @@ import pytest
 from wandb_workspaces.workspaces import internal
 
 from agents.learning import dashboard
-from agents.learning.dashboard import CHARTS, STEP
+from agents.learning.charts import CHARTS, STEP
 from agents.learning.run_page import _banded, curves_of
 from ooco_gym.errors import UserError
 

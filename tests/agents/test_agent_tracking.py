@@ -7,7 +7,7 @@ from gating_double import composed, real_config
 from wandb_log import offline_run
 
 from agents.learning import train
-from agents.learning.dashboard import CHARTS, STEP
+from agents.learning.charts import CHARTS, STEP
 from ooco_gym.resources import load_yaml
 
 EVERYWHERE = {name for chart in CHARTS if not chart.only for name in chart.series}

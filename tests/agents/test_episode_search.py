@@ -347,7 +347,7 @@ def test_a_tracked_search_logs_the_series_of_its_charts(tmp_path, monkeypatch):
     pytest.importorskip("sb3_contrib")
     from wandb_log import offline_run
 
-    from agents.learning.dashboard import CHARTS
+    from agents.learning.charts import CHARTS
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
