@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -30,16 +29,13 @@ _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attentio
 
 def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
               named: bool = True) -> tuple[ChipSpec, str]:
-    """The chip whose datasheet the fit starts from.
+    """The chip whose datasheet the fit starts from, and where its figures come from, in words.
 
     Args:
         device: name in the data.
         base: a chip's name or file; None: the chip of the device's name.
         given: datasheet figures by field, which count over the chip's.
         named: whether the user gave the device; otherwise its name is what files or folders say.
-
-    Returns:
-        The chip, and where its datasheet figures come from, in words.
 
     Raises:
         UserError: the device is no known chip, and the figures do not say all of its datasheet.
@@ -107,8 +103,8 @@ def write_chip(chip: ChipSpec, valid: Mapping[str, Any], tables: str, path: Path
     values = {item.name: getattr(chip, item.name) for item in fields(chip)} | {
         "extended": chip.extended.to_mapping() if chip.extended else None, "validity": dict(valid), "tables": tables,
         "sources": dict(chip.sources)}
-    text = yaml.dump({name: value for name, value in values.items() if value or name not in _OPTIONAL},
-                     Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
+    values = _to_four_figures({name: value for name, value in values.items() if value or name not in _OPTIONAL})
+    text = yaml.safe_dump(values, sort_keys=False, width=116, allow_unicode=True)
     with atomic_write(path) as temporary:
         temporary.write_text("# Fitted by ooco-gym calibrate. Seconds, bytes, FLOP/s; `sources` says where each figure "
                              "comes from.\n" + text, encoding="utf-8")
@@ -125,18 +121,10 @@ def write_tables(rows: Rows, path: Path) -> None:
         pyarrow.parquet.write_table(pyarrow.table(columns), temporary, compression="zstd", write_page_checksum=True)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes numbers as YAML 1.1 reads them: a mantissa with a point."""
-
-
-def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    text = ".inf" if math.isinf(value) else f"{value:.4g}"
-    if "." not in text:
-        text = text.replace("e", ".0e") if "e" in text else f"{text}.0"
-    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
-
-
-_Dumper.add_representer(float, _float)
+def _to_four_figures(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _to_four_figures(one) for key, one in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def chip_named(device: str) -> str:

@@ -21,17 +21,15 @@ _FITTED = 1200
 
 @dataclass(frozen=True)
 class EngineRows:
-    """Measured iterations of one engine, arrays over iterations [n] and over prompts [m].
+    """Measured iterations of one engine, arrays over iterations [n] and over prompts (or parts of one) [m].
 
     Attributes:
-        file: name of the file.
-        device: of the file; '' where it says none.
-        model: of the file.
+        file, device, model: of the file; '' where it does not say.
         n_decode: requests that decode, float64[n].
         decode_context: tokens of context of these, summed.
         sequences: sequences that get a token, decoding or at the end of their prefill.
         seconds: time taken.
-        prompt_of: iteration of each prompt (or part of one), int64[m].
+        prompt_of: iteration of each prompt, int64[m].
         q: its new tokens, float64[m].
         kv: its context, the new tokens among it, float64[m].
         sizes: the model's fields (`ModelSpec`), where the measurement says them.
@@ -167,39 +165,34 @@ def fit(form: str, chip: ChipSpec, served: Sequence[Served], seed: int = 0,
 
 
 def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
-           start: Mapping[str, float]) -> tuple[np.ndarray, dict[str, Any]]:
-    """Iterations by fits that have not seen their model and degree, or with one only, their sizes.
-
-    Returns:
-        Seconds, float64[n]; their errors in percent, and `held_out` in words.
-    """
+           start: Mapping[str, float]) -> dict[str, Any]:
+    """Errors in percent, and `held_out` in words, of iterations by fits that have not seen their model and degree, or
+    with one only, their sizes."""
     rows = [one.rows for one in served]
     owner = np.repeat(np.arange(len(served)), [len(part) for part in rows])
     fold, said = owner, "models and tensor-parallel degrees"
     if len(served) == 1:
         one = rows[0]
         fold, said = folds(alike(one.n_decode, one.prompts, np.round(np.log2(1 + one.prefill_tokens)),
-                                  np.round(np.log2(1 + one.decode_context))), seed), "sizes of batches"
+                                 np.round(np.log2(1 + one.decode_context))), seed), "sizes of batches"
+
+    def part(which: np.ndarray) -> list[Served]:
+        """The engines with the chosen iterations only, those without any left out."""
+        chosen = [one._replace(rows=one.rows.select(which[owner == number])) for number, one in enumerate(served)]
+        return [one for one in chosen if len(one.rows)]
+
     predicted = np.empty(len(fold))
     for number in range(int(fold.max()) + 1):
         hidden = fold == number
-        known = _part(served, owner, ~hidden if (~hidden).sum() >= FEW else np.ones_like(hidden))
+        known = part(~hidden if (~hidden).sum() >= FEW else np.ones_like(hidden))
         found = fit(form, chip, known, seed, start).found
-        predicted[hidden] = predict(form, with_found(form, chip, found), _part(served, owner, hidden))
-    return predicted, {**errors(predicted, measured(served)), "held_out": said}
-
-
-def _part(served: Sequence[Served], owner: np.ndarray, which: np.ndarray) -> list[Served]:
-    """The engines with the chosen iterations only, those without any left out."""
-    chosen = [one._replace(rows=one.rows.select(which[owner == number])) for number, one in enumerate(served)]
-    return [one for one in chosen if len(one.rows)]
+        predicted[hidden] = predict(form, with_found(form, chip, found), part(hidden))
+    return {**errors(predicted, measured(served)), "held_out": said}
 
 
 def noise(rows: EngineRows) -> float | None:
     """How far iterations of the same batch lie from their median, mean in percent: no form can be nearer on average.
-
-    None where no batch was run three times.
-    """
+    None where no batch was run three times."""
     group = alike(rows.n_decode, rows.tokens, rows.prompts, np.round(10 * np.log2(1 + rows.decode_context)),
                    np.round(10 * np.log2(1 + rows.over_prompts(rows.kv))))
     deviations = [np.abs(rows.seconds[index] / np.median(rows.seconds[index]) - 1.0)

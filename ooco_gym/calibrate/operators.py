@@ -47,8 +47,7 @@ class Operator(NamedTuple):
     """How one operator is fitted.
 
     Attributes:
-        op: of the rows, one of `rows.OPERATORS`.
-        kernel: its name in `kernels.KERNELS`.
+        op, kernel: its names in `rows.OPERATORS` and `kernels.KERNELS`.
         free: parameters to be found, for rows and a chip.
         seconds: from parameters and rows to seconds, float64[n].
         menu: choices that are not numbers to be searched: each a set of fixed parameters.
@@ -67,15 +66,8 @@ class Operator(NamedTuple):
 
 def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
         start: Mapping[str, float] | None = None) -> Fitted:
-    """Fits an operator to its rows.
-
-    Args:
-        operator: what to fit.
-        rows: its rows, clean.
-        chip: whose peaks bound the rates.
-        seed: of the drawn rows and starts.
-        start: parameters from which to search (of another fit); None: several starts.
-    """
+    """Fits an operator to its clean rows, within the chip's peaks; from `start`, another fit's parameters, or from
+    several places."""
     menu, free = operator.menu(rows, chip), started(operator.free(rows, chip), start)
     choice = menu[0]
     if len(menu) > 1:
@@ -101,11 +93,7 @@ def parameters(fitted: Mapping[str, Fitted]) -> dict[str, Any]:
 
 def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
                    start: Mapping[str, float] | None = None) -> tuple[np.ndarray, str]:
-    """Predicts every row by a fit that has not seen its shape.
-
-    Returns:
-        Seconds, float64[n], and what was held out, in words.
-    """
+    """Predicts every row by a fit that has not seen its shape: seconds, float64[n], and what was held out, in words."""
     columns, said = SHAPES[operator.op], "shapes"
     if _one_shape(operator.op, rows):
         columns, said = SIZES[operator.op], "sizes (only one shape was measured)"
@@ -297,10 +285,8 @@ def _allreduce_switched(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _elementwise_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    """A launch and a rate for each kind with enough rows, and what does not fit the cache; `_common` stands for others.
-
-    The rate of what fits the cache is above the memory's. Rows far beyond any cache are needed to tell both apart.
-    """
+    """A launch and a rate for each kind with enough rows, above the memory's where it fits the cache, and of rows far
+    beyond any cache what these cost besides; `_common` stands for other kinds."""
     rate, common = _rates(chip, most_memory=20.0)[1], _LAUNCH._replace(start=3e-6)
     free, kind = [rate, common, _NORM], elementwise_kinds(rows)
     kinds = [name for name in sorted(set(kernels.ELEMENTWISE.values())) if (kind == name).sum() >= FEW]
@@ -369,11 +355,7 @@ def _common(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def with_bytes(rows: Rows) -> tuple[Rows, int]:
-    """Fills in `bytes` of element-wise rows where it is missing.
-
-    Returns:
-        All rows but those element-wise ones whose bytes cannot be told, and how many these are.
-    """
+    """Fills in `bytes` of element-wise rows where it is missing; leaves out, and counts, those that cannot be told."""
     kind = rows.kind
     names = np.array([canonical(str(op)) if which == "elementwise" else ""
                       for op, which in zip(rows["op"], kind, strict=True)], dtype=object)

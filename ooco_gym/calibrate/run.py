@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,20 +12,11 @@ from ooco_gym.calibrate import engine_fits
 from ooco_gym.calibrate import steps as composed
 from ooco_gym.calibrate.chip import chip_named
 from ooco_gym.calibrate.fitting import Fitted, errors
-from ooco_gym.calibrate.operators import (
-    FEW,
-    LINK,
-    OPERATORS,
-    canonical,
-    elementwise_kinds,
-    fit,
-    parameters,
-    predict_unseen,
-    with_bytes,
-)
+from ooco_gym.calibrate.operators import FEW, LINK, OPERATORS, canonical, fit, parameters, predict_unseen, with_bytes
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, complete, counted, fastest_kernels
 from ooco_gym.calibrate.sources import Found
+from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
@@ -34,17 +24,10 @@ from ooco_gym.perf.model import load_model
 
 GOOD, FAIR = (5.0, 15.0), (10.0, 30.0)
 """Greatest median and 90th percentile of the errors, in percent, of a fit that is good, and of one that is fair."""
-_WHOLE = {"held_out_architecture": "iterations, unseen architecture", "whole_steps": "iterations, unseen sizes",
+UNSEEN = {"held_out_architecture": "iterations, unseen architecture", "whole_steps": "iterations, unseen sizes",
           "held_out_iterations": "engine's iterations, unseen"}
-_UNSEEN = ("held_out_architecture", "whole_steps", "held_out_iterations")
+"""What fits of whole iterations had not seen, in words."""
 _NO_OVERHEAD = "none; counted once a layer or once an iteration, not both"
-
-
-class Points(NamedTuple):
-    """What is plotted of an operator or of iterations: measured seconds, and seconds by form, float64[n] each."""
-
-    seconds: np.ndarray
-    predicted: dict[str, np.ndarray]
 
 
 @dataclass
@@ -57,15 +40,14 @@ class Calibration:
         found: what the readers found.
         rows: operators that were fitted.
         excluded: rows left out, by operator and reason.
-        steps: iterations composed of measured operators.
+        notes: of the readers.
+        composed: iterations composed of measured operators, by architecture.
         engine: whole iterations, by model and tensor-parallel degree.
         fits: of `ooco` the link (`all_reduce`) and iterations (`steps`, `engine`); of `extended` operators besides.
-        points: what fits predicted that had not seen it, by operator (`iterations`, `engine`).
         shapes: errors of operators of unseen shapes, by operator and form.
         held_out: what was held out, by operator.
-        unseen: errors on iterations, by what the fits had not seen (`_UNSEEN`) and form.
+        unseen: errors on iterations, by what the fits had not seen (`UNSEEN`) and form.
         not_fitted: what the data do not tell, in words.
-        notes: of the readers.
     """
 
     device: str
@@ -73,15 +55,14 @@ class Calibration:
     found: Found
     rows: Rows
     excluded: list[Excluded]
-    steps: composed.Steps | None = None
+    notes: list[str]
+    composed: dict[str, int] = field(default_factory=dict)
     engine: list[engine_fits.Served] = field(default_factory=list)
     fits: dict[str, dict[str, Fitted]] = field(default_factory=lambda: {"ooco": {}, "extended": {}})
-    points: dict[str, Points] = field(default_factory=dict)
     shapes: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, str] = field(default_factory=dict)
-    unseen: dict[str, dict[str, Any]] = field(default_factory=lambda: {key: {} for key in _UNSEEN})
+    unseen: dict[str, dict[str, Any]] = field(default_factory=lambda: {key: {} for key in UNSEEN})
     not_fitted: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def device_rows(found: Found, device: str | None, also: list[str]) -> tuple[str, Rows, list[str]]:
@@ -147,7 +128,7 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
     kept, unknown_bytes = with_bytes(fastest_kernels(kept))
     if unknown_bytes:
         excluded.append(Excluded("elementwise", "element-wise operator of unknown size", unknown_bytes, []))
-    result = Calibration(device, chip, found, kept, excluded, notes=list(found.notes))
+    result = Calibration(device, chip, found, kept, excluded, list(found.notes))
     if len(kept):
         _fit_operators(result, seed)
         _fit_steps(result, model, seed)
@@ -174,13 +155,7 @@ def _fit_operators(result: Calibration, seed: int) -> None:
             continue
         fitted = result.fits["extended"][kind] = fit(operator, part, result.base, seed)
         predicted, result.held_out[kind] = predict_unseen(operator, part, result.base, seed, fitted.found)
-        result.points[kind] = Points(part.seconds, {"extended": predicted})
-        found = result.shapes[kind] = {"extended": errors(predicted, part.seconds)}
-        if kind == "elementwise":
-            kinds = elementwise_kinds(part)
-            found["extended"]["by_kind"] = {
-                str(name) or "other": errors(predicted[kinds == name], part.seconds[kinds == name])
-                for name in sorted(set(kinds))}
+        result.shapes[kind] = {"extended": errors(predicted, part.seconds)}
         if kind == "all_reduce":
             result.fits["ooco"][kind] = fit(LINK, part, result.base, seed)
 
@@ -190,16 +165,14 @@ def _fit_steps(result: Calibration, model: str | None, seed: int) -> None:
     steps = composed.compose(result.rows, model)
     if steps is None or len(steps) < 4 * FEW:
         return
-    roofline = composed.fit_roofline(steps, result.base, seed)
-    result.steps, result.fits["ooco"]["steps"] = steps, roofline
+    roofline = result.fits["ooco"]["steps"] = composed.fit_roofline(steps, result.base, seed)
     start = {"ooco": roofline.found, "extended": {op: item.found for op, item in result.fits["extended"].items()}}
     operators = result.rows.select(result.rows.kind != "all_reduce")
-    predicted = composed.unseen(steps, operators, result.base, seed, start)
-    result.points["iterations"] = Points(steps.seconds, predicted)
-    several = len(steps.architectures) > 1
-    result.unseen["held_out_architecture" if several else "whole_steps"] = {
-        form: errors(one, steps.seconds) for form, one in predicted.items()}
-    if not several:
+    found = {form: errors(one, steps.seconds)
+             for form, one in composed.unseen(steps, operators, result.base, seed, start).items()}
+    result.composed = {one.name: int((steps.arch == index).sum()) for index, one in enumerate(steps.architectures)}
+    result.unseen["held_out_architecture" if len(result.composed) > 1 else "whole_steps"] = found
+    if len(result.composed) == 1:
         result.not_fitted.append(f"held-out architecture: only one was measured ({steps.architectures[0].name}); "
                                  "iterations of unseen sizes are judged instead")
 
@@ -241,15 +214,11 @@ def _fit_engine(result: Calibration, model: str | None, tp: int, seed: int) -> N
             result.not_fitted.append(f"iterations of {rows.model}: {len(rows)} rows, at least {4 * FEW} are needed")
         else:
             served.append(engine_fits.Served(rows, load_model(name), rows.tp or tp))
-    if not served:
-        return
-    points = result.points["engine"] = Points(engine_fits.measured(served), {})
-    for form in ("ooco", "extended"):
+    for form in ("ooco", "extended") if served else ():
         extended = extended_of(result) if form == "extended" else result.base.extended
         chip = replace(result.base, extended=extended if extended and extended.to_mapping() else None)
         fitted = result.fits[form]["engine"] = engine_fits.fit(form, chip, served, seed)
-        points.predicted[form], result.unseen["held_out_iterations"][form] = engine_fits.unseen(
-            form, chip, served, seed, fitted.found)
+        result.unseen["held_out_iterations"][form] = engine_fits.unseen(form, chip, served, seed, fitted.found)
 
 
 def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
@@ -260,9 +229,8 @@ def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
         parts.append(({f"allreduce_{key}": value for key, value in fits["all_reduce"].found.items()},
                       f"fitted to {fits['all_reduce'].rows} measured all-reduces"))
     if "steps" in fits:
-        judged_on, error = next(((words, unseen[key]["ooco"]) for key, words in (
-            ("held_out_architecture", "unseen architectures"), ("whole_steps", "unseen sizes"))
-            if "ooco" in unseen[key]), ("", None))
+        judged_on, error = next(((UNSEEN[key], unseen[key]["ooco"]) for key in ("held_out_architecture", "whole_steps")
+                                 if "ooco" in unseen[key]), ("", None))
         parts += [(dict.fromkeys(("prefill_overhead_s", "decode_overhead_s"), 0.0), _NO_OVERHEAD),
                   (fits["steps"].found, f"fitted to {fits['steps'].rows} iterations composed of measured operators"
                    + (f", {percents(error)} on {judged_on}" if error else ""))]
@@ -279,7 +247,7 @@ def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
 
 def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
     """Where each part of the chip comes from, with rows and errors, by field."""
-    files = [f"{name} (SHA-256 {digest[:16]})" for name, digest in digests(result.found).items()]
+    files = [f"{path.name} (SHA-256 {file_digest(path)[:16]})" for path in result.found.files]
     more = f" and {len(files) - 8} more" if len(files) > 8 else ""
     origins = ", ".join(name or "unnamed" for name in counted(result.rows["source"]))
     measured = f"measured by {origins}" if origins else "iterations of an engine"
@@ -288,13 +256,12 @@ def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
     for op, fitted in result.fits["extended"].items():
         others = sorted({str(name) for name in result.rows.of_kind(op)["device"]} - {result.device, ""})
         where = f", measured on {', '.join(others)}" if others else ""
-        item = result.shapes.get(op, {}).get("extended")
-        error = f", {percents(item)} ({result.held_out[op]})" if item else ""
+        error = f", {percents(result.shapes[op]['extended'])} ({result.held_out[op]})" if op in result.shapes else ""
         kernel = OPERATORS[op].kernel if op in OPERATORS else op
         said[f"extended.{kernel}"] = f"fitted to {fitted.rows} rows{where}{error}"
     said["validity"] = "the sizes that were measured; beyond them the forms extrapolate"
     return said | {f"error.{form}": f"{percents(item)} on whole iterations (composed of measured operators)"
-                   for key in _UNSEEN[:2] for form, item in result.unseen[key].items()}
+                   for key in ("held_out_architecture", "whole_steps") for form, item in result.unseen[key].items()}
 
 
 def percents(item: Mapping[str, Any]) -> str:
@@ -323,36 +290,26 @@ def measured_of(result: Calibration, rows: Rows) -> Rows:
     return Rows.join([result.rows, complete(_sampler(rows))])
 
 
-def digests(found: Found) -> dict[str, str]:
-    """SHA-256 of each file read, by name."""
-    named: dict[str, str] = {}
-    for path in found.files:
-        with path.open("rb") as file:
-            named[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return named
-
-
 def summary_of(result: Calibration, chip: ChipSpec, valid: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that was found, for `summary.json`; errors in percent."""
     errors_of = {"held_out_shapes": result.shapes, **result.unseen}
     noise = [(len(one.rows), value) for one in result.engine if (value := engine_fits.noise(one.rows)) is not None]
-    rows = sum(count for count, _ in noise)
     return {
-        "schema": "ooco-gym/calibrate/2",
+        "schema": "ooco-gym/calibrate/3",
         "device": result.device,
         "base": result.base.name,
         "files": {path.name: layout for path, layout in result.found.files.items()},
-        "sha256": digests(result.found),
+        "sha256": {path.name: file_digest(path) for path in result.found.files},
         "rows": {kind: len(result.rows.of_kind(kind)) for kind in KINDS},
         "excluded": [item._asdict() for item in result.excluded],
         "skipped_by_readers": result.found.skipped,
         **errors_of,
         "held_out": result.held_out,
         "verdicts": judged(errors_of),
-        "iterations": {"composed": len(result.steps) if result.steps else 0,
-                       "engine": sum(len(one.rows) for one in result.engine),
-                       "architectures": [item.name for item in result.steps.architectures] if result.steps else [],
-                       "engine_noise": sum(count * value for count, value in noise) / rows if noise else None},
+        "iterations": {"composed": sum(result.composed.values()), "engine": sum(len(one.rows) for one in result.engine),
+                       "architectures": list(result.composed),
+                       "engine_noise": float(np.average([value for _, value in noise], weights=[
+                           count for count, _ in noise])) if noise else None},
         "parameters": {"ooco": roofline_of(result)[0], "extended": extended_of(result).to_mapping()},
         "validity": dict(valid),
         "not_fitted": result.not_fitted,
@@ -361,33 +318,24 @@ def summary_of(result: Calibration, chip: ChipSpec, valid: Mapping[str, Any]) ->
     }
 
 
-def word(median: float, p90: float) -> str:
-    """The verdict on a median and a 90th percentile of errors in percent."""
-    return next((name for name, (middle, most) in (("good", GOOD), ("fair", FAIR)) if median <= middle and p90 <= most),
-                "poor")
-
-
 def judged(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every fit of a calibration with its errors and a verdict, and where that is poor, advice.
 
     Args:
         figures: `held_out_shapes`, `held_out_architecture`, `whole_steps`, `held_out_iterations` of its summary.
     """
-    operators = [(op, form, found) for op, forms in figures["held_out_shapes"].items()
-                 for form, found in forms.items()]
-    kinds = [(f"{op}: {kind}", form, part) for op, form, found in operators
-             for kind, part in found.get("by_kind", {}).items()]
-    whole = [(what, form, found) for key, what in _WHOLE.items() for form, found in figures[key].items()]
     verdicts = []
-    for operation, form, found in [*operators, *kinds, *whole]:
-        verdict = word(found["median"], found["p90"])
-        advice = "measure more sizes, or take timing=measured, which looks up what was measured"
-        if operation.startswith("iterations"):
-            better = "extended or measured" if form == "ooco" else "measured"
-            advice = f"take timing={better}, or measure the engine's own iterations (ooco-gym calibrate measure)"
-        elif operation.startswith("engine"):
-            advice = "measure more passes on a machine with nothing else to do"
-        verdicts.append({"operation": operation, "form": form, "verdict": verdict, "bias": found["median_bias"],
-                         "advice": advice if verdict == "poor" else "",
-                         **{key: found[key] for key in ("median", "p90", "mape", "p95", "worst", "rows")}})
+    for operation, forms in [*figures["held_out_shapes"].items(), *((UNSEEN[key], figures[key]) for key in UNSEEN)]:
+        for form, found in forms.items():
+            verdict = next((name for name, (middle, most) in (("good", GOOD), ("fair", FAIR))
+                            if found["median"] <= middle and found["p90"] <= most), "poor")
+            advice = "measure more sizes, or take timing=measured, which looks up what was measured"
+            if operation.startswith("iterations"):
+                better = "extended or measured" if form == "ooco" else "measured"
+                advice = f"take timing={better}, or measure the engine's own iterations (ooco-gym calibrate measure)"
+            elif operation.startswith("engine"):
+                advice = "measure more passes on a machine with nothing else to do"
+            verdicts.append({"operation": operation, "form": form, "verdict": verdict, "bias": found["median_bias"],
+                             "advice": advice if verdict == "poor" else "",
+                             **{key: found[key] for key in ("median", "p90", "mape", "p95", "worst", "rows")}})
     return verdicts

@@ -96,14 +96,11 @@ class Steps:
 
 
 def compose(rows: Rows, own: str | None = None) -> Steps | None:
-    """Iterations of known models and of one's own, composed of measured operators; None where there are none.
+    """Iterations of known models, and first of `own` (a name or YAML file), composed of a device's clean measured
+    operators; None where there are none.
 
     A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
     Element-wise operators and the LM head are part of an iteration where they were measured.
-
-    Args:
-        rows: of one device, clean.
-        own: name or YAML file of a model that counts before all others.
     """
     tables, found = _Tables(rows), []
     for architecture in tables.architectures(own):
@@ -267,9 +264,8 @@ def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str
 
 
 def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Seconds of iterations by fits that have not seen their architecture, or with one only, their size, by form.
-
-    `ooco` is fitted to the other iterations, `extended` to operators of other shapes or sizes.
+    """Seconds of iterations, float64[n] by form, by fits that have not seen their architecture, or with one only, their
+    size: `ooco` fitted to other iterations, `extended` to operators of other shapes or sizes, where the rows have all.
 
     Args:
         steps: iterations.
@@ -277,9 +273,6 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
         chip: whose peaks bound the rates.
         seed: of folds and draws.
         start: `{"ooco": parameters, "extended": {op: parameters}}`, where searches begin.
-
-    Returns:
-        float64[n] by form; without `extended` where the rows do not have all kernels.
     """
     if len(steps.architectures) > 1:
         fold, known_to = steps.arch, _of_other_architectures

@@ -75,7 +75,6 @@ class FakeEngine:
             if fresh:
                 self.running.append(one)
                 self.waiting.remove(one)
-                batch.first_scheduled.append(one["name"])
             new = min(budget, one["prompt"] + one["made"] - one["done"])
             one["done"] += new
             budget -= new
@@ -91,7 +90,7 @@ class FakeEngine:
         for one in [one for one in self.running if one["made"] >= one["output"]]:
             finished.append(one["name"])
             self.running.remove(one)
-        batch.running, batch.waiting, batch.free_blocks = len(self.running), len(self.waiting), self._free()
+        batch.running, batch.waiting = len(self.running), len(self.waiting)
         return (batch if batch.chunks or batch.n_decode else None), tokens, finished
 
     def _blocks(self, tokens: int) -> int:

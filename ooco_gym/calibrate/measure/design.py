@@ -10,6 +10,10 @@ from ooco_gym.errors import UserError, whole_number
 
 Requests = list[list[float]]
 """`[arrival_s, prompt_tokens, output_tokens]` of each, sorted by arrival."""
+DECODE_FACTOR, CONTEXT_FACTOR, PREFILL_FACTOR = 2.0, 4.0, 4.0  # steps of the grids of requests, contexts, prompts
+FIRST_CONTEXT, FIRST_PREFILL = 16, 8  # tokens
+SPREAD = 0.25  # sizes differ by up to this much from pass to pass
+BURST, MOST_REQUESTS = 400, 750  # requests that measure the capacity, and of a load each time
 
 
 class Limits(NamedTuple):
@@ -56,22 +60,20 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
 
     Args:
         limits: of the engine.
-        plan: `decode_factor`, `context_factor`, `prefill_factor` (steps of the grids), `first_context`,
-            `first_prefill`, `decode_steps`, `fill_tokens` (most prompt tokens spent to reach one state), `spread`,
-            `stream_rounds` (requests for each concurrent one), `stream_output` (longest output there).
+        plan: `decode_steps`, `fill_tokens` (most prompt tokens spent to reach one state), `stream_rounds` (requests for
+            each concurrent one), `stream_output` (longest output there).
         draws: random numbers.
 
     Returns:
         Cases as the driver takes them.
 
     Raises:
-        UserError: the plan leaves nothing to measure.
+        UserError: the engine has no room for any.
     """
-    cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, plan, draws)
-    cases += _stream_cases(limits, plan, draws)
+    cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, draws) + _stream_cases(limits, plan, draws)
     if not cases:
-        raise UserError(f"engine.design leaves nothing to measure on an engine with {limits.kv_tokens:,} KV tokens and "
-                        f"max_model_len={limits.max_model_len}; lower engine.design.first_context or first_prefill")
+        raise UserError(f"nothing can be measured on an engine with {limits.kv_tokens:,} KV tokens and "
+                        f"max_model_len={limits.max_model_len}; give it more (engine.settings)")
     return [cases[i] for i in draws.permutation(len(cases))]
 
 
@@ -89,16 +91,16 @@ def every_size(limits: Limits) -> dict[str, Any]:
 def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
     """States of requests that decode, with pieces of prompts that come in between."""
     cases = []
-    for decodes in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
+    for decodes in sizes(1, limits.max_num_seqs, DECODE_FACTOR):
         space = min(limits.max_num_batched_tokens - decodes, limits.max_model_len - 1)
-        lengths = sizes(plan["first_prefill"], space, plan["prefill_factor"]) if decodes < limits.max_num_seqs else []
-        prefills = [[_varied(length, plan, draws, space)] for length in lengths]
+        lengths = sizes(FIRST_PREFILL, space, PREFILL_FACTOR) if decodes < limits.max_num_seqs else []
+        prefills = [[_varied(length, draws, space)] for length in lengths]
         # The requests grow by a token in every iteration: while the state is filled, then here, then beside a prompt.
         filled = min(plan["fill_tokens"], decodes * limits.max_model_len)
         growth = -(-filled // limits.max_num_batched_tokens) + 2 + plan["decode_steps"] + len(prefills)
         longest = limits.max_model_len - growth
-        for context in sizes(plan["first_context"], longest, plan["context_factor"]):
-            context = _varied(context, plan, draws, longest)
+        for size in sizes(FIRST_CONTEXT, longest, CONTEXT_FACTOR):
+            context = _varied(size, draws, longest)
             held = decodes * limits.in_blocks(context + growth) + limits.in_blocks(space if prefills else 0)
             if decodes * context <= plan["fill_tokens"] and held <= limits.kv_tokens:
                 cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
@@ -106,13 +108,13 @@ def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
     return cases
 
 
-def _prefill_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+def _prefill_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str, Any]]:
     """Prompts alone: several in one iteration, and long ones cut into pieces by the engine."""
     groups = []
     longest = min(limits.max_model_len - 1, limits.kv_tokens - limits.block_tokens)
-    for length in sizes(plan["first_prefill"], longest, plan["prefill_factor"] ** 0.5):
+    for length in sizes(FIRST_PREFILL, longest, PREFILL_FACTOR ** 0.5):
         for count in sizes(1, min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // length)), 4.0):
-            group = [_varied(length, plan, draws, longest) for _ in range(count)]
+            group = [_varied(length, draws, longest) for _ in range(count)]
             if sum(limits.in_blocks(one) for one in group) <= limits.kv_tokens:
                 groups.append(group)
     return [{"name": f"prefill {len(group)}x{group[0]}", "decodes": 0, "context": 0, "steps": 0, "prefills": [group]}
@@ -131,59 +133,38 @@ def _stream_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
         return int(np.exp(draws.uniform(np.log(min(first, last)), np.log(max(first, last) + 1))))
 
     cases = []
-    for concurrency in sizes(1, limits.max_num_seqs, plan["decode_factor"]) if plan["stream_rounds"] else ():
+    for concurrency in sizes(1, limits.max_num_seqs, DECODE_FACTOR) if plan["stream_rounds"] else ():
         space = max(2, limits.kv_tokens // concurrency - limits.block_tokens) // 2
-        requests = [(min(drawn(plan["first_prefill"], longest), space),
-                     min(drawn(4, plan["stream_output"]), space, longest))
+        requests = [(min(drawn(FIRST_PREFILL, longest), space), min(drawn(4, plan["stream_output"]), space, longest))
                     for _ in range(plan["stream_rounds"] * concurrency + 4)]
         cases.append({"name": f"stream {concurrency}", "concurrency": concurrency, "requests": requests})
     return cases
 
 
-def _varied(size: int, plan: dict[str, Any], draws: np.random.Generator, most: int) -> int:
-    factor = (1.0 + plan["spread"]) ** draws.uniform(-1.0, 1.0)
-    return int(np.clip(round(size * factor), 1, max(1, most)))
+def _varied(size: int, draws: np.random.Generator, most: int) -> int:
+    return int(np.clip(round(size * (1.0 + SPREAD) ** draws.uniform(-1.0, 1.0)), 1, max(1, most)))
 
 
 def check(plan: dict[str, Any]) -> None:
     """Checks a plan, `design` and `serve`, before an engine is started for it.
 
     Raises:
-        UserError: a factor, a count, a share, a load or a length that is none.
+        UserError: a count, a load or a length that is none.
     """
     states, serve = plan["design"], plan["serve"]
-    for key in ("first_context", "first_prefill", "decode_steps", "fill_tokens", "stream_output", "passes",
-                "stream_rounds", "warmup_passes"):
-        whole_number(f"engine.design.{key}", states[key], int(key not in ("stream_rounds", "warmup_passes")))
-    checks = [(f"design.{key}", states[key], states[key] > 1, "greater than 1")
-              for key in ("decode_factor", "context_factor", "prefill_factor")]
-    checks.append(("design.spread", states["spread"], 0 <= states["spread"] < 1, "at least 0 and less than 1"))
-    for key in ("prompt_tokens", "output_tokens"):
-        median, sigma = serve[key]["median"], serve[key]["sigma"]
-        checks += [(f"serve.{key}.median", median, median >= 1, "at least 1"),
-                   (f"serve.{key}.sigma", sigma, sigma >= 0, "at least 0")]
-    checks += [(f"serve.loads.{name}", load, load > 0, "positive: a share of the measured capacity")
-               for name, load in (serve["loads"] or {}).items()]
-    checks += [(f"serve.{key}", serve[key], serve[key] > 0, "positive")
-               for key in ("duration_s", "max_requests", "burst")]
-    for key, value, right, expected in checks:
-        if not right:
-            raise UserError(f"engine.{key}={value} must be {expected}")
+    for key in ("decode_steps", "fill_tokens", "stream_output", "passes", "stream_rounds"):
+        whole_number(f"engine.design.{key}", states[key], int(key != "stream_rounds"))
+    positive = {f"loads.{name}": load for name, load in (serve["loads"] or {}).items()}
+    positive |= {f"{key}.median": serve[key]["median"] for key in ("prompt_tokens", "output_tokens")}
+    for key, value in {**positive, "duration_s": serve["duration_s"]}.items():
+        if not value > 0:
+            raise UserError(f"engine.serve.{key}={value} must be positive")
 
 
 def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Generator) -> np.ndarray:
-    """Prompt and output lengths: lognormal, clipped so that a request fits the engine.
-
-    Args:
-        plan: `prompt_tokens` and `output_tokens`, each with `median` and `sigma`.
-        count: how many.
-        longest: most tokens of one request.
-        draws: random numbers.
-
-    Returns:
-        int64[count, 2].
-    """
-    prompt, output = (np.rint(draws.lognormal(np.log(plan[key]["median"]), plan[key]["sigma"], count))
+    """Prompt and output lengths, int64[count, 2]: lognormal, clipped to requests of at most `longest` tokens;
+    `plan` has `prompt_tokens` and `output_tokens`, each with `median` and `sigma`."""
+    prompt, output = (np.rint(draws.lognormal(np.log(plan[key]["median"]), abs(plan[key]["sigma"]), count))
                       for key in ("prompt_tokens", "output_tokens"))
     prompt = np.clip(prompt, 1, longest // 2)
     output = np.clip(output, 1, longest - prompt - 1)
@@ -192,21 +173,19 @@ def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Gen
 
 def burst(plan: dict[str, Any], longest: int, draws: np.random.Generator) -> Requests:
     """All at once, to see how many the engine completes in a second."""
-    return [[0.0, int(p), int(o)] for p, o in lengths(plan, plan["burst"], longest, draws)]
+    return [[0.0, int(p), int(o)] for p, o in lengths(plan, BURST, longest, draws)]
 
 
 def capacity_per_s(records: list[dict[str, Any]]) -> float:
     """Requests that a full engine completes in a second: the middle half of a burst, by the time of completion."""
     ends = np.sort([record["last_token_s"] for record in records])
     first, last = len(ends) // 4, 3 * len(ends) // 4
-    if last - first < 1 or ends[last] <= ends[first]:
-        raise UserError(f"engine.serve.burst={len(records)} requests are too few to measure a capacity; raise it")
     return float((last - first) / (ends[last] - ends[first]))
 
 
 def poisson(plan: dict[str, Any], rate_per_s: float, longest: int, draws: np.random.Generator) -> Requests:
-    """Requests that come at random at `rate_per_s` for `duration_s`; at most `max_requests` of them."""
-    count = min(int(plan["max_requests"]), max(1, int(draws.poisson(rate_per_s * plan["duration_s"]))))
+    """Requests that come at random at `rate_per_s` for `duration_s`; at most `MOST_REQUESTS` of them."""
+    count = min(MOST_REQUESTS, max(1, int(draws.poisson(rate_per_s * plan["duration_s"]))))
     arrivals = np.cumsum(draws.exponential(1.0 / rate_per_s, count))
     return [[float(arrival), int(p), int(o)]
             for arrival, (p, o) in zip(arrivals, lengths(plan, count, longest, draws), strict=True)]

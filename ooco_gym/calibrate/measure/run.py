@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from pathlib import Path
@@ -20,33 +19,41 @@ from ooco_gym.files import atomic_write, write_json
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-
-SCHEMA = "ooco-gym/measure/1"
-VERSION = "ooco-gym/iterations/1"
+SCHEMA = "ooco-gym/measure/2"
+VERSION = "ooco-gym/iterations/2"
 _CHUNKS = pa.list_(pa.int32())
 ITERATIONS = pa.schema([
     ("n_decode", pa.int32()), ("decode_context_sum", pa.int64()),
     ("n_prefill", pa.int32()), ("prefill_tokens", pa.int32()), ("prefill_context_sum", pa.int64()),
     ("prefill_work", pa.int64()), ("prefill_q", _CHUNKS), ("prefill_kv", _CHUNKS),
     ("tokens", pa.int32()), ("sequences_sampled", pa.int32()), ("n_admitted", pa.int32()),
-    ("time_us", pa.float64()), ("schedule_us", pa.float64()), ("forward_us", pa.float64()),
-    ("update_us", pa.float64()), ("admission_us", pa.float64()),
-    ("began_s", pa.float64()), ("running", pa.int32()), ("waiting", pa.int32()), ("free_blocks", pa.int32()),
-    ("preempted", pa.int32()), ("repeat", pa.int32()), ("label", pa.string()),
+    ("time_us", pa.float64()), ("began_s", pa.float64()), ("running", pa.int32()), ("waiting", pa.int32()),
+    ("repeat", pa.int32()), ("label", pa.string()),
     ("engine", pa.string()), ("model", pa.string()), ("device", pa.string()), ("threads", pa.int32()),
 ])
 REQUESTS = pa.schema([
     ("arrival_s", pa.float64()), ("prompt_tokens", pa.int32()), ("output_tokens", pa.int32()),
-    ("queued_s", pa.float64()), ("scheduled_s", pa.float64()), ("first_token_s", pa.float64()),
-    ("last_token_s", pa.float64()),
+    ("first_token_s", pa.float64()), ("last_token_s", pa.float64()),
 ])
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Measures the engine of `cfg.engine` (`conf/engine`) and writes to `cfg.out`.
+    """Measures the engine of `cfg.engine` (`conf/engine`) into `cfg.out`, as `measure` does."""
+    from omegaconf import OmegaConf
+
+    given = cfg.get("engine")
+    if given is None or isinstance(given, str):
+        raise UserError(f"engine={given or ''} is no engine to measure; give engine=vllm, or a YAML like "
+                        "conf/engine/vllm.yaml")
+    plan: Any = OmegaConf.to_container(given, resolve=True)
+    return measure(plan, Path(cfg.out))
+
+
+def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Measures an engine by `plan`, a mapping like `conf/engine/vllm.yaml`.
 
     Writes `engine.json` and `iterations.parquet` (the designed batches), and for each load
-    `serve/<load>/requests.parquet`, `timeseries.csv`, `iterations.parquet` and `engine.json`.
+    `serve/<load>/requests.parquet`, `iterations.parquet` and `engine.json`.
 
     Returns:
         What was measured, with counts and rates.
@@ -54,19 +61,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no interpreter with the engine, an engine that fails, or a plan that is none.
     """
-    from omegaconf import OmegaConf
-
-    given = cfg.get("engine")
-    if given is None or isinstance(given, str):
-        raise UserError(f"engine={given or ''} is no engine to measure; give engine=vllm, or a YAML like "
-                        "conf/engine/vllm.yaml")
-    plan = OmegaConf.to_container(given, resolve=True)
-    assert isinstance(plan, dict)
-    return measure({str(key): value for key, value in plan.items()}, Path(cfg.out))
-
-
-def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Measures by `plan`, a mapping like `conf/engine/vllm.yaml`; the rest is as `main` has it."""
     check(plan)
     python = find_python(plan["python"])
     settings = dict(plan["settings"])
@@ -91,79 +85,61 @@ class Measurement:
         self.driver, self.engine, self.plan, self.out = driver, engine, plan, out
         self.limits = Limits.of(engine)
         self.draws = np.random.Generator(np.random.Philox(plan["seed"]))
-        self.rows: list[dict[str, Any]] = []
         self.machine: list[dict[str, Any]] = []
-        self.loads: dict[str, Load] = {}
-        self.serving: dict[str, dict[str, Any]] = {}
 
     def run(self) -> dict[str, Any]:
         """Warms up, then passes, and every load once between two of them: a drift of the machine falls on all alike."""
+        passes, serve = self.plan["design"]["passes"], self.plan["serve"]
+        capacity, rates, rows = None, {}, []
+        loads = {name: Load() for name in serve["loads"] or {}}
         if self.plan["design"]["warm_every_size"]:
             self._ask("warm-up", {"do": "cases", "cases": [every_size(self.limits)]})
-        for _ in range(self.plan["design"]["warmup_passes"]):
-            self._ask("warm-up", {"do": "cases", "cases": design(self.limits, self.plan["design"], self.draws)})
-        loads, passes = dict(self.plan["serve"]["loads"] or {}), self.plan["design"]["passes"]
-        capacity = None
+        self._ask("warm-up", {"do": "cases", "cases": design(self.limits, self.plan["design"], self.draws)})
         if loads:
-            requests = burst(self.plan["serve"], self.limits.max_model_len, self.draws)
+            requests = burst(serve, self.limits.max_model_len, self.draws)
             capacity = capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
+            rates = {name: share * capacity for name, share in serve["loads"].items()}
         for number in range(passes):
-            self._pass(number)
-            if capacity is not None and (number < passes - 1 or passes == 1):
-                for name, share in loads.items():
-                    self._serve(name, share * capacity)
-        write_table(self.out / "iterations.parquet", self.rows, ITERATIONS)
-        for name in loads:
-            self._write_load(name)
+            cases = design(self.limits, self.plan["design"], self.draws)
+            steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": cases})["steps"]
+            rows += iteration_rows([step for step in steps if step["label"] != "drain"], self.engine, number)
+            for name, load in loads.items() if number < passes - 1 or passes == 1 else ():
+                requests = poisson(serve, rates[name], self.limits.max_model_len, self.draws)
+                answer = self._ask(name, {"do": "serve", "requests": requests})
+                load.add(iteration_rows(answer["steps"], self.engine, load.repeats), answer["requests"])
+        write_table(self.out / "iterations.parquet", rows, ITERATIONS)
+        serving = {name: {"rate_per_s": rates[name], **served(load.records)} for name, load in loads.items()}
+        for name, load in loads.items():
+            folder = self.out / "serve" / name
+            write_table(folder / "iterations.parquet", load.rows, ITERATIONS)
+            write_table(folder / "requests.parquet", load.records, REQUESTS)
+            write_json(folder / "engine.json", {**self.engine, "measured": serving[name]})
         facts = {**self.engine, "settings": dict(self.plan["settings"]), "capacity_per_s": capacity,
-                 "serving": self.serving, "machine": self.machine}
+                 "serving": serving, "machine": self.machine}
         write_json(self.out / "engine.json", facts)
-        return {"schema": SCHEMA, **facts, "iterations": len(self.rows)}
+        return {"schema": SCHEMA, **facts, "iterations": len(rows)}
 
     def _ask(self, part: str, order: dict[str, Any]) -> dict[str, Any]:
         answer = self.driver.ask(order)
-        machine = {"part": part, **answer["machine"]}
-        self.machine.append(machine)
+        self.machine.append({"part": part, **answer["machine"]})
         if sys.stderr.isatty():
-            print(f"{part}: {len(answer['steps'])} iterations in {machine['wall_s']:.1f} s", file=sys.stderr)
+            print(f"{part}: {len(answer['steps'])} iterations in {answer['machine']['wall_s']:.1f} s", file=sys.stderr)
         return answer
-
-    def _pass(self, number: int) -> None:
-        cases = design(self.limits, self.plan["design"], self.draws)
-        steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": cases})["steps"]
-        self.rows += iteration_rows([step for step in steps if step["label"] != "drain"], self.engine, number)
-
-    def _serve(self, name: str, rate_per_s: float) -> None:
-        """Serves a load for a while; in its files, that while begins a second after the one before has ended."""
-        requests = poisson(self.plan["serve"], rate_per_s, self.limits.max_model_len, self.draws)
-        answer = self._ask(name, {"do": "serve", "requests": requests})
-        part = self.loads.setdefault(name, Load(rate_per_s))
-        part.add(iteration_rows(answer["steps"], self.engine, part.repeats), answer["requests"])
-
-    def _write_load(self, name: str) -> None:
-        folder, part = self.out / "serve" / name, self.loads[name]
-        write_table(folder / "iterations.parquet", part.rows, ITERATIONS)
-        write_table(folder / "requests.parquet", part.records, REQUESTS)
-        write_timeseries(folder / "timeseries.csv", part.rows, self.engine["num_blocks"])
-        self.serving[name] = {"rate_per_s": part.rate_per_s, **served(part.records)}
-        write_json(folder / "engine.json", {**self.engine, "measured": self.serving[name]})
 
 
 class Load:
-    """What was served at one rate, several times: one after the other on one clock, with a pause between."""
+    """What was served at one rate, several times: one after the other on one clock, whole seconds and more apart."""
 
-    def __init__(self, rate_per_s: float) -> None:
-        self.rate_per_s, self.repeats, self.end_s = rate_per_s, 0, 0.0
+    def __init__(self) -> None:
+        self.repeats, self.end_s = 0, 0.0
         self.rows: list[dict[str, Any]] = []
         self.records: list[dict[str, Any]] = []
 
     def add(self, rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
         """Appends iterations and requests whose times count from their own start."""
         shift = float(np.ceil(self.end_s)) + 1.0 if self.repeats else 0.0
-        for row in rows:
-            row["began_s"] += shift
-        for record in records:
-            record.update({key: record[key] + shift for key in record if key.endswith("_s")})
+        for one in (*rows, *records):
+            one.update({key: one[key] + shift for key in one if key.endswith("_s")})
         self.rows += rows
         self.records += records
         self.end_s, self.repeats = max(record["last_token_s"] for record in records), self.repeats + 1
@@ -206,8 +182,7 @@ def iteration_rows(steps: list[dict[str, Any]], engine: dict[str, Any], repeat: 
     same = {key: engine[key] for key in ("engine", "model", "device", "threads")}
     rows = []
     for step in steps:
-        q = np.array([chunk[0] for chunk in step["chunks"]], np.int64)
-        kv = np.array([chunk[1] for chunk in step["chunks"]], np.int64)
+        q, kv = np.array(step["chunks"], np.int64).reshape(-1, 2).T
         sums = {"n_prefill": q.size, "prefill_tokens": int(q.sum()), "prefill_context_sum": int(kv.sum()),
                 "prefill_work": int((q * kv).sum()), "prefill_q": q.tolist(), "prefill_kv": kv.tolist(),
                 "tokens": int(q.sum()) + step["n_decode"], "repeat": repeat}
@@ -216,24 +191,7 @@ def iteration_rows(steps: list[dict[str, Any]], engine: dict[str, Any], repeat: 
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    """Writes rows as Parquet; what a row has beyond the schema is left out, a missing one is null."""
+    """Writes rows as Parquet; what a row has beyond the schema is left out."""
     table = pa.Table.from_pylist(rows, schema=schema.with_metadata({"schema": VERSION}))
     with atomic_write(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-
-
-def write_timeseries(path: Path, rows: list[dict[str, Any]], num_blocks: int) -> None:
-    """Once a second: prompt and generation throughput, requests running and waiting, KV use in percent."""
-    ends = np.array([row["began_s"] + 1e-6 * row["time_us"] for row in rows])
-    seconds = np.floor(ends).astype(np.int64)
-    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"])
-        last = None
-        for second in range(int(seconds.max()) + 1 if rows else 0):
-            inside = [rows[i] for i in np.flatnonzero(seconds == second)]
-            last = inside[-1] if inside else {"running": 0, "waiting": 0, "free_blocks": num_blocks - 1}
-            used = 100.0 * (1.0 - last["free_blocks"] / max(1, num_blocks - 1))
-            writer.writerow([second + 1.0, sum(row["prefill_tokens"] for row in inside),
-                             sum(row["sequences_sampled"] for row in inside), last["running"], last["waiting"],
-                             round(used, 2)])

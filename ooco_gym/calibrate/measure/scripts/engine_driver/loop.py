@@ -24,12 +24,7 @@ class Batch:
         decode_context_sum: tokens that their attention read, the new ones among them.
         chunks: `(new tokens, context with the new tokens)` of each piece of a prompt.
         sequences_sampled: requests for which a token was sampled.
-        preempted: requests that lost their memory when it was scheduled.
         running, waiting: requests after it was scheduled.
-        free_blocks: KV blocks free then.
-        first_scheduled: names of requests that were scheduled for the first time.
-        schedule_us, forward_us, update_us: time of the scheduler, of the model with sampling, and of the scheduler's
-            and the front end's work afterwards; None where the engine does not tell.
     """
 
     began_s: float
@@ -37,14 +32,8 @@ class Batch:
     decode_context_sum: int = 0
     chunks: list[tuple[int, int]] = field(default_factory=list)
     sequences_sampled: int = 0
-    preempted: int = 0
     running: int = 0
     waiting: int = 0
-    free_blocks: int = 0
-    first_scheduled: list[str] = field(default_factory=list)
-    schedule_us: float | None = None
-    forward_us: float | None = None
-    update_us: float | None = None
 
 
 @dataclass
@@ -117,7 +106,6 @@ class Loop:
         began_s = self.engine.clock() if self._paused else self.ended_s
         for _, request in arrivals:
             self.engine.add(request)
-        admission_us = 1e6 * (self.engine.clock() - began_s)
         outcome = self.engine.step(began_s)
         self._empty = 0 if outcome.batches else self._empty + 1
         if self._empty > _PATIENCE:
@@ -126,7 +114,7 @@ class Loop:
         for batch in outcome.batches:
             start_s = max(batch.began_s, before_s)
             self.steps.append({**vars(batch), "began_s": start_s, "time_us": 1e6 * (self.ended_s - start_s),
-                               "admission_us": admission_us, "n_admitted": len(arrivals), "label": label})
+                               "n_admitted": len(arrivals), "label": label})
             before_s = self.ended_s
         return outcome
 
@@ -221,7 +209,6 @@ def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
         now_s = engine.clock() - start_s
         first = handed_in
         while handed_in < len(requests) and requests[handed_in][0] <= now_s:
-            records[handed_in]["queued_s"] = now_s
             handed_in += 1
         if first == handed_in and not engine.busy():
             engine.sleep(max(1e-6, requests[handed_in][0] - now_s))
@@ -229,19 +216,11 @@ def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
             continue
         outcomes.append((loop.round(prepared[first:handed_in], "serve"), loop.ended_s))
     for outcome, ended_s in outcomes:
-        _keep(records, outcome, start_s, ended_s)
+        for name in outcome.tokens:  # they reach their user at the iteration's end
+            record = records[int(name)]
+            record["output_tokens"] += 1
+            record["last_token_s"] = ended_s - start_s
+            record.setdefault("first_token_s", ended_s - start_s)
     for step in loop.steps:
         step["began_s"] -= start_s
     return {"steps": loop.steps, "requests": records}
-
-
-def _keep(records: list[dict[str, Any]], outcome: Outcome, start_s: float, ended_s: float) -> None:
-    """Notes what an iteration brought to the requests: the tokens reach their user at its end."""
-    for batch in outcome.batches:
-        for name in batch.first_scheduled:
-            records[int(name)]["scheduled_s"] = batch.began_s - start_s
-    for name in outcome.tokens:
-        record = records[int(name)]
-        record["output_tokens"] += 1
-        record["last_token_s"] = ended_s - start_s
-        record.setdefault("first_token_s", ended_s - start_s)

@@ -30,11 +30,10 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True, **settings))
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._began_s = 0.0
-        self._scheduled: deque[tuple[Any, Batch, float]] = deque()
-        self._done: list[tuple[Batch, float]] = []
+        self._scheduled: deque[tuple[Any, Batch]] = deque()
+        self._done: list[Batch] = []
         self._parameters: dict[int, Any] = {}
         self._inside: dict[str, str] = {}       # a request's name here, and the one that vLLM gave it
-        self._outside: dict[str, str] = {}
         draws, vocabulary = random.Random(0), self._config.model_config.get_vocab_size()
         self._tokens = [draws.randrange(3, vocabulary) for _ in range(_POOL)]
         self._watch()
@@ -61,11 +60,10 @@ class VllmEngine:
 
     def add(self, request: Any) -> None:
         name = request.request_id
-        inside = self._engine.add_request(name, request, request.params) or request.request_id
-        self._inside[name], self._outside[inside] = inside, name
+        self._inside[name] = self._engine.add_request(name, request, request.params) or request.request_id
 
     def abort(self, names: list[str]) -> None:
-        inside = [self._forget(name) for name in names if name in self._inside]
+        inside = [self._inside.pop(name) for name in names if name in self._inside]
         if inside:
             self._engine.abort_request(inside, internal=True)
 
@@ -75,14 +73,11 @@ class VllmEngine:
     def step(self, began_s: float) -> Outcome:
         self._began_s, self._done = began_s, []
         outputs = self._engine.step()
-        ended_s = self.clock()
-        for batch, updating_s in self._done:
-            batch.update_us = 1e6 * (ended_s - updating_s)
         tokens = [output.request_id for output in outputs if output.outputs[0].token_ids]
         finished = [output.request_id for output in outputs if output.finished]
         for name in finished:
-            self._forget(name)
-        return Outcome(tokens, finished, [batch for batch, _ in self._done])
+            del self._inside[name]
+        return Outcome(tokens, finished, self._done)
 
     def describe(self) -> dict[str, Any]:
         import torch
@@ -107,11 +102,6 @@ class VllmEngine:
                              if isinstance(value, (int, float, str, bool))},
         }
 
-    def _forget(self, name: str) -> str:
-        inside = self._inside.pop(name)
-        del self._outside[inside]
-        return inside
-
     # --- How it is watched ------------------------------------------------------------------------------------------
     def _sampling(self, output_tokens: int) -> Any:
         """Greedy, of exactly this length, handed out token by token as a streaming server does."""
@@ -128,21 +118,14 @@ class VllmEngine:
         schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
 
         def watched_schedule(*args: Any, **kwargs: Any) -> Any:
-            begun_s = self.clock()
             output = schedule(*args, **kwargs)
-            ended_s = self.clock()
             if output.total_num_scheduled_tokens:
-                batch = self._batch(output)
-                batch.schedule_us = 1e6 * (ended_s - begun_s)
-                self._scheduled.append((output, batch, self.clock()))
+                self._scheduled.append((output, self._batch(output)))
             return output
 
         def watched_update(output: Any, *args: Any, **kwargs: Any) -> Any:
             if self._scheduled and self._scheduled[0][0] is output:
-                _, batch, forward_s = self._scheduled.popleft()
-                now_s = self.clock()
-                batch.forward_us = 1e6 * (now_s - forward_s)
-                self._done.append((batch, now_s))
+                self._done.append(self._scheduled.popleft()[1])
             return update(output, *args, **kwargs)
 
         self._scheduler.schedule, self._scheduler.update_from_output = watched_schedule, watched_update
@@ -161,10 +144,7 @@ class VllmEngine:
             else:
                 batch.chunks.append((tokens, context))
                 batch.sequences_sampled += not request.is_prefill_chunk
-        batch.preempted = len(output.preempted_req_ids or ())
         batch.running, batch.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        batch.free_blocks = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        batch.first_scheduled = [self._outside[request.req_id] for request in output.scheduled_new_reqs]
         return batch
 
 
