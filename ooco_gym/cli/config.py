@@ -236,8 +236,7 @@ def check(command: Command, request: Request) -> None:
                             f"{next(iter(names(command.roots, key)), 'NAME')}")
         else:
             chosen.append(str(override.input_line))
-    config = hydra.compose(command.name, chosen, return_hydra_config=True)
-    known = dict(_flat(OmegaConf.to_container(config)))
+    known = dict(_flat(OmegaConf.to_container(hydra.compose(command.name, chosen, return_hydra_config=True))))
     for key in known:
         if "." not in key and key not in {"hydra", *command.keys, *command.groups}:
             presets = " and ".join(word.lstrip("+") for word in chosen if word.startswith("+"))

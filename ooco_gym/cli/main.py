@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -32,12 +32,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0, 1 after a bug, 2 after a mistake, 130 after Ctrl-C,
-    143 after SIGTERM.
-
-    Args:
-        argv: the words after the program's name; those of this process by default.
-    """
+    """Runs the command line, of this process by default, and returns the exit code: 0, 1 after a bug, 2 after a
+    mistake, 130 after Ctrl-C, 143 after SIGTERM."""
     with _quiet_pipes():
         code = _main(list(sys.argv[1:] if argv is None else argv))
     if argv is None and threading.current_thread() is threading.main_thread():
@@ -91,7 +87,7 @@ def _dispatch(words: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("--cfg", choices=("job",))
     parser.add_argument("-cd", "--config-dir")
     options = parser.parse_intermixed_args(rest)
     folder = Path(options.config_dir).expanduser().absolute() if options.config_dir else None
@@ -107,21 +103,21 @@ def _dispatch(words: list[str]) -> int:
     multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     request = config.read(command, options.overrides, multirun)
     if options.cfg:
-        run.show(command, request, options.cfg)
+        run.show(command, request)
         return 0
     return run.run(command, request, multirun)
 
 
 # --- What is printed without running anything -----------------------------------------------------------------------
 def _print_commands() -> None:
-    rows = []
-    for name in commands():
+    def description(name: str) -> str:
         try:
-            rows.append((name, find(name).description))
+            return find(name).description
         except UserError as error:
-            rows.append((name, f"({error})"))
+            return f"({error})"
+
     print(f"usage: {USAGE}\n")
-    Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
+    Table("", ("", ""), [(name, description(name)) for name in commands()], align="l").show(frame="none", unbroken=1)
     print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
     print("ooco-gym completion bash|zsh|fish prints what makes the Tab key complete all of them.")
 
@@ -180,29 +176,24 @@ class _Outlet:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._guarded():
-            self._stream.write(text)
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._guarded():
-            self._stream.flush()
+        self._try(self._stream.flush)
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
         """Lets all that follows a failed write, what is buffered included, go nowhere."""
         try:
-            yield
+            call(*arguments)
         except OSError as error:
             if error.errno in FULL:
                 with suppress(OSError):  # where stderr goes there, too
                     print(f"note: no more is printed: {error.strerror}", file=sys.__stderr__, flush=True)
             elif not isinstance(error, BrokenPipeError):
                 raise
-            with suppress(OSError):  # a stream without a descriptor of its own
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:  # a stream without a descriptor of its own
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 @contextmanager
@@ -224,10 +215,8 @@ def _quiet_pipes() -> Iterator[None]:
 @contextmanager
 def tidy_end() -> Iterator[None]:
     """SIGTERM raises `Terminated` while the body runs, so that no temporary file stays; after it, and after Ctrl-C,
-    worker processes end at once: Python would wait for their work.
-
-    Signals are the main thread's: elsewhere nothing is changed.
-    """
+    worker processes end at once: Python would wait for their work. Signals are the main thread's: elsewhere nothing
+    is changed."""
     def end_workers() -> None:
         for worker in multiprocessing.active_children():
             worker.terminate()

@@ -32,7 +32,8 @@ from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, is_g
 from ooco_gym.documents import SEAL, read_mapping
 from ooco_gym.errors import EXTRAS, UserError, check_text, end_if_interrupted, raise_interrupt, unknown
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json, write_sealed
-from ooco_gym.report import Table, joined
+from ooco_gym.report import Table, as_text, joined
+from ooco_gym.report.tables import flat
 from ooco_gym.report.terminal import remarks
 
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
@@ -164,21 +165,13 @@ def session(command: Command) -> Iterator[None]:
         GlobalHydra.instance().clear()
 
 
-def show(command: Command, request: Request, what: str) -> None:
-    """Prints the configuration that would run: of the command (`job`), of Hydra (`hydra`), or both (`all`).
-
-    Of a sweep it prints what all its runs have in common, the rest as it is by default.
-    """
+def show(command: Command, request: Request) -> None:
+    """Prints the configuration that would run; of a sweep what all its runs have in common, the rest by default."""
     with session(command):
         check(command, request)
         fixed = [str(one.input_line) for one in request.overrides if not one.is_sweep_override()]
-        config = hydra.compose(command.name, [*_folders(_folder_of(command, request)), *fixed],
-                               return_hydra_config=True)
-        with open_dict(config):
-            own_of_hydra = OmegaConf.create({"hydra": config.pop("hydra")})
-        own = unwrap(config, str(own_of_hydra.hydra.run.dir))
-        parts = {"job": [own], "hydra": [own_of_hydra], "all": [own, own_of_hydra]}
-        print("\n".join(OmegaConf.to_yaml(part).rstrip() for part in parts[what]))
+        folder = _folder_of(command, request)
+        print(OmegaConf.to_yaml(unwrap(hydra.compose(command.name, fixed), str(folder))).rstrip())
 
 
 def complete(command: Command, shell: str) -> None:
@@ -340,8 +333,9 @@ def _write_points(command: str, swept: list[str], folder: Path, outcomes: Sequen
                      "error": one.error.strip().splitlines()[-1] if one.error else None,
                      "scores": {score: summary.get(score) for score in scores}})
         if name == str(number):  # folders by number do not say what is swept
-            name = ", ".join(f"{key}={_shown(config.get(key))}" for key in swept) or name
-        lines.append((name, *(_shown(summary.get(score)) for score in scores), status + ", was there" * one.kept))
+            name = ", ".join(f"{key}={as_text(config.get(key))}" for key in swept) or name
+        lines.append((name, *(as_text(summary.get(score), _shown) for score in scores),
+                      status + ", was there" * one.kept))
         rows.append({"point": number, "folder": place, "status": status, **config,
                      **{f"result.{key}": value for key, value in summary.items()}})
     Table("", ("point", *scores, "result"), lines, align="l").show()
@@ -355,20 +349,16 @@ def _write_points(command: str, swept: list[str], folder: Path, outcomes: Sequen
 
 def _read(outcome: Outcome, name: str) -> dict[str, Any]:
     """A file of a point by dotted keys, what is no plain value as JSON text; empty where there is none."""
-    def flat(value: Any, key: str) -> dict[str, Any]:
-        if isinstance(value, Mapping):
-            return {below: item for name, one in value.items()
-                    for below, item in flat(one, f"{key}.{name}" if key else str(name)).items()}
-        return {key: value if value is None or isinstance(value, (str, int, float)) else json.dumps(value, default=str)}
-
+    if outcome.code != OK:
+        return {}
     with suppress(UserError):
-        if outcome.code == OK:
-            return flat({key: value for key, value in read_mapping(Path(outcome.out, name)).items() if key != SEAL}, "")
+        return {key: one if one is None or isinstance(one, (str, int, float)) else json.dumps(one, default=str)
+                for key, one in flat(read_mapping(Path(outcome.out, name))).items() if key != SEAL}
     return {}
 
 
 def _shown(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _column(values: Sequence[Any]) -> list[Any]:

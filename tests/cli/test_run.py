@@ -143,7 +143,6 @@ def test_show_configuration(toy: SimpleNamespace) -> None:
     assert shown["fruit"]["name"] == "pear"
     assert shown["out"] == str(toy.cwd / "results")
     assert list(toy.cwd.iterdir()) == []
-    assert "launcher" in yaml.safe_load(toy.run("play", "--cfg", "hydra")[1])["hydra"]
     for word in ("fruit=pear,plum", "fruit=glob(p*)"):  # what is swept is as by default
         assert yaml.safe_load(toy.run("play", "-m", "--cfg", "job", word)[1])["fruit"]["name"] == "apple"
 
