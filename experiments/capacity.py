@@ -24,7 +24,6 @@ from experiments.common.rate_search import Limits, Plan, Tuning, candidates_of, 
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, placed, row_of, sustain
-from ooco_gym.again import command_line
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import label, short_name
@@ -88,7 +87,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for outcome in outcomes:
         outcome.show()
     if rows:
-        write_report(Path(options["out"]) / "capacity.html", outcomes, [command_line("capacity", given)])
+        write_report(Path(options["out"]) / "capacity.html", outcomes)
         write_results(summary, Path(options["out"]), options["page"], options["figures"])
     else:
         show_notes([f"{where_of(scenario)}, {load_words(peak)}" for scenario, (_, loads) in zip(

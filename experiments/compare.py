@@ -14,7 +14,6 @@ from experiments.common.policies import base_policy, baseline_of, names_of, seed
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.studies import field
-from ooco_gym.again import command_line
 from ooco_gym.commands.simulate import say_played, scenario_of
 from ooco_gym.errors import UserError
 from ooco_gym.render import write_report
@@ -55,5 +54,5 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                "notes": [f"{line}." for line in (*said, note) if line]}
     outcomes = compared(summary, options)
     replace(outcomes[0], notes=summary["notes"][len(said):]).show()  # the others were said first
-    write_report(Path(options["out"]) / "compare.html", outcomes, [command_line("compare", options)])
+    write_report(Path(options["out"]) / "compare.html", outcomes)
     return summary

@@ -12,14 +12,13 @@ import numpy as np
 
 from agents.search.contest import late, play_held_out, ratio, search_config
 from experiments.common.policies import names_of, seeds_of
-from ooco_gym.again import command_line
 from ooco_gym.errors import UserError, end_if_interrupted, is_whole
 from ooco_gym.jobs import processes
 from ooco_gym.render import RunRecord, outcome_of, record_of
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import held_windows
-from ooco_gym.report import Axis, Panel, Section, Series, percent, write_page
+from ooco_gym.report import Axis, Panel, Section, Series, command_line, percent, write_page
 from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         Section("", charts=[*held.chart(), *_curve(found, list(played), out, options)], legend=list(played)),
         _section("Held-out windows", held),
         _section("A day", compared, charts=[*compared.chart(), *compared.panels], legend=list(played)),
-        *searches_section(found, options), Section("Conditions", tables=[conditions_table(records)]),
-        Section("How to make this again", commands=[command_line("demo", options)])], lead)
+        *searches_section(found), Section("Conditions", tables=[conditions_table(records)]),
+        Section("How to make this again", commands=[command_line()])], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "scenario": day.describe(), "learned": learned, "searches": found,
             "reference": options["reference"], "seeds": list(seeds), "held_out": windows,
@@ -197,14 +196,13 @@ def _section(title: str, outcome: Outcome, **more: Any) -> Section:
     return Section(title, [outcome.answer()], outcome.tables(), notes=outcome.notes, **more)
 
 
-def searches_section(found: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> list[Section]:
-    """What was searched, and how to search it again."""
+def searches_section(found: Mapping[str, Mapping[str, Any]]) -> list[Section]:
+    """What was searched."""
     if not found:
         return []
     lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "
              f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
              for name, one in found.items()]
-    return [Section("How it was learned", lines, commands=[
-        command_line("train", search_config(name, options, name), name) for name in found],
-        note="CMA-ES over whole episodes (docs/search.md). The same seed gives the same policies on any machine; the "
-             "seconds are this machine's.")]
+    return [Section("How it was learned", lines, note=(
+        "CMA-ES over whole episodes (docs/search.md). The same seed gives the same policies on any machine; the "
+        "seconds are this machine's."))]

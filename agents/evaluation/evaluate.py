@@ -36,7 +36,6 @@ from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
-from ooco_gym.again import command_line
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
@@ -105,8 +104,7 @@ def main(cfg: Any) -> dict[str, Any]:
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
                "window_s": env.get("window_s"), "notes": notes,
                **_scored(env, entrants, played, len(games), notes), "wall_s": time.monotonic() - started}
-    usual = {key for key in load_yaml("", "evaluate") if key != "defaults"}
-    _write(out, summary, played, [command_line("evaluate", plain(cfg))] if usual <= set(config) else [])
+    _write(out, summary, played)
     show(summary)
     return summary
 
@@ -271,15 +269,14 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
     return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
 
 
-def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]],
-           commands: Sequence[str]) -> None:
+def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
     """Writes evaluation.md, .json (with every window) and .html, and episodes.csv: one row a suite, policy, run and
     window with all figures that the environment gave."""
     with atomic_write(out / "evaluation.md") as temporary:
         temporary.write_text(markdown(summary), encoding="utf-8")
     records = {shift or "none": suite for shift, suite in played.items()}
     write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
-    write_figures(out / "evaluation.html", summary, commands)
+    write_figures(out / "evaluation.html", summary)
     keys = sorted(next(iter(next(iter(played.values())).values()))[0]["summary"])
     with atomic_write(out / "episodes.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -126,6 +126,6 @@ def show(summary: Mapping[str, Any]) -> None:
             print(*budget(suite))
 
 
-def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any], commands: Sequence[str] = ()) -> None:
-    """Writes the page of an evaluation: figures and differences of each suite; `commands` make it again."""
-    write_report(path, evaluated(summary, {}), commands, title=_title(summary))
+def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
+    """Writes the page of an evaluation: figures and differences of each suite."""
+    write_report(path, evaluated(summary, {}), title=_title(summary))

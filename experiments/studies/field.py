@@ -32,7 +32,6 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
 from experiments.studies.field_page import write_results
-from ooco_gym.again import command_line
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
@@ -133,7 +132,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     outcomes = reading.sustained(summary, options)
     for outcome in outcomes:
         outcome.show()
-    write_report(Path(options["out"]) / "compare.html", outcomes, [command_line("compare", options)])
+    write_report(Path(options["out"]) / "compare.html", outcomes)
     write_results(summary, Path(options["out"]), options["page"], options["figures"])
     return summary
 

@@ -23,7 +23,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     from omegaconf import OmegaConf
 
-    from ooco_gym.again import command_line
     from ooco_gym.commands.simulate import notes_of
     from ooco_gym.render import outcome_of, read_record, write_report
     from ooco_gym.render.reading import outcomes_of
@@ -42,10 +41,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         outcomes += some
         if not some and command != "simulate":
             sections.append(Section(f"{command}: {folder}", tables=[plain_table(summary)]))
-    again = [f"again/{index}" for index in range(1, 1 + len(folders))]
-    commands = [*(command_line(command, config, out) for out, (command, _, config) in zip(again, found, strict=True)),
-                command_line("report", {**options, "runs": again}, "again/report")]
-    path = write_report(Path(options["out"]) / FILE_NAME, outcomes, commands, records, title=options["title"] or "",
+    path = write_report(Path(options["out"]) / FILE_NAME, outcomes, records, title=options["title"] or "",
                         sections=sections)
     for one in outcomes:
         one.show()

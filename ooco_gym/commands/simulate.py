@@ -36,7 +36,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
-    from ooco_gym.again import command_line
     from ooco_gym.documents import file_digest
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.policy import policy_of
@@ -73,7 +72,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         classes.turned().show()
     console().print(outcome.answer(), highlight=False)
     show_notes([line for line in outcome.notes if line not in earlier])
-    write_report(Path(cfg.out) / PAGE_FILE, [outcome], [command_line("simulate", config)], records)
+    write_report(Path(cfg.out) / PAGE_FILE, [outcome], records)
     return summary
 
 

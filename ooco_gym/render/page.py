@@ -22,6 +22,7 @@ from ooco_gym.report import (
     Section,
     Series,
     Table,
+    command_line,
     duration,
     joined,
     number,
@@ -70,15 +71,13 @@ def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = ()) -> Outco
         panels=panels_of([members[0] for members in groups.values()], budget))
 
 
-def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], commands: Sequence[str] = (),
-                 records: Sequence[RunRecord] = (), *, title: str = "", sections: Sequence[Section] = (),
-                 lead: str = "") -> Path:
-    """Writes the page of outcomes as one HTML file, atomically.
+def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], records: Sequence[RunRecord] = (), *,
+                 title: str = "", sections: Sequence[Section] = (), lead: str = "") -> Path:
+    """Writes the page of outcomes as one HTML file, atomically, with the command that makes it again.
 
     Args:
         path: the file.
         outcomes: the first one's answer is the page's.
-        commands: what makes it again.
         records: the runs of the first one, where they are known: their classes and conditions are shown.
         title: of the page; empty: the first one's.
         sections: further parts, before the conditions.
@@ -93,7 +92,7 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], comm
         parts.append(Section(one.title if len(outcomes) > 1 else "", [one.answer()] if index else [], tables,
                              charts=[*one.chart(), *one.panels], legend=[key[0] for key in one.found], notes=one.notes))
     conditions = [Section("Conditions", tables=[conditions_table(records)])] if records else []
-    again = [Section("How to make this again", commands=commands)] if commands else []
+    again = [Section("How to make this again", commands=[line])] if (line := command_line()) else []
     return write_page(path, title or (outcomes[0].title if outcomes else "What runs came to"),
                       [*parts, *sections, *conditions, *again], lead or (outcomes[0].answer() if outcomes else ""))
 

@@ -4,7 +4,18 @@ Every command and study writes with these modules: `tables`, `pages` and `termin
 what runs came to is in `ooco_gym.render`. Rich and Plotly are imported where something is shown or drawn.
 """
 
-from ooco_gym.report.pages import Axis, Panel, Section, Series, error_bars, layout, page, write_figure, write_page
+from ooco_gym.report.pages import (
+    Axis,
+    Panel,
+    Section,
+    Series,
+    command_line,
+    error_bars,
+    layout,
+    page,
+    write_figure,
+    write_page,
+)
 from ooco_gym.report.tables import (
     NONE,
     Column,
@@ -20,6 +31,6 @@ from ooco_gym.report.tables import (
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
-__all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "console", "duration",
-           "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table", "progress",
-           "show_notes", "track", "with_interval", "write_figure", "write_page"]
+__all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "command_line", "console",
+           "duration", "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table",
+           "progress", "show_notes", "track", "with_interval", "write_figure", "write_page"]

@@ -9,6 +9,7 @@ import html
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,6 +216,16 @@ def _section(index: int, part: Section) -> str:
 def _prose(text: str) -> str:
     """A sentence, names in backquotes set as such."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def command_line() -> str:
+    """The command that runs, as it was given, to be typed again; empty outside of a command."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return ""
+    running = HydraConfig.get()
+    return shlex.join(["ooco-gym", str(running.job.name), *running.overrides.task])
 
 
 def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:
