@@ -64,13 +64,14 @@ class Jobs:
         """CPU time of all that was asked for, whenever it was simulated, in seconds."""
         return sum(self._cpu_s.values())
 
-    def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
-        """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the store.
+    def submit(self, scenario: Scenario, policy: str, run: Run | None = None) -> Future[dict[str, Any]]:
+        """Asks for the answer of `run` for a policy on a scenario; the same question gives the same answer, from the
+        store.
 
         Raises:
             BrokenProcessPool: a worker process was killed before, and so ended all.
         """
-        run = self._run or run_of(policy)
+        run = run or self._run or run_of(policy)
         key = simulation_key(run, scenario, policy)
         answer: Future[dict[str, Any]] = Future()
         with self._lock:

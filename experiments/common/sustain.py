@@ -118,6 +118,7 @@ class Sustained:
             every policy.
         tokens: offline tokens per second there, shape (resamples,).
         own_rates: where each seed by itself crosses, of the rates that were measured for all, shape (seeds,).
+        own_tokens: offline tokens per second there, shape (seeds,).
     """
 
     policy: str
@@ -125,6 +126,7 @@ class Sustained:
     rates: np.ndarray
     tokens: np.ndarray
     own_rates: np.ndarray
+    own_tokens: np.ndarray
 
     @property
     def rate(self) -> float:
@@ -140,8 +142,8 @@ class Sustained:
 def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
     """Searches what a policy sustains (from `near`), with the crossings of resamples of the seeds for the intervals."""
     crossing, seeds = bench.search(policy, near), len(bench.seeds)
-    own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
-    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)
+    own = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
+    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), *own)
 
 
 def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.errors import unknown
+from ooco_gym.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NAMES = ("bros", "echo", "engine_chain", "engine_live", "hygen", "replay")
+NAMES = ("bros", "echo", "engine_chain", "engine_live", "replay")
+MOVED = {"hygen": "figure name=hygen/*"}
 KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
         "replay": ("run", "prompts", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
 """Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""
@@ -24,6 +25,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: there is none of this name.
     """
     name = str(cfg.name)
+    if name in MOVED:
+        raise UserError(f"'ooco-gym experiment {name}' is 'ooco-gym {MOVED[name]}' now")
     if name not in NAMES:
         raise unknown("experiment", name, NAMES)
     found = importlib.import_module(f"experiments.studies.{name}").main(cfg)

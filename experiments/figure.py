@@ -1,0 +1,150 @@
+"""`ooco-gym figure`: a figure or table of a paper, played anew and held against what the paper states.
+
+A figure is a YAML of `conf/figure/<paper>` (CONTRIBUTING.md, A figure): axes, what is held, metrics, the paper's
+statement, its test and a plot. `experiments.figure_points` plays it, `experiments.figure_tests` judges it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.common.output import check_page, rounded
+from experiments.common.policies import seeds_of
+from experiments.common.runner import Jobs
+from experiments.common.store import Store
+from experiments.figure_page import section_of, table_of_verdicts, write_results
+from experiments.figure_points import Row, measure, points_of, rows_of
+from experiments.figure_tests import judged, verdict_of
+from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.report import console, show_notes, write_page
+from ooco_gym.resources import conf_root, load_yaml
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMA = "ooco-gym/figure/1"
+NEEDED = ("title", "paper", "figure", "read", "statement", "axes", "metrics", "tests")
+KEYS = (*NEEDED, "policy", "scenario", "set", "play", "hold", "seeds", "plot", "quick", "why", "not_comparable")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure by its name, `paper/figure`, and what its YAML says."""
+
+    name: str
+    spec: Mapping[str, Any]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The paired seeds that every point is played on."""
+        return seeds_of(self.spec.get("seeds"), f"{self.name}: seeds")
+
+
+def names_of(asked: Any) -> list[str]:
+    """The figures that `name=…` asks for: names of `conf/figure`, patterns (`hygen/*`), YAML files, or `all`.
+
+    Raises:
+        UserError: a name or pattern that no figure has.
+    """
+    root = conf_root() / "figure"
+    known = sorted((f"{path.parent.name}/{path.stem}" for path in root.glob("*/[!_]*.yaml")), key=_in_order)
+    found: dict[str, None] = {}
+    for one in [asked] if isinstance(asked, str) else list(asked or ()):
+        own = str(one).endswith((".yaml", ".yml"))
+        mine = [str(one)] if own else [name for name in known if one == "all" or fnmatch(name, str(one))]
+        if not mine:
+            raise unknown("figure", str(one), known)
+        found |= dict.fromkeys(mine)
+    if not found:
+        raise UserError("name is empty; expected such as name=hygen/fig4, name=hygen/* or name=all")
+    return list(found)
+
+
+def _in_order(name: str) -> list[Any]:
+    """Papers by name, their figures by number."""
+    digits = "".join(letter if letter.isdigit() else " " for letter in name.partition("/")[2]).split()
+    return [name.partition("/")[0], int(digits[0]) if digits else 99, name]
+
+
+def read(name: str, quick: bool = False) -> Figure:
+    """A figure's YAML, `quick:` in the place of what it replaces where that is asked for.
+
+    Raises:
+        UserError: a key is missing or misspelt.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name).absolute()
+        group, name = path, f"{path.parent.name}/{path.stem}"
+        spec = load_yaml("figure", str(path))
+    else:
+        group, _, stem = name.partition("/")
+        spec = load_yaml(f"figure/{group}", stem)
+    check_keys(f"figure {name}", spec, KEYS)
+    for key in NEEDED:
+        if not spec.get(key):
+            raise UserError(f"figure {name}: key '{key}' is missing (CONTRIBUTING.md, A figure)")
+    changes = spec.pop("quick", None) or {}
+    check_keys(f"figure {name}: quick", changes, KEYS)
+    for key, value in (changes if quick else {}).items():
+        inner = isinstance(value, Mapping) and isinstance(spec.get(key), Mapping)
+        spec[key] = {**spec[key], **value} if inner else value
+    return Figure(name, spec)
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Plays the figures that `name` names; writes one page of them, and returns their verdicts (`docs/outputs.md`).
+
+    Raises:
+        UserError: no such figure, or none could be played.
+    """
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    for key in ("page", "figures"):
+        check_page(key, options[key])
+    quick, out, begun = bool(options["quick"]), Path(options["out"]), time.perf_counter()
+    asked = [read(name, quick) for name in names_of(options["name"])]
+    verdicts, sections, failed = [], [], []
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
+        for figure in asked:
+            try:
+                with jobs.progress(f"figure {figure.name}"):
+                    found, rows = played(figure, jobs, quick)
+            except UserError as error:
+                failed.append(f"figure {figure.name}: {error}")
+                continue
+            verdicts.append(found)
+            sections.append(section_of(figure.spec, found, rows))
+            console().print(f"{figure.name}: {found['verdict']}", highlight=False)
+    if not verdicts:
+        raise UserError("; ".join(failed))
+    table_of_verdicts(verdicts).show(console())
+    show_notes([f"not played: {sentence}" for sentence in failed])
+    write_page(out / "figures.html", "Figures and tables played anew", sections)
+    write_results(verdicts, out, options["page"], options["figures"])
+    return {"schema": SCHEMA, "quick": quick, "figures": verdicts, "failed": failed, "simulations": jobs.different,
+            "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
+
+
+def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
+    """Plays a figure's points and judges them: its verdict as `figures[]` holds it, and the rows of its table."""
+    begun, asked, spec = time.perf_counter(), jobs.different, figure.spec
+    try:
+        points = points_of(spec)
+        rows = rows_of(measure(points, figure.seeds, spec.get("hold") or {}, jobs), spec["metrics"])
+        tests = [judged(test, rows) for test in spec["tests"]]
+    except KeyError as error:
+        raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
+    verdict = "not comparable" if spec.get("not_comparable") else verdict_of(tests)
+    found = {"name": figure.name, **{key: spec[key] for key in ("paper", "figure", "title", "statement", "read")},
+             **{key: tests[0][key] for key in ("ours", "ci_low", "ci_high")}, "measured": tests[0]["what"],
+             "verdict": verdict, "why": spec.get("not_comparable") or spec.get("why") or "", "tests": tests,
+             "seeds": list(figure.seeds), "quick": quick, "points": len(rows), "simulations": jobs.different - asked,
+             "wall_s": time.perf_counter() - begun,
+             "command": f"ooco-gym figure name={figure.name}{' quick=true' if quick else ''}"}
+    return rounded(found), rows

@@ -1,0 +1,194 @@
+"""The points of a figure: its axes multiplied out, each played on every seed, and its metrics in rows.
+
+A point is a policy on a scenario. It is simulated as it is, or under what the figure holds: the highest offline rate
+that is sustained, or the fewest instances that keep the promises. A figure of another kind names the function that
+plays its points (`play: {function: MODULE:NAME, …}`), which may answer with rows, further axes in them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from experiments.common.peaks import reference_policy
+from experiments.common.policies import base_policy
+from experiments.common.rate_search import Limits, Plan
+from experiments.common.runner import Jobs
+from experiments.common.sustain import Bench, placed, sustain
+from experiments.least import fewest
+from experiments.plays import profiled, simulated
+from ooco_gym.errors import UserError, check_keys
+from ooco_gym.policy import spelled
+from ooco_gym.scenario import Scenario
+
+HOLDS = ("sustained", "least")
+Found = Sequence[Mapping[str, Any]]  # of each seed
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of the axes: its labels, and what is played."""
+
+    at: dict[str, Any]
+    policy: str
+    scenario: Scenario
+    run: Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point's labels by axis, and its metrics, an array of shape (seeds,) each."""
+
+    at: dict[str, Any]
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+# --- Axes -----------------------------------------------------------------------------------------------------------
+def points_of(spec: Mapping[str, Any]) -> list[Point]:
+    """All combinations of a figure's axes.
+
+    An axis is a list of values of its own key, or a mapping of labels to such values or to mappings of changes. A key
+    is a field of a scenario (`online_rate`, `offline.dataset`), `policy`, a parameter of it (`policy.tolerance`, left
+    out where a policy has none of this name), or an option of `play`. `set` has changes for all points.
+    """
+    everywhere = dict(spec.get("set") or {})
+    axes = [[(axis, *option) for option in _options(axis, given)] for axis, given in spec["axes"].items()]
+    points, asked, known = [], set(), set()
+    for chosen in itertools.product(*axes):
+        policy, values, play = spec.get("policy"), {}, dict(spec.get("play") or {})
+        given: dict[str, Any] = deepcopy(dict(spec.get("scenario") or {}))
+        for key, value in (item for changes in (everywhere, *(one[2] for one in chosen)) for item in changes.items()):
+            head, _, rest = key.partition(".")
+            if key == "policy":
+                policy = value
+            elif head in ("policy", "play"):
+                {"policy": values, "play": play}[head][rest] = value
+            else:
+                given[head] = {**(given.get(head) or {}), rest: value} if rest else value
+        check_keys("scenario", given, Scenario.__dataclass_fields__)
+        scenario = Scenario.from_config(given)
+        policy = str(policy or reference_policy(scenario))
+        base = base_policy(policy)
+        own = {name: value for name, value in values.items() if name in {param.name for param in base.params}}
+        asked, known = asked | set(values) - {key.partition(".")[2] for key in everywhere}, known | set(own)
+        at = {axis: label for axis, label, _ in chosen}
+        points.append(Point(at, spelled(policy, own), placed(scenario, policy), _player(play)))
+    if asked - known:
+        raise UserError(f"axis policy.{min(asked - known)}: none of its policies has that parameter")
+    return points
+
+
+def _options(axis: str, given: Any) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Labels of an axis, each with its changes."""
+    pairs = given.items() if isinstance(given, Mapping) else [(value, value) for value in given]
+    return [(label, value if isinstance(value, Mapping) else {axis: value}) for label, value in pairs]
+
+
+def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    """The function that plays a point, its options given."""
+    named = play.pop("function", None)
+    if named is None:
+        return partial(simulated, **play) if play else simulated
+    module, _, name = str(named).partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"play.function={named} cannot be imported ({error}); expected MODULE:NAME") from error
+    return partial(function, **play)
+
+
+# --- Playing --------------------------------------------------------------------------------------------------------
+def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, Any],
+            jobs: Jobs) -> list[tuple[Point, Found]]:
+    """What each point comes to on each seed."""
+    check_keys("hold", hold, HOLDS)
+    if hold:
+        held = _sustained if "sustained" in hold else _least
+        play = partial(held, jobs, tuple(seeds), next(iter(hold.values())) or {})
+        with ThreadPoolExecutor(len(points)) as threads:
+            try:
+                return list(zip(points, threads.map(play, points), strict=True))
+            except BaseException:
+                jobs.stop()
+                raise
+    first = [jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if base_policy(one.policy).profile
+             else None for one in points]  # what test runs find is the same for all seeds
+    settled = [(one, spelled(one.policy, found.result() if found else {}))
+               for one, found in zip(points, first, strict=True)]
+    asked = [[jobs.submit(one.scenario.with_(seed=seed), policy, one.run) for seed in seeds] for one, policy in settled]
+    return [(one, [answer.result() for answer in mine]) for one, mine in zip(points, asked, strict=True)]
+
+
+def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
+    """The highest offline rate that holds; of each seed by itself, and the summary at the highest that held for all."""
+    check_keys("hold.sustained", options, ("search", "limits", "tpot_from"))
+    limits = Limits(**options.get("limits") or {}).in_window(point.scenario.window()[1])
+    bench = Bench(jobs, point.scenario, seeds, options.get("tpot_from") or "first_token", limits,
+                  Plan(**options.get("search") or {}))
+    found = sustain(bench, point.policy)
+    at = found.crossing.best or found.crossing.points[0]
+    return [{**summary, "sustained": {"rate": float(rate), "tokens_per_s": float(tokens)}}
+            for summary, rate, tokens in zip(at.summaries, found.own_rates, found.own_tokens, strict=True)]
+
+
+def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
+    """The fewest instances that keep the promises on each seed."""
+    check_keys("hold.least", options, ("violations", "most"))
+    limit, most = float(options.get("violations", 0.03)), int(options.get("most", 64))
+    return [fewest(point.scenario, point.policy, jobs, [seed], limit, most)[-1] for seed in seeds]
+
+
+# --- Metrics --------------------------------------------------------------------------------------------------------
+def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any]) -> list[Row]:
+    """A row for each point, or for each row that its play answered with, with all metrics."""
+    rows, figures = [], []
+    for point, found in measured:
+        for answers in zip(*(one.get("rows", [one]) for one in found), strict=True):
+            rows.append(Row({**point.at, **answers[0].get("at", {})}))
+            figures.append(answers)
+    for name, given in metrics.items():
+        metric = given if isinstance(given, Mapping) else {"value": given}
+        check_keys(f"metrics.{name}", metric, ("value", "per", "over", "excess_over"))
+        for row, answers in zip(rows, figures, strict=True):
+            row.values[name] = np.array([_number(metric["value"], one, row.at) for one in answers])
+            if "per" in metric:
+                row.values[name] = row.values[name] / [_number(metric["per"], one, row.at) for one in answers]
+        if all(np.isnan(row.values[name]).all() for row in rows):
+            raise UserError(f"metrics.{name}: no point has {metric['value']}; name one of simulate's summary.json")
+    for name, given in metrics.items():
+        for key in ("over", "excess_over") if isinstance(given, Mapping) else ():
+            if key in given:
+                plain = [row.values[name] for row in rows]
+                for row in rows:
+                    other = plain[_place(rows, {**row.at, **given[key]})]
+                    ratio = row.values[name] / np.where(other > 0, other, np.nan)
+                    row.values[name] = ratio - (key == "excess_over")
+    return rows
+
+
+def _place(rows: Sequence[Row], at: Mapping[str, Any]) -> int:
+    for index, row in enumerate(rows):
+        if row.at == at:
+            return index
+    raise KeyError(str(dict(at)))
+
+
+def _number(path: Any, figures: Mapping[str, Any], at: Mapping[str, Any]) -> float:
+    """A figure by its dotted name, or the sum of several; one for each label of an axis where there is a mapping."""
+    if isinstance(path, Mapping):
+        axis, by_label = next(iter(path.items()))
+        path = by_label.get(at[axis], "")
+    if isinstance(path, list):
+        return sum(_number(one, figures, at) for one in path)
+    value: Any = figures
+    for part in str(path).split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return float("nan") if value is None else float(value)

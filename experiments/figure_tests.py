@@ -1,0 +1,190 @@
+"""The tests of figures' statements: each comes to one number a seed, held against two ranges.
+
+| form | its number |
+|---|---|
+| `value` | a metric |
+| `ratio`, `difference` | a metric of points `a` over, or less, that of the best points `b` that equal them elsewhere |
+| `kept` | the share of points at which a metric is at most `most` (a number or an axis), or at least `least` |
+| `monotone` | the share of steps along an axis at which a metric rises, or falls |
+| `order` | the share of neighbours in `order`, labels of an axis from most to least, that are so |
+| `correlation` | of two metrics along an axis |
+| `crossing` | where along an axis a metric first exceeds `over`, of points `a` over the best of `b` |
+
+Where several points or pairs are left, `take` says which: `mean` (the default), `most` or `least`. `slack` forgives so
+much, as a share (`kept`: added to the limit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.common.output import spread
+from experiments.figure_points import Row
+from ooco_gym.errors import UserError, check_keys, unknown
+
+VERDICTS = ("reproduced", "direction only", "not")
+Test = Mapping[str, Any]
+KEYS = ("form", "what", "of", "with", "at", "a", "b", "best", "take", "along", "falls", "order", "most", "least",
+        "over", "slack", "reproduced", "direction")
+
+
+def judged(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
+    """A test's number with its interval over seeds, the ranges, and its verdict.
+
+    Raises:
+        UserError: a form or key that no test has, or labels that leave no point.
+    """
+    check_keys("tests", test, KEYS)
+    if test.get("form") not in FORMS:
+        raise unknown("form of a test", str(test.get("form")), FORMS)
+    values = np.asarray(FORMS[test["form"]](test, rows), float)
+    found = spread(values)
+    ours = found["mean"]
+    passed = [_inside(ours, test.get(key)) for key in ("reproduced", "direction")]
+    verdict = VERDICTS[0] if passed[0] else VERDICTS[1] if passed[1] else VERDICTS[2]
+    return {"what": test["what"], "ours": ours, "ci_low": found["low"], "ci_high": found["high"],
+            "reproduced": test.get("reproduced"), "direction": test.get("direction"), "verdict": verdict}
+
+
+def verdict_of(tests: Sequence[Mapping[str, Any]]) -> str:
+    """A figure's verdict: the worst of its tests'."""
+    return VERDICTS[max(VERDICTS.index(one["verdict"]) for one in tests)]
+
+
+def _inside(value: float, ends: Sequence[float | None] | None) -> bool:
+    if ends is None or not np.isfinite(value):
+        return False
+    low, high = ends
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+# --- Points ---------------------------------------------------------------------------------------------------------
+def chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
+    """The rows with these labels; a list allows several.
+
+    Raises:
+        UserError: none has.
+    """
+    found = [row for row in rows if all(row.at[axis] in (label if isinstance(label, list) else [label])
+                                        for axis, label in where.items())]
+    if not found:
+        raise UserError(f"tests: no point has {dict(where)}")
+    return found
+
+
+def pairs(test: Test, rows: Sequence[Row], of: Callable[[list[Row]], np.ndarray],
+          apart: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """A figure of `a` and that of the best `b` at the same labels elsewhere: two arrays of shape (pairs, seeds).
+
+    Args:
+        test: with `a`, `b` and `best` (`high` or `low`).
+        rows: of the figure.
+        of: the figure of the rows that differ in the axes `apart` alone.
+        apart: axes that a figure runs along.
+    """
+    kept, pick = chosen(rows, test.get("at") or {}), np.argmin if test.get("best") == "low" else np.argmax
+    varied = {*test["a"], *test["b"], *apart}
+    ours, theirs = [], []
+    for mine in _groups(chosen(kept, test["a"]), varied):
+        here = {axis: label for axis, label in mine[0].at.items() if axis not in varied}
+        others = [of(one) for one in _groups(chosen(kept, {**here, **test["b"]}), set(apart))]
+        ours.append(of(mine))
+        theirs.append(others[int(pick([np.mean(one) for one in others]))])
+    return np.array(ours), np.array(theirs)
+
+
+def _groups(rows: Sequence[Row], apart: set[str]) -> list[list[Row]]:
+    """Rows that differ in the axes `apart` alone, together."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str({axis: label for axis, label in row.at.items() if axis not in apart}), []).append(row)
+    return list(groups.values())
+
+
+def _taken(values: np.ndarray, take: str) -> np.ndarray:
+    """Of values (points, seeds): their mean over the points, or those of the point whose mean is most or least."""
+    if take == "mean":
+        return values.mean(axis=0)
+    means = np.where(np.isfinite(values.mean(axis=1)), values.mean(axis=1), np.nan)
+    return values[int(np.nanargmax(means) if take == "most" else np.nanargmin(means))]
+
+
+# --- Forms ----------------------------------------------------------------------------------------------------------
+def _value(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    mine = chosen(rows, test.get("at") or {})
+    return _taken(np.array([row.values[test["of"]] for row in mine]), test.get("take", "mean"))
+
+
+def _compared(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    a, b = pairs(test, rows, lambda mine: mine[0].values[test["of"]])
+    values = a - b if test["form"] == "difference" else a / np.where(b != 0, b, np.nan)
+    return _taken(values, test.get("take", "mean"))
+
+
+def _kept(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    limit, slack, flags = test.get("most", test.get("least")), float(test.get("slack", 0.0)), []
+    for row in chosen(rows, test.get("at") or {}):
+        bound = float(row.at[limit]) if isinstance(limit, str) else float(limit)
+        value = row.values[test["of"]]
+        flags.append(value <= bound + slack if "most" in test else value >= bound - slack)
+    return np.mean(flags, axis=0)
+
+
+def _steps(test: Test, series: Sequence[np.ndarray], falls: bool) -> np.ndarray:
+    """The share of steps that go the way."""
+    values, slack = np.array(series), float(test.get("slack", 0.0))
+    before, after = (values[1:], values[:-1]) if falls else (values[:-1], values[1:])
+    return (after >= before - slack * np.abs(before)).mean(axis=0)
+
+
+def _monotone(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    groups = _groups(chosen(rows, test.get("at") or {}), {test["along"]})
+    return np.mean([_steps(test, [row.values[test["of"]] for row in _along(test, group)], bool(test.get("falls")))
+                    for group in groups], axis=0)
+
+
+def _order(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    axis, labels = next(iter(test["order"].items()))
+    groups = _groups(chosen(rows, {**(test.get("at") or {}), axis: labels}), {axis})
+    return np.mean([_steps(test, [row.values[test["of"]] for row in sorted(
+        group, key=lambda row: labels.index(row.at[axis]))], falls=True) for group in groups], axis=0)
+
+
+def _correlation(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    found = []
+    for group in _groups(chosen(rows, test.get("at") or {}), {test["along"]}):
+        x, y = (np.array([row.values[name] for row in group]) for name in (test["of"], test["with"]))
+        found.append([np.corrcoef(x[:, seed], y[:, seed])[0, 1] for seed in range(x.shape[1])])
+    return np.mean(found, axis=0)
+
+
+def _crossing(test: Test, rows: Sequence[Row]) -> np.ndarray:
+    def cross(group: list[Row]) -> np.ndarray:
+        some = _along(test, group)
+        x = np.array([row.at[test["along"]] for row in some], float)
+        y = np.array([row.values[test["of"]] for row in some])
+        return np.array([_first_above(x, one, float(test["over"])) for one in y.T])
+
+    a, b = pairs(test, rows, cross, (test["along"],))
+    return _taken(a / np.where(b > 0, b, np.nan), test.get("take", "mean"))
+
+
+def _first_above(x: np.ndarray, y: np.ndarray, limit: float) -> float:
+    """Where straight lines between points first exceed the limit; the last x where they never do."""
+    over = np.flatnonzero(y > limit)
+    if not over.size or over[0] == 0:
+        return float(x[0] if over.size else x[-1])
+    at = over[0]
+    return float(x[at - 1] + (limit - y[at - 1]) / (y[at] - y[at - 1]) * (x[at] - x[at - 1]))
+
+
+def _along(test: Test, rows: Sequence[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: float(row.at[test["along"]]))
+
+
+FORMS: Mapping[str, Callable[[Test, Sequence[Row]], np.ndarray]] = {
+    "value": _value, "ratio": _compared, "difference": _compared, "kept": _kept, "monotone": _monotone,
+    "order": _order, "correlation": _correlation, "crossing": _crossing}

@@ -1,0 +1,101 @@
+"""What plays a point of a figure: a worker process calls it with the scenario, the policy and the options of `play`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from experiments.common.simulation import NO_SAMPLES_S
+from ooco_gym.metrics.summary import summarise
+from ooco_gym.policy import get_policy
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.simulation import Run, Simulation, simulate
+from ooco_gym.workload import load_workload
+
+CURVES = {"online_active": "urgent", "offline_active": "offline"}
+
+
+def simulated(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """The summary of a simulation, with `params`, what the policy was set to."""
+    begun = time.process_time()
+    run = simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S)
+    return {**summarise(run), "params": run.params, "iterations": int(run.instances["steps_begun"].sum()),
+            "cpu_s": time.process_time() - begun}
+
+
+def profiled(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """The parameters that a policy's profiler finds by test runs (HyGen 4.2); none where they are given."""
+    chosen = get_policy(policy)
+    assert chosen.profile is not None
+    return dict(chosen.profile(chosen, scenario.resolve()))
+
+
+def over_time(scenario: Scenario, policy: str, *, bin_s: float) -> dict[str, Any]:
+    """A run by stretches of `bin_s`: rows along the axis `hour`, what arrived, ran and was found in the cache in each.
+
+    `hit_rate` is of the offline requests whose first token came in that time; tokens count where a request's last came.
+    """
+    run = simulate(scenario, policy=policy, sample_s=bin_s)
+    begin_s, end_s = run.window_s
+    edges_s = np.arange(begin_s, end_s + 1e-6, bin_s)
+    samples = np.minimum(np.searchsorted(run.samples["t_s"], edges_s[1:] - 1e-6), len(run.samples["t_s"]) - 1)
+    columns = {**_online(run, edges_s), **_offline(run, edges_s),
+               **{name: run.samples[key][samples].sum(axis=1) for name, key in CURVES.items()},
+               "kv_share": run.samples["kv_share"][samples].mean(axis=1)}
+    rows = [{"at": {"hour": round((edges_s[index] - begin_s) / 3600.0, 4)},
+             **{name: None if np.isnan(values[index]) else float(values[index]) for name, values in columns.items()}}
+            for index in range(len(edges_s) - 1)]
+    return {"rows": rows}
+
+
+def _online(run: Run, edges_s: np.ndarray) -> dict[str, np.ndarray]:
+    mine = run.requests[run.requests["online"] == 1]
+    tokens = mine["prompt_tokens"].astype(float) + mine["output_tokens"]
+    arrivals = np.histogram(mine["arrival_ps"] / PS_PER_S, edges_s, weights=np.ones(len(mine)))[0]
+    return {"online_per_s": arrivals / np.diff(edges_s), "online_tokens_per_s": _rate(mine, tokens, edges_s)}
+
+
+def _offline(run: Run, edges_s: np.ndarray) -> dict[str, np.ndarray]:
+    mine = run.requests[run.requests["online"] == 0]
+    begun = mine[mine["first_token_ps"] > 0]
+    prompts, hits = (np.histogram(begun["first_token_ps"] / PS_PER_S, edges_s, weights=values)[0] for values in (
+        begun["prompt_tokens"].astype(float), np.maximum(begun["cached_tokens"], 0).astype(float)))
+    tokens = mine["prompt_tokens"].astype(float) + mine["output_tokens"]
+    return {"offline_tokens_per_s": _rate(mine, tokens, edges_s),
+            "hit_rate": np.divide(hits, prompts, out=np.full(len(hits), np.nan), where=prompts > 0)}
+
+
+def _rate(requests: np.ndarray, tokens: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
+    done = requests["finish_ps"] > 0
+    return np.histogram(requests["finish_ps"][done] / PS_PER_S, edges_s, weights=tokens[done])[0] / np.diff(edges_s)
+
+
+def predictor_error(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """The mean absolute error of HyGen's predictor on the batches of a run, as a share (HyGen 5.3)."""
+    from baselines.hygen import service_error
+
+    simulation = Simulation(scenario, policy)
+    simulation.advance(simulation.window_s[1])
+    return {"error": service_error(simulation.state)}
+
+
+def traffic(scenario: Scenario, policy: str, *, bin_s: float, near_s: float) -> dict[str, Any]:
+    """The online requests of a workload over time: rows along the axis `hour` of their rate in each `bin_s`, the most
+    over the least rate within the next `near_s`, and the mean and 1.96 deviations of the last `near_s` (Echo 5.3)."""
+    del policy
+    start_s, duration_s = scenario.window()
+    trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=scenario.seed,
+                          rate_scale=scenario.online_scale())
+    rate = np.histogram(trace.arrival_s - start_s, np.arange(0.0, duration_s + 1e-6, bin_s))[0] / bin_s
+    near, rows = round(near_s / bin_s), []
+    for index, value in enumerate(rate):
+        ahead, before = rate[index:index + near], rate[max(0, index - near):index]
+        known = len(before) == near
+        bound = before.mean() + 1.96 * before.std() if known else None
+        rows.append({"at": {"hour": round((start_s + (index + 0.5) * bin_s) / 3600.0, 4)}, "online_per_s": float(value),
+                     "swing": float(ahead.max() / max(ahead.min(), 1.0 / bin_s)), "expected_most": bound,
+                     "covered": None if bound is None else float(value <= bound)})
+    return {"rows": rows, "mean_prompt_tokens": float(trace.prompt_tokens.mean())}
