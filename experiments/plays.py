@@ -9,13 +9,18 @@ import numpy as np
 
 from experiments.common.simulation import NO_SAMPLES_S
 from ooco_gym.metrics.summary import summarise
+from ooco_gym.perf.command import colocated_throughput, describe_iteration, prefill_saturation
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.state import PS_PER_S
 from ooco_gym.simulation import Run, Simulation, simulate
 from ooco_gym.workload import load_workload
+from ooco_gym.workload.offline import offline_trace
 
-CURVES = {"online_active": "urgent", "offline_active": "offline"}
+SIZES = (1, 4, 16, 64, 128, 256, 512, 1024, 4096)  # prompt tokens, or requests that decode
+CONTEXTS = (128, 1024, 8192)  # tokens of each of these
+CURVES = {"online_active": "urgent", "offline_active": "offline", "kv_share": "kv_share"}
+SAMPLES = 10  # of what runs, in each stretch of time
 
 
 def simulated(scenario: Scenario, policy: str) -> dict[str, Any]:
@@ -38,13 +43,14 @@ def over_time(scenario: Scenario, policy: str, *, bin_s: float) -> dict[str, Any
 
     `hit_rate` is of the offline requests whose first token came in that time; tokens count where a request's last came.
     """
-    run = simulate(scenario, policy=policy, sample_s=bin_s)
+    run = simulate(scenario, policy=policy, sample_s=bin_s / SAMPLES)
     begin_s, end_s = run.window_s
     edges_s = np.arange(begin_s, end_s + 1e-6, bin_s)
-    samples = np.minimum(np.searchsorted(run.samples["t_s"], edges_s[1:] - 1e-6), len(run.samples["t_s"]) - 1)
-    columns = {**_online(run, edges_s), **_offline(run, edges_s),
-               **{name: run.samples[key][samples].sum(axis=1) for name, key in CURVES.items()},
-               "kv_share": run.samples["kv_share"][samples].mean(axis=1)}
+    place = np.digitize(run.samples["t_s"], edges_s) - 1
+    means = {name: np.array([run.samples[key][place == index].sum(axis=1).mean() for index in range(len(edges_s) - 1)])
+             for name, key in CURVES.items()}
+    columns = {**_online(run, edges_s), **_offline(run, edges_s), **means,
+               "kv_share": means["kv_share"] / len(run.instances)}
     rows = [{"at": {"hour": round((edges_s[index] - begin_s) / 3600.0, 4)},
              **{name: None if np.isnan(values[index]) else float(values[index]) for name, values in columns.items()}}
             for index in range(len(edges_s) - 1)]
@@ -83,19 +89,53 @@ def predictor_error(scenario: Scenario, policy: str) -> dict[str, Any]:
 
 
 def traffic(scenario: Scenario, policy: str, *, bin_s: float, near_s: float) -> dict[str, Any]:
-    """The online requests of a workload over time: rows along the axis `hour` of their rate in each `bin_s`, the most
-    over the least rate within the next `near_s`, and the mean and 1.96 deviations of the last `near_s` (Echo 5.3)."""
+    """The online requests of a workload over time: rows along the axis `hour` of their rate in each `bin_s`; of the
+    `near_s` before, the most over the least rate, and the mean with 1.96 deviations (Echo 5.3)."""
     del policy
     start_s, duration_s = scenario.window()
     trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=scenario.seed,
                           rate_scale=scenario.online_scale())
     rate = np.histogram(trace.arrival_s - start_s, np.arange(0.0, duration_s + 1e-6, bin_s))[0] / bin_s
     near, rows = round(near_s / bin_s), []
-    for index, value in enumerate(rate):
-        ahead, before = rate[index:index + near], rate[max(0, index - near):index]
-        known = len(before) == near
-        bound = before.mean() + 1.96 * before.std() if known else None
+    for index in range(near, len(rate)):  # from where there is a past to look back on
+        before, value = rate[index - near:index], rate[index]
+        bound = before.mean() + 1.96 * before.std()
         rows.append({"at": {"hour": round((start_s + (index + 0.5) * bin_s) / 3600.0, 4)}, "online_per_s": float(value),
-                     "swing": float(ahead.max() / max(ahead.min(), 1.0 / bin_s)), "expected_most": bound,
-                     "covered": None if bound is None else float(value <= bound)})
-    return {"rows": rows, "mean_prompt_tokens": float(trace.prompt_tokens.mean())}
+                     "swing": float(before.max() / max(before.min(), 1.0 / bin_s)), "expected_most": float(bound),
+                     "covered": float(value <= bound)})
+    return {"rows": rows}
+
+
+def roofline(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """One iteration of prefill or decode on the cluster's first instance, over sizes and contexts (OOCO's Figure 3):
+    rows along `phase`, `size` (prompt tokens or requests) and `context`."""
+    del policy
+    deployment, rows = scenario.load_cluster().deployments(scenario.timing)[0][1], []
+    for size in SIZES:
+        batches = {"prefill": {0: {"prefill": [(size, size)]}},
+                   "decode": {context: {"decode": [context] * size} for context in CONTEXTS}}
+        for phase, by_context in batches.items():
+            for context, batch in by_context.items():
+                found = describe_iteration(deployment, **batch)
+                rows.append({"at": {"phase": phase, "size": size, "context": context}, "latency_s": found.latency_s,
+                             "tokens_per_s": found.tokens_per_s, "compute_share": found.resource_shares["compute"],
+                             "saturation_tokens": float(prefill_saturation(deployment) or 0)})
+    return {"rows": rows}
+
+
+def throughput(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """The most tokens a second of one instance that prefills and decodes, all requests of the mean lengths of Azure's
+    conversations (OOCO's Table 6)."""
+    del policy
+    _, deployment = scenario.load_cluster().deployments(scenario.timing)[0]
+    return {"tokens_per_s": colocated_throughput(deployment).tokens_per_s}
+
+
+def lengths(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """Mean lengths of the online requests of a day and of as many offline ones, in tokens."""
+    del policy
+    trace = load_workload(scenario.workload, start_s=0.0, duration_s=86_400.0, seed=scenario.seed, rate_scale=0.2)
+    offline = offline_trace(dict(scenario.offline), duration_s=20_000.0, seed=scenario.seed)
+    return {"prompt_tokens": float(trace.prompt_tokens.mean()), "output_tokens": float(trace.output_tokens.mean()),
+            "offline_prompt_tokens": float(offline.prompt_tokens.mean()),
+            "offline_output_tokens": float(offline.output_tokens.mean())}

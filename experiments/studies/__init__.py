@@ -11,8 +11,8 @@ from ooco_gym.errors import UserError, unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NAMES = ("bros", "echo", "engine_chain", "engine_live", "replay")
-MOVED = {"hygen": "figure name=hygen/*"}
+NAMES = ("engine_chain", "engine_live", "replay")
+MOVED = {name: f"figure name={name}/*" for name in ("bros", "echo", "hygen")}
 KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
         "replay": ("run", "prompts", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
 """Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""

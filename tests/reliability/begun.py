@@ -93,8 +93,7 @@ COMMANDS = {
     "demo": Command(("demo", "duration_s=600", "windows=2", "agent.generations=2", "agent.windows=2",
                      "agent.validation.windows=2", "env.window_s=60", "env.warmup_s=10"), "demo", alike=False),
     "zoo": Command(("zoo", "generations=1", "windows=2"), "zoo", alike=False),
-    "experiment": Command(("experiment", "bros", "bros.rates=[2.5]", "bros.policies=[round_robin]", "bros.seeds=1",
-                           "bros.duration_s=30", "bros.warmup_s=5", "bros.drain_s=5"), "experiment bros"),
+    "figure": Command(("figure", "bros/fig14", "quick=true", "workers=1"), "figure bros/fig14", alike=False),
 }
 
 

@@ -1,0 +1,107 @@
+"""Best-effort requests in batches, each submitted when the last one is done: how BROS (arXiv 2504.09590) is evaluated."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim import state as s
+from ooco_gym.simulation import Run, Simulation
+
+POLL_S = 0.2  # how soon a batch that is done is noticed
+
+
+class BatchedWork:
+    """The requests of a simulation that has not begun, the offline ones to be submitted batch by batch.
+
+    They are moved behind all online ones of the trace, to arrive never; `submit` moves the next ones to the slots where
+    the event loop looks for arrivals. Online requests after the window never arrive. Nothing but the deadlines knows of
+    rows that have not arrived.
+
+    Args:
+        state: the episode.
+        batch: offline requests in a batch.
+        window_s: the measured window: requests that arrive in it count, and none arrive after it.
+    """
+
+    def __init__(self, state: s.State, batch: int, window_s: tuple[float, float]) -> None:
+        self.state, self.batch = state, batch
+        self.start_ps, self.end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
+        requests = state.requests
+        online, late = requests["online"] == 1, requests["arrival_ps"] >= self.end_ps
+        self.next_slot, self.left = int((online & ~late).sum()), int((~online).sum())  # of the next ones, and how many
+        self._reorder(np.concatenate([np.flatnonzero(online & ~late), np.flatnonzero(~online),
+                                      np.flatnonzero(online & late)]))
+        requests["arrival_ps"][self.next_slot :] = s.NEVER
+        self.running = slice(0, 0)
+        # The loop ends once every SLO is kept or missed; here latencies count to the last token.
+        state.gauges.open_online += 1
+
+    def _reorder(self, order: np.ndarray) -> None:
+        """Moves row order[i] of the requests to slot i, with the slots that deadlines name."""
+        slots = np.empty(len(order), np.int64)
+        slots[order] = np.arange(len(order))
+        self.state.requests[:] = self.state.requests[order]
+        self.state.deadlines[:] = slots[self.state.deadlines]
+
+    def submit_if_due(self) -> None:
+        """Lets the next batch arrive now if the last one is done."""
+        done = self.state.requests["status"][self.running] >= s.FINISHED
+        if self.left and done.all() and self.state.clock.now_ps < self.end_ps:
+            self._submit(min(self.batch, self.left))
+
+    def _submit(self, count: int) -> None:
+        state, now = self.state, int(self.state.clock.now_ps)
+        at, total = int(state.clock.next_arrival), state.requests.size
+        mine = np.arange(self.next_slot, self.next_slot + count)
+        others = np.concatenate([np.arange(at, self.next_slot), np.arange(self.next_slot + count, total)])
+        self._reorder(np.concatenate([np.arange(at), mine, others]))
+        self.running = slice(at, at + count)
+        rows = state.requests[self.running]
+        rows["arrival_ps"] = now
+        rows["counted"] = now >= self.start_ps
+        self.next_slot, self.left = self.next_slot + count, self.left - count
+
+    def over(self) -> bool:
+        """Whether the window is over and all online requests that count have finished."""
+        requests = self.state.requests
+        counted = (requests["online"] == 1) & (requests["counted"] == 1)
+        return bool(self.state.clock.now_ps >= self.end_ps
+                    and (requests["status"][counted] >= s.FINISHED).all())
+
+
+def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
+    """Plays a scenario whose offline part is `{mode: jobs, jobs: …}`, the jobs in batches.
+
+    Args:
+        scenario: with more offline requests than will be served.
+        policy: a name, or `name:param=value,…`.
+        batch: offline requests that are submitted as soon as the last ones are done.
+    """
+    begun = time.perf_counter()
+    simulation = Simulation(scenario, policy)
+    work = BatchedWork(simulation.state, batch, simulation.window_s)
+    until_s, end_s = 0.0, simulation.end_ps / s.PS_PER_S
+    while until_s < end_s and not work.over():
+        work.submit_if_due()
+        until_s += POLL_S
+        simulation.advance(until_s)
+    state = simulation.state
+    state.gauges.open_online -= 1
+    policy_values = dict(simulation.policy.values)
+    return Run(simulation.scenario, simulation.policy.name, policy_values, state.requests, state.instances, state.itl,
+               simulation.window_s, state.totals.as_dict(), {}, np.zeros(0, s.LOG), simulation.now_s,
+               time.perf_counter() - begun, simulation.notes)
+
+
+def batched(scenario: Scenario, policy: str, *, batch: int) -> dict[str, Any]:
+    """Summary of such a run, with its iterations and the processor's time in all; this plays the points of a figure."""
+    from ooco_gym.metrics.summary import summarise
+
+    begun = time.process_time()
+    run = simulate_batches(scenario, policy, batch)
+    return {**summarise(run), "iterations": int(run.instances["steps_begun"].sum()),
+            "cpu_s": time.process_time() - begun}
