@@ -1,4 +1,4 @@
-"""Best-effort requests in batches, each submitted when the last one is done: how BROS (arXiv 2504.09590) is evaluated."""
+"""Best-effort requests in batches, each submitted when the last one is done, as BROS (arXiv 2504.09590) has them."""
 
 from __future__ import annotations
 
