@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import glob
 import json
+import math
 import os
-import shutil
 import tempfile
-import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -27,7 +25,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk answers that takes no more: full, or over a quota, a limit on files, or read-only."""
 MOST_CELLS = 2**28  # of a Parquet file that is read as a whole; traces, which may have more, are read in pieces
 _TOLD: set[Path] = set()  # folders of which a warning has said that they are not used
-STALE_S = 3600.0  # seconds after which what a process left that ended in the midst of writing is removed
 
 
 class DiskFullError(UserError):
@@ -100,7 +97,6 @@ def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]
     try:
         yield temporary
         os.replace(temporary, final)
-        remove_stale(final)
     except OSError as error:
         if error.errno in FULL:
             raise DiskFullError(f"cannot write {kind}'{final}': {os.strerror(error.errno)}") from error
@@ -111,34 +107,22 @@ def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]
         temporary.unlink(missing_ok=True)
 
 
-def remove_stale(final: Path) -> None:
-    """Removes what processes left beside `final` that were killed while they wrote it, an hour ago or more."""
-    for left in final.parent.glob(f".{glob.escape(final.name)}.*.tmp*"):
-        pid = left.name[len(final.name) + 2 :].partition(".")[0]
-        with suppress(OSError):
-            if pid.isdigit() and not _runs(int(pid)) and time.time() - left.stat().st_mtime > STALE_S:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process of this number runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True  # another user's, or no number of a process
-    return True
-
-
 def as_json(value: Any) -> Any:
     """A value as JSON gives it back: lists for arrays and tuples, text for keys and paths, null for NaN."""
-    return json.loads(json.dumps(_finite(value), allow_nan=False, default=_plain))
+    if isinstance(value, Mapping):
+        return {str(key): as_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(one) for one in value]
+    if hasattr(value, "tolist"):  # arrays and numbers of NumPy
+        return as_json(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as indented JSON (NaN and infinity become null), atomically."""
-    text = json.dumps(_finite(value), indent=2, allow_nan=False, default=_plain)
+    """Writes `value` as indented JSON (`as_json`), atomically."""
+    text = json.dumps(as_json(value), indent=2, allow_nan=False)
     with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -176,22 +160,3 @@ def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None
     """Writes a mapping as `write_json` does, with a digest of it, so that `documents.read_mapping` sees a change."""
     kept = as_json(value)
     write_json(path, {**kept, SEAL: seal_of(kept)})
-
-
-def _plain(value: Any) -> Any:
-    """Turns NumPy scalars and arrays and paths into what JSON knows."""
-    if hasattr(value, "tolist"):
-        return _finite(value.tolist())
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"cannot write {type(value).__name__} as JSON")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value if not hasattr(value, "tolist") else _finite(value.tolist())

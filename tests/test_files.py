@@ -1,12 +1,9 @@
-"""Files are whole or not there; a disk that takes no more is a sentence, and what a killed process left goes away."""
+"""Files are whole or not there; a disk that takes no more is a sentence."""
 
 from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ import pytest
 from experiments.common.store import Store
 from ooco_gym import peak
 from ooco_gym.errors import UserError
-from ooco_gym.files import STALE_S, DiskFullError, atomic_write, cache_path
+from ooco_gym.files import DiskFullError, atomic_write, cache_path
 from ooco_gym.workload.catalogue import data_folder
 
 ANSWER = {"reward": 1.0}
@@ -46,27 +43,6 @@ def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
             atomic_write(tmp_path / "x.json") as temporary:
         temporary.write_text("{}")
     assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
-
-
-def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path: Path) -> None:
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True,
-                          check=True).stdout.strip()
-    old, fresh, running, other = (tmp_path / name for name in (
-        f".x.json.{gone}.tmp.json", f".x.json.{gone}.tmpabc", f".x.json.{os.getpid()}.tmp1", f".y.json.{gone}.tmp"))
-    for path in (old, running, other):
-        path.write_text("half")
-    fresh.mkdir()
-    (fresh / "runs.parquet").write_text("half")
-    before = time.time() - STALE_S - 60.0
-    for path in (old, running, other):
-        os.utime(path, (before, before))
-    with atomic_write(tmp_path / "x.json") as temporary:
-        temporary.write_text("{}")
-    assert not old.exists() and fresh.exists() and running.exists() and other.exists()
-    os.utime(fresh, (before, before))
-    with atomic_write(tmp_path / "x.json") as temporary:
-        temporary.write_text("{}")
-    assert not fresh.exists()
 
 
 def made_anothers(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
-from ooco_gym.documents import bounded_yaml
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
 
@@ -84,7 +83,7 @@ class OocoSource(ConfigSource):
         else:
             try:
                 text = path.read_text(encoding="utf-8")
-                config, header = OmegaConf.create(bounded_yaml(text)), self._get_header_dict(text)
+                config, header = OmegaConf.create(text), self._get_header_dict(text)
             except Exception as error:  # beside YAMLError, of values and depths that cannot be: a dozen kinds
                 reason = " ".join(str(error).split())[:300] or type(error).__name__
                 raise UserError(f"'{path}' is not valid YAML: {reason}") from error

@@ -3,9 +3,7 @@ saturate, and what it can serve; as tables and as a page."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,17 +17,12 @@ from ooco_gym.report import Column, Table, console, layout, write_figure
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-
 COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
 CAPACITY = "capacity"
-_RESOURCES: tuple[str, ...] = (COMPUTE, MEMORY, COMMUNICATION, OVERHEAD)
-KINDS: tuple[str, ...] = ("gemm", "attention", "elementwise", "communication", "overhead")
 _DEPLOYMENT = ("chip", "model", "tp", "pp", "kv_fraction", "timing")
-SCHEMA = "ooco-gym/perf/2"
+SCHEMA = "ooco-gym/perf/3"
 _THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch")
-_SHORT = {"memory bandwidth": "memory", "communication": "links"}
-_COLUMNS = {"gemm": "linear", "attention": "attn", "elementwise": "other", "communication": "links",
-            "overhead": "engine"}  # "other": norms, rotary positions, activations, embedding
+_SHORT = {MEMORY: "memory", COMMUNICATION: "links"}
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -51,9 +44,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     figures = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
                     throughput=values["throughput"])
     screen = console()
-    decode, prefill = _tables(figures)
-    decode.show(screen, unbroken=99)
-    prefill.show(screen)
+    for table in _tables(figures):
+        table.show(screen, unbroken=99)
     for line in summary_lines(figures):
         screen.print(line, highlight=False)
     for warning in figures["warnings"]:
@@ -83,11 +75,8 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         if not (is_whole(value) if name == "batch" else is_number(value)):
             raise UserError(f"throughput.{name} must be a {'whole ' if name == 'batch' else ''}number, got '{value}'")
     for name, values in (("contexts", contexts), ("batches", batches), ("prompts", prompts)):
-        if isinstance(values, (str, int)) or not values:
-            raise UserError(f"{name} must be a list of whole numbers, got '{values}'")
-        for value in values:
-            if not is_whole(value) or value < 1:
-                raise UserError(f"{name} must hold whole numbers of at least 1, got '{value}'")
+        if isinstance(values, (str, int)) or not values or not all(is_whole(value) and value > 0 for value in values):
+            raise UserError(f"{name} must be a list of whole numbers of at least 1, got '{values}'")
     decode = [{"batch": batch, "context_tokens": context, **_row(deployment, decode=[context] * batch)}
               for context in contexts for batch in batches]
     prefill = [{"prompt_tokens": tokens, **_row(deployment, prefill=[(tokens, tokens)])} for tokens in prompts]
@@ -115,7 +104,7 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
 
 def _row(deployment: Deployment, **batch: Any) -> dict[str, Any]:
     report = describe_iteration(deployment, **batch)
-    return {**vars(report), "tokens_per_s": report.tokens_per_s, "fits": report.kv_share <= 1}
+    return {**report._asdict(), "tokens_per_s": report.tokens_per_s, "fits": report.kv_share <= 1}
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
@@ -147,8 +136,8 @@ def _bound(row: dict[str, Any]) -> str:
 
 
 def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
-    """Decode steps by batch size and context, and prefills of one prompt with shares of their time."""
-    rows, prefill = figures["decode"], figures["prefill"]
+    """Decode steps by batch size and context, and prefills of one prompt."""
+    rows = figures["decode"]
     contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
     body = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
@@ -157,16 +146,11 @@ def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
                                      for row in cells),
                      f"{cells[0]['tokens_per_s']:,.0f}" if cells[0]["fits"] else ""])
     head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]
-    # The roofline knows no element-wise operators.
-    shown = [kind for kind in KINDS if kind != "elementwise" or any(row["kind_shares"][kind]
-                                                                    for row in [*prefill, *rows])]
-    columns = [
-        Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
-        Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound, align="l"),
-        *(Column(_COLUMNS[kind], lambda row, kind=kind: row["kind_shares"][kind], ".0%") for kind in shown)]
+    columns = [Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
+               Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound, align="l")]
     return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", head, body,
                   align="r"),
-            Table.of(columns, prefill, f"Prefill of one prompt, with shares of its time\n{_title(figures)}"))
+            Table.of(columns, figures["prefill"], f"Prefill of one prompt\n{_title(figures)}"))
 
 
 def build_figure(figures: dict[str, Any]) -> Any:
@@ -175,49 +159,32 @@ def build_figure(figures: dict[str, Any]) -> Any:
 
     contexts = list(dict.fromkeys(row["context_tokens"] for row in figures["decode"]))
     figure = make_subplots(rows=2, cols=2, vertical_spacing=0.12, subplot_titles=(
-        "Decode step (ms) by batch size", "Prefill of one prompt (ms) by tokens",
+        f"Decode step (ms) by batch size; bs_sat {figures['saturation']['bs_sat']}",
+        "Prefill of one prompt (ms) by tokens",
         f"Operators of a decode step at context {contexts[-1]:,} (share)", "Operators of prefill (share)"))
-    for context in contexts:
-        rows = [row for row in figures["decode"] if row["context_tokens"] == context and row["fits"]]
-        figure.add_scatter(x=[row["batch"] for row in rows], y=[1e3 * row["latency_s"] for row in rows],
-                           text=[row["bottleneck"] for row in rows], name=f"context {context:,}", row=1, col=1)
-    prefill = figures["prefill"]
-    tokens = [row["prompt_tokens"] for row in prefill]
-    figure.add_scatter(x=tokens, y=[1e3 * row["latency_s"] for row in prefill], name="prefill", row=1, col=2,
-                       text=[row["bottleneck"] for row in prefill])
-    decode = [row for row in figures["decode"] if row["context_tokens"] == contexts[-1]]
-    decode = [row for row in decode if row["fits"]] or decode
-    for column, sizes, rows in ((1, [row["batch"] for row in decode], decode), (2, tokens, prefill)):
-        names = dict.fromkeys(name for row in rows for name, share in row["operator_shares"].items() if share)
-        for name in names:
-            figure.add_scatter(x=sizes, y=[row["operator_shares"].get(name, 0.0) for row in rows], name=name,
-                               mode="lines", stackgroup="operators", row=2, col=column)
-    saturation = figures["saturation"]
-    _mark(figure, 1, saturation["bs_sat"], f"bs_sat {saturation['bs_sat']}")
-    if saturation["prefill_tokens"]:
-        _mark(figure, 2, saturation["prefill_tokens"], f"{saturation['prefill_tokens']} tokens", log=True)
+    decode = [row for row in figures["decode"] if row["fits"]]
+    curves = [(1, f"context {context:,}", "batch", [row for row in decode if row["context_tokens"] == context])
+              for context in contexts]
+    curves.append((2, "prefill", "prompt_tokens", figures["prefill"]))
+    for column, name, size, rows in curves:
+        figure.add_scatter(x=[row[size] for row in rows], y=[1e3 * row["latency_s"] for row in rows], name=name,
+                           text=[row["bottleneck"] for row in rows], row=1, col=column)
+    for column, _, size, rows in curves[-2:]:
+        for name in dict.fromkeys(name for row in rows for name, share in row["operator_shares"].items() if share):
+            figure.add_scatter(x=[row[size] for row in rows], y=[row["operator_shares"].get(name, 0.0) for row in rows],
+                               name=name, mode="lines", stackgroup="operators", row=2, col=column)
     figure.update_xaxes(type="log", col=2)
     figure.update_yaxes(type="log", row=1, col=2)
     return layout(figure, 900, legend="side")
 
 
-def _mark(figure: Any, column: int, position: float, text: str, log: bool = False) -> None:
-    """Marks a position of a panel of the first row; on a logarithmic axis Plotly wants the text's logarithm."""
-    suffix = "" if column == 1 else str(column)
-    figure.add_vline(x=position, line_dash="dot", line_color="grey", row=1, col=column)
-    figure.add_annotation(x=math.log10(position) if log else position, xref=f"x{suffix}", y=1, yref=f"y{suffix} domain",
-                          text=text, showarrow=False, xanchor="left", yanchor="top")
-
-
 # --- One iteration, operator by operator ----------------------------------------------------------------------------
-@dataclass(frozen=True)
-class IterationReport:
+class IterationReport(NamedTuple):
     """One prefill or decode iteration, broken down by operator (OOCO 3.3.3).
 
     Attributes:
         latency_s: of the whole iteration, overhead included.
         operator_shares: share of the latency by operator; they sum to 1.
-        kind_shares: the same by kind: gemm, attention, elementwise, communication, overhead.
         resource_shares: share of the latency by what limits it: compute, memory bandwidth, communication, overhead.
             A kernel's launch counts to what limits the kernel.
         bottleneck: "capacity" where the KV memory could not take one more request of the batch's mean context,
@@ -228,7 +195,6 @@ class IterationReport:
 
     latency_s: float
     operator_shares: dict[str, float]
-    kind_shares: dict[str, float]
     resource_shares: dict[str, float]
     bottleneck: str
     tokens: float
@@ -258,16 +224,15 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
     requests = np.array(prefill if len(prefill) else [(1.0, context) for context in decode], dtype=np.float64)
     costs = _costs(deployment, phase, requests)
     latency = sum(float(cost.seconds) for cost in costs)
-    kinds, resources = dict.fromkeys(KINDS, 0.0), dict.fromkeys(_RESOURCES, 0.0)
+    resources: dict[str, float] = dict.fromkeys((COMPUTE, MEMORY, COMMUNICATION, OVERHEAD), 0.0)
     for cost in costs:
-        kinds[cost.kind] += float(cost.seconds) / latency
         limit = cost.kind if cost.kind in (COMMUNICATION, OVERHEAD) else COMPUTE if cost.compute_bound else MEMORY
         resources[limit] += float(cost.seconds) / latency
     held = float(requests[:, 1].sum())
     full = held + requests[:, 1].mean() > deployment.kv_tokens
     bottleneck = CAPACITY if full else max(resources, key=lambda name: resources[name])
     shares = {cost.name: float(cost.seconds) / latency for cost in costs}
-    return IterationReport(latency, shares, kinds, resources, bottleneck, float(requests[:, 0].sum()),
+    return IterationReport(latency, shares, resources, bottleneck, float(requests[:, 0].sum()),
                            held / deployment.kv_tokens)
 
 

@@ -193,27 +193,6 @@ def test_a_file_of_ones_own_that_is_no_yaml_is_named(toy: SimpleNamespace, conte
     assert toy.run("play", "fruit.brown_spots=3", "--config-dir", "own", "out=results")[0] == 2  # no key of an apple
 
 
-def levels(of: str, first: str) -> str:
-    """Six values, each ten times the one before it."""
-    return "\n".join([f"weight_g: 1\na0: {first}", *(f"a{i}: {of.format(i, i - 1)}" for i in range(1, 7))])
-
-
-@pytest.mark.parametrize("content", [
-    levels("&a{0} [" + "*a{1}," * 10 + "]", "&a0 [1]"), levels("&a{0} {{<<: [" + "*a{1}," * 10 + "]}}", "&a0 {x: 1}"),
-    levels("[" + "'${{fruit.a{1}}}'," * 10 + "]", "x"), levels("'" + "${{fruit.a{1}}}" * 10 + "'", "x"),
-    "a: &a [*a]", "a0: &a0 [1]\n" + "\n".join(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 300)),
-    f"a: &a '{'x' * 1_000_000}'\nb: [{'*a,' * 100}]"])
-def test_a_yaml_that_grows_as_it_is_read_is_refused_wherever_it_is_read(toy: SimpleNamespace, content: str) -> None:
-    """Aliases within aliases, references within references: a few lines are more than any memory holds."""
-    own = toy.cwd / "own" / "fruit"
-    own.mkdir(parents=True)
-    (own / "bomb.yaml").write_text(content)
-    for words in (("fruit=bomb", "--config-dir", "own"), (f"fruit={own / 'bomb.yaml'}",)):
-        code, _, err = toy.run("play", *words, "out=results")
-        assert code == 2 and err.count("\n") == 1 and "bomb.yaml' is not valid YAML: " in err, err
-    assert toy.run("play", "fruit.a6=3", "--config-dir", "own")[0] == 2  # looked for among all fruit
-
-
 @pytest.mark.parametrize("word", ["seed=" + "[" * 900 + "]" * 900, "fruit=" + "a" * 300, "fruit=" + "a/" * 200,
                                   "fruit=apple:" + "x" * 300, f"fruit={'a' * 300}.yaml", "seed=" + "{a: " * 500])
 def test_a_word_that_is_too_long_or_too_deep_is_one_sentence(toy: SimpleNamespace, word: str) -> None:

@@ -30,7 +30,7 @@ def config(out: str | None = None, **changes: Any) -> DictConfig:
 def test_figures_tables_and_plot(tmp_path, capsys):
     figures = main(config(str(tmp_path)))
     assert json.loads(json.dumps(figures)) == figures
-    assert figures["schema"] == "ooco-gym/perf/2"
+    assert figures["schema"] == "ooco-gym/perf/3"
     assert 250 <= figures["saturation"]["bs_sat"] <= 350
     assert 200 <= figures["saturation"]["prefill_tokens"] <= 350
     printed = " ".join(capsys.readouterr().out.split())
@@ -69,13 +69,10 @@ def test_extended_timing_shows_its_operators_and_where_it_extrapolates(tmp_path,
     figures = main(config(str(tmp_path), chip=chip(validity=validity), timing="extended"))
     assert {"norm", "rotary", "activation", "embedding", "lm_head", "sampler"} <= set(
         figures["decode"][0]["operator_shares"])
-    for row in [*figures["decode"], *figures["prefill"]]:
-        assert sum(row["kind_shares"].values()) == pytest.approx(1)
-        assert row["kind_shares"]["elementwise"] > 0
     assert figures["warnings"] == ["chip 'h200_kernels': its figures were fitted up to a decode batch of 128 requests; "
                                    "this run reaches 512, where times are extrapolated"]
     printed = " ".join(capsys.readouterr().out.split())
-    assert "other" in printed and "Note: chip 'h200_kernels': its figures were fitted up to" in printed
+    assert "Note: chip 'h200_kernels': its figures were fitted up to" in printed
     traces = {trace.name for trace in build_figure(figures).data}
     assert {"norm", "activation", "sampler", "prefill", "context 250"} <= traces
 
