@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -32,19 +31,12 @@ if TYPE_CHECKING:
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 Finding = tuple[str, str, str, str]  # what was looked at, what there is, whether that is well, and what to do
 UNSHOWN = ("all", "dev", "docs")  # extras that users need not have
-LOW_SPACE_GB = 1.0  # of a file system that a cache is on: a training run with its recordings may need it
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Looks at the installation and shows what it finds.
-
-    Args:
-        cfg: keys as in `conf/doctor.yaml`.
-
-    Returns:
-        `findings`, each with `about`, `found`, `state` (ok, note or problem) and `advice`; and `problems`, how many.
-    """
-    findings = [*_packages(), *_machine(), *_folders(), *_engine()]
+    """Looks at the installation; returns `findings`, each with `about`, `found`, `state` (ok, note or problem) and
+    `advice`, and `problems`, how many."""
+    findings = [*_packages(), *_machine(), *_folders()]
     Table("ooco-gym doctor", ("", "found", "", "what to do"), findings, align="l").show(frame="simple", unbroken=1)
     problems = sum(state == PROBLEM for _, _, state, _ in findings)
     print("no problem found" if problems == 0 else f"{problems} to mend: see 'what to do'")
@@ -84,15 +76,23 @@ def _packages() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    """Python, cores, threads."""
+    """Python, cores, whether compilation is on, and the serving engine's own Python."""
     yield "Python", f"{platform.python_version()} ({platform.machine()}, {platform.system()})", OK, ""
     yield "cores", f"{cores()} of {os.cpu_count()}", OK, ""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        if value := os.environ.get(name):
-            many = value.isdecimal() and int(value) > cores()
-            yield name, value, NOTE if many else OK, f"at most {cores()} are of use" * many
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         yield "NUMBA_DISABLE_JIT", "set", PROBLEM, "unset it: the simulator runs only compiled"
+    try:
+        python = find_python(None)
+    except UserError as error:
+        given = VARIABLE in os.environ
+        yield ("engine", str(error) if given else "none", PROBLEM if given else OK,
+               f"set {VARIABLE} to a Python that has vLLM, or unset it" if given else
+               "make engine installs vLLM's CPU build, to measure or compare with")
+        return
+    ask = "from importlib.metadata import version; print(version('vllm'))"
+    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+    yield ("engine", f"{python}: no vLLM there", PROBLEM, f"set {VARIABLE} to a Python that has it") if (
+        done.returncode) else ("engine", f"vLLM {done.stdout.strip()} ({python})", OK, "")
 
 
 def _folders() -> Iterator[Finding]:
@@ -100,50 +100,23 @@ def _folders() -> Iterator[Finding]:
     package, kept = Path(__file__).resolve().parents[1], cache_folder()
     usual = package if os.access(package, os.W_OK) else Path(os.environ.get("XDG_CACHE_HOME") or kept.parent) / "numba"
     yield _cache("compiled code", Path(os.environ.get("NUMBA_CACHE_DIR") or usual), "*/ooco_gym-*/*.nbc")
-    if why := not_private(kept):
-        yield ("kept simulations", f"{_short(kept)} {why}", PROBLEM,
-               "none are kept, nor used: set OOCO_GYM_CACHE to a folder of your own")
-    else:
-        yield _cache("kept simulations", kept, "*")
+    yield _cache("kept simulations", kept, "*", not_private(kept))
     root, folder = os.environ.get(DATA_VARIABLE), data_folder()
-    count = len([*folder.iterdir()]) if folder.is_dir() else 0
     if root and not Path(root).expanduser().is_dir():
         yield DATA_VARIABLE, f"{root}: no such folder", PROBLEM, "name one that has traces/, or unset it"
     else:
-        advice = "" if count else "ooco-gym data list shows public ones"
-        yield "traces", f"{_short(folder)}: {count} files", OK, advice
+        count = len([*folder.iterdir()]) if folder.is_dir() else 0
+        yield "traces", f"{folder}: {count} files", OK, "" if count else "ooco-gym data list shows public ones"
 
 
-def _cache(about: str, folder: Path, pattern: str) -> Finding:
+def _cache(about: str, folder: Path, pattern: str, why: str = "") -> Finding:
     here = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.NamedTemporaryFile(dir=here):
-            free_gb = shutil.disk_usage(here).free / 1e9
+        tempfile.TemporaryFile(dir=here).close()
     except OSError as error:
-        return (about, f"{_short(folder)}: {error.strerror}", PROBLEM, "NUMBA_CACHE_DIR or OOCO_GYM_CACHE names a "
-                "folder that can be written; without one everything is made anew at each start")
+        why = f"cannot be written: {error.strerror}"
+    if why:
+        return (about, f"{folder} {why}", PROBLEM, "NUMBA_CACHE_DIR or OOCO_GYM_CACHE names a folder of your own; "
+                "without one everything is made anew at each start")
     size_mb = sum(path.lstat().st_size for path in folder.rglob(pattern) if os.path.lexists(path)) / 1e6
-    low = free_gb < LOW_SPACE_GB
-    return (about, f"{_short(folder)}: {size_mb:.1f} MB", NOTE if low else OK,
-            f"only {free_gb:.2f} GB are free there" * low)
-
-
-def _short(path: Path) -> str:
-    """A path as users write it."""
-    home = os.environ.get("HOME", "")
-    return f"~{str(path)[len(home):]}" if len(home) > 1 and path.is_relative_to(home) else str(path)
-
-
-def _engine() -> Iterator[Finding]:
-    """The serving engine's own Python."""
-    try:
-        python = find_python(None)
-    except UserError as error:
-        yield ("engine", str(error), PROBLEM, f"set {VARIABLE} to a Python that has vLLM, or unset it") if (
-            os.environ.get(VARIABLE)) else (
-            "engine", "none", OK, "make engine installs vLLM's CPU build, to measure or compare with")
-        return
-    ask = "from importlib.metadata import version; print(version('vllm'))"
-    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
-    yield ("engine", f"{_short(python)}: no vLLM there", PROBLEM, f"set {VARIABLE} to a Python that has it") if (
-        done.returncode) else ("engine", f"vLLM {done.stdout.strip()} ({_short(python)})", OK, "")
+    return about, f"{folder}: {size_mb:.1f} MB", OK, ""

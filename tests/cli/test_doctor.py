@@ -1,7 +1,6 @@
 """`ooco-gym doctor` finds what is wrong with an installation and says what to do."""
 
 import json
-import os
 import sys
 
 import pytest
@@ -50,9 +49,3 @@ def test_a_version_that_is_refused_is_a_problem(tmp_path, monkeypatch):
     assert found["packages"]["state"] == doctor.PROBLEM  # the core without numba does not run
     assert "numba" in found["packages"]["found"]
     assert found["[train]"]["state"] == doctor.NOTE
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs a system that tells the cores of a process")
-def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", str(10 * len(os.sched_getaffinity(0)) + 10))
-    assert findings(tmp_path)["OMP_NUM_THREADS"]["state"] == doctor.NOTE
