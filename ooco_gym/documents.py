@@ -25,12 +25,8 @@ SEAL = "content_sha256"
 
 
 def read_yaml(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
-    """What a YAML file holds.
-
-    Args:
-        path: the file.
-        where: what the sentence calls it; the path in quotes by default.
-        advice: is added to the sentence, such as `; simulate it again`.
+    """What a YAML file holds. A sentence about it begins with `where` (its path in quotes by default) and ends with
+    `advice`.
 
     Raises:
         UserError: it cannot be read, or is no YAML.

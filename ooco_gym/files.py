@@ -78,11 +78,8 @@ def user_folder() -> Path:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is renamed to `path`, on failure removed.
-
-    Args:
-        path: the file.
-        kind: before its name in a sentence about it, such as `trace `.
+    """Yields a temporary path beside `path`; on success it is renamed to `path`, on failure removed. `kind` stands
+    before its name in a sentence about it, such as `trace `.
 
     Raises:
         UserError: the folder of `path` cannot be created, or a folder is in the file's place.

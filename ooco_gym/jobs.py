@@ -82,14 +82,9 @@ def threads() -> int:
 
 def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] | None = None,
          arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
-    """A pool of worker processes, to be shut down by the caller (`processes` does it by itself).
-
-    Args:
-        workers: processes at most; they begin with the first work.
-        preload: modules that all workers import; where the system can, once for all of them.
-        begin: is called in each worker before its first work, such as to keep an event of `SPAWN`.
-        arguments: of `begin`.
-    """
+    """A pool of at most so many worker processes, to be shut down by the caller (`processes` does it by itself). They
+    begin with the first work; all import `preload`, where the system can once for all of them, and call `begin` with
+    `arguments`."""
     kind: Any = SPAWN
     if preload and "forkserver" in multiprocessing.get_all_start_methods():
         kind = _ForkServer()
@@ -116,13 +111,8 @@ def processes(workers: int, begin: Callable[..., None] | None = None,
 
 
 def in_processes(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """Results of a function on each item, in order; computed in this process where one worker is enough.
-
-    Args:
-        function: of a module's top level, or a `functools.partial` of one.
-        items: what it is called with.
-        workers: processes at most.
-    """
+    """Results of a function (of a module's top level, or a `functools.partial` of one) on each item, in order; computed
+    in this process where one worker is enough."""
     items = list(items)
     if min(workers, len(items)) <= 1:
         yield from map(function, items)

@@ -36,16 +36,9 @@ def shipped_file() -> Path:
 
 
 def stored_peak_factor(workload: Any, cluster: Any, slo: Mapping[str, Any] | str, tpot_from: str) -> float | None:
-    """Looks up the peak factor of a workload on a cluster under an SLO.
-
-    Args:
-        workload: its label; anything but a string has no stored factor.
-        cluster: its label; anything but a string has no stored factor.
-        slo: mapping with `ttft_s`, `tpot_s`, `tpot_min_tokens`, or the name of a preset in `conf/slo`.
-        tpot_from: which TPOT violates, `first_token` or `first_decode`.
-
-    Returns:
-        The factor that multiplies the workload's own rate, or None where none has been found under the protocol yet.
+    """The peak factor of a workload on a cluster, by their labels (anything but a string has none), under an SLO (a
+    mapping with `SLO_KEYS`, or the name of a preset) whose TPOT counts from `tpot_from`; None where none has been
+    found under the protocol.
 
     Raises:
         UserError: a file of factors cannot be read.
@@ -66,12 +59,8 @@ def key_of(workload: str, cluster: str, slo: Mapping[str, Any] | str, tpot_from:
 
 
 def label(group: str, value: Any) -> str:
-    """A name that tells a workload or a cluster from all others: its own where it is as shipped, else with a digest.
-
-    Args:
-        group: `workload` or `cluster`.
-        value: name, mix, YAML path, trace file or mapping; a path and the mapping that it holds have one label.
-    """
+    """A name that tells a workload or a cluster (`group`) from all others: its own where it is as shipped, else with a
+    digest. A path and the mapping that it holds have one label."""
     if not isinstance(value, Mapping):
         text = os.fspath(value)
         if not text.endswith((".yaml", ".yml")):
@@ -137,13 +126,9 @@ def _named_in(path: Path, version: str) -> Any:
 
 
 def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[str, Any] | None:
-    """The whole entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …), the shipped file first.
-
-    Args:
-        key: what the factor belongs to (`key_of`).
-        conditions: digest of what it would be computed with; an entry found so goes before one found as the protocol
-            says. None: only the latter will do.
-    """
+    """The whole entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …) by its `key_of`, the shipped file
+    first. One found under the `conditions` of this digest goes before one found as the protocol says; None: only the
+    latter will do."""
     found = [entry for entry in read_entries(shipped_file()) if _is(entry, key)]
     own = cache_path(FILE_NAME)
     found += [entry for entry in (read_entries(own) if own else ()) if _is(entry, key) and _usable(entry, conditions)]

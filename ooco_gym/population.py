@@ -152,12 +152,8 @@ class Population:
     """
 
     def __init__(self, scenarios: Iterable[ResolvedScenario], threads: int | None = None) -> None:
-        """Keeps the scenarios; nothing is built yet.
-
-        Args:
-            scenarios: a window each.
-            threads: windows that are under way at a time; None: one for each core.
-        """
+        """Keeps the scenarios, a window each; nothing is built yet. `threads`: windows under way at a time; None: one a
+        core."""
         tables: dict[Any, s.State] = {}
         self.windows = [Window(scenario, tables) for scenario in scenarios]
         self.threads, self.simulated_s = threads or cores(), 0.0
@@ -165,7 +161,8 @@ class Population:
     def play(self, candidates: Sequence[Candidate], windows: Sequence[int] | None = None,
              played: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False,
              refuse: bool = False) -> np.ndarray:
-        """Plays windows with each of some candidates.
+        """Plays windows with each of some candidates: OUTCOME[candidates, windows], the same whatever the number of
+        threads.
 
         Args:
             candidates: policies, each with its parameters and weights.
@@ -174,9 +171,6 @@ class Population:
             stop: asked before each window; True ends all.
             refuse: whether a candidate that cannot play, such as one whose settings the cluster has no room for, has
                 no service there and only violations, rather than ending all.
-
-        Returns:
-            OUTCOME[candidates, windows], the same whatever the number of threads.
 
         Raises:
             UserError: a policy that cannot play a window.

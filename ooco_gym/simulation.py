@@ -111,13 +111,9 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
 
 
 def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
-    """What the simulator must know of a scenario's SLOs, protocol and cluster.
-
-    Args:
-        scenario: what is played; of several online classes the tightest TTFT and the tightest TPOT count.
-        trace: its requests; without them, or where none is of the class `online`, that one does not count beside
-            others.
-    """
+    """What the simulator must know of a scenario's SLOs, protocol and cluster. Of several online classes the tightest
+    TTFT and the tightest TPOT count; without a trace, or where none of its requests is of the class `online`, that
+    one does not."""
     slo, protocol, cluster, given = scenario.slo, scenario.protocol, scenario.cluster, scenario.given
     ttft_s, tpot_s = tightest(scenario.classes, trace) if scenario.classes else (slo.ttft_s, slo.tpot_s)
     return Rules(ttft_s, tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,

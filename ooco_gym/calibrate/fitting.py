@@ -49,17 +49,11 @@ def started(free: Sequence[Free], start: Mapping[str, float] | None) -> list[Fre
 
 def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np.ndarray], seconds: np.ndarray,
                   starts: int = 3, seed: int = 0) -> tuple[dict[str, float], float]:
-    """Finds parameters for which `predict` is nearest to `seconds`, by soft absolute log residuals.
+    """Finds parameters, searched on a logarithmic scale within their bounds, for which `predict` (from parameters by
+    name to seconds, float64[n]) is nearest to `seconds`, by soft absolute log residuals.
 
-    Args:
-        free: parameters, searched on a logarithmic scale within their bounds.
-        predict: from parameters by name to seconds, float64[n].
-        seconds: measured, float64[n], positive.
-        starts: searches, the first from the given starts, the others from points around them.
-        seed: of these points.
-
-    Returns:
-        The best parameters by name, 0 for terms that do not count, and their cost.
+    `starts` searches begin at the given starts and at points around them (`seed`). Returns the best parameters by
+    name, 0 for terms that do not count, and their cost.
     """
     from scipy.optimize import least_squares as search
 

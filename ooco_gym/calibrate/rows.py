@@ -126,14 +126,7 @@ def counted(names: Iterable[str]) -> dict[str, int]:
 
 
 class Excluded(NamedTuple):
-    """Rows left out for one reason.
-
-    Attributes:
-        op: operator.
-        reason: in words.
-        rows: how many.
-        first: file and row of the first ones.
-    """
+    """Rows left out of an operator for one reason: how many, and file and row of the first ones."""
 
     op: str
     reason: str
@@ -167,14 +160,7 @@ def complete(rows: Rows) -> Rows:
 
 
 def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
-    """Leaves out what must not be fitted.
-
-    Args:
-        rows: of one device.
-        chip: whose datasheet peaks bound what is possible.
-
-    Returns:
-        The rows to fit, and what was left out and why.
+    """The rows of one device to fit, and what is left out and why; the chip's datasheet peaks bound what is possible.
     """
     rows = complete(rows)
     kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []

@@ -66,10 +66,7 @@ class Calibration:
 
 
 def device_rows(found: Found, device: str | None, also: list[str]) -> tuple[str, Rows, list[str]]:
-    """The operators of one device, and from others those that it does not have.
-
-    Returns:
-        The device's name, its rows, and notes.
+    """The device's name, its operators, from others (`also`) those that it does not have, and notes.
 
     Raises:
         UserError: the data have several devices and none was chosen, or not the one that was.
@@ -114,11 +111,9 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
     Args:
         found: what the readers found.
         chip: whose datasheet bounds the fits.
-        device: name in the data.
-        rows: operators of the device.
-        model: name or YAML file: of an engine's iterations where the file does not say, and a model of one's own that
-            iterations are composed of.
-        tp: of an engine's iterations, where the file does not say.
+        device, rows: name in the data, and its operators.
+        model, tp: of an engine's iterations where the file does not say; `model`, a name or YAML file, may be one of
+            one's own that iterations are composed of.
         seed: of folds and draws.
 
     Raises:

@@ -15,17 +15,9 @@ Action = Callable[[dict[str, Any]], dict[str, Any]]
 
 def run_action(cfg: DictConfig, command: str, about: str, actions: Mapping[str, Action],
                needs: Mapping[str, str]) -> dict[str, Any]:
-    """Runs what `cfg.action` names, of a command such as `ooco-gym data ACTION TARGET`.
-
-    Args:
-        cfg: the command's keys.
-        command: its name, for messages.
-        about: the key of what is acted on.
-        actions: what can be done; each takes the keys as a dict and returns what it found.
-        needs: for the actions that cannot do without it, what `about` must be, in words.
-
-    Returns:
-        What the action found, with `action` and the key `about`.
+    """Runs what `cfg.action` names, of a command such as `ooco-gym data ACTION TARGET`; returns what it found, with
+    `action` and the key `about`, which is acted on. `needs`: for the actions that cannot do without it, what that
+    must be, in words.
 
     Raises:
         UserError: an unknown action, or nothing to act on.

@@ -366,14 +366,8 @@ def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def decisions_per_s(env: Any, episodes: int, steps: int, clock: Callable[[], float] = time.thread_time) -> float:
-    """Decisions of one episode after another, or of many side by side; steps in which one was reset are left out.
-
-    Args:
-        env: an environment, or a vector of `episodes`.
-        episodes: side by side; 1: `env` is no vector.
-        steps: at most; fewer where they take more than `ENV_S`.
-        clock: in seconds.
-    """
+    """Decisions a second by a clock, of one episode after another, or of a vector of so many; steps in which one was
+    reset are left out. At most `steps`, fewer where they take more than `ENV_S`."""
     actions = _actions(env.action_space if episodes == 1 else env.single_action_space)
     if episodes > 1:
         actions = [np.stack([one] * episodes) for one in actions]

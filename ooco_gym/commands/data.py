@@ -27,16 +27,10 @@ if TYPE_CHECKING:
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs one action on one target.
-
-    Args:
-        cfg: keys as in `conf/data.yaml`.
-
-    Returns:
-        What the action found, with `action` and `target`.
+    """Runs one action; returns what it found, with `action` and what it was about.
 
     Raises:
-        UserError: an unknown action or target, or a file that cannot be read.
+        UserError: an unknown action or target, or a file that cannot be read or fitted.
     """
     names = f"such as 'ooco-gym data ACTION azure_conv_2023'; datasets: {', '.join(list_datasets())}"
     file = f"a file, or a dataset's name, {names}"

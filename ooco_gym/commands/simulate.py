@@ -77,11 +77,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
-    """Builds the scenario that a command's configuration describes.
-
-    Args:
-        cfg: with the fields of a scenario among its keys.
-        mixed: whether a cluster that is left open is one of mixed instances.
+    """The scenario that a command's configuration describes; a cluster that is left open is one of `mixed` instances.
 
     Raises:
         UserError: a value that a scenario cannot have.
@@ -209,13 +205,8 @@ def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str
 
 # --- What of a user's own trace is played, said before anything else ------------------------------------------------
 def say_played(scenario: Scenario | ResolvedScenario, besides: str = "", seeds: int = 1) -> list[str]:
-    """Prints what of a scenario's trace file is played, then what its reader repaired or doubts; returns these lines.
-
-    Args:
-        scenario: what is played; of a generator nothing is said.
-        besides: offline work that the command adds on its own, in words.
-        seeds: on how many it is played.
-    """
+    """Prints what of a scenario's trace file is played, with offline work that the command adds (`besides`, in words),
+    on so many seeds, then what its reader repaired or doubts; returns these lines, none of a generator."""
     if not scenario.from_file:
         return []
     known = scenario.resolve()

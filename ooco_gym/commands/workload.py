@@ -30,16 +30,10 @@ SHOWN_REQUESTS = 2_000_000
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs one action on one source.
-
-    Args:
-        cfg: keys as in `conf/workload.yaml`.
-
-    Returns:
-        What the action found, with `action` and `source`.
+    """Runs one action; returns what it found, with `action` and what it was about.
 
     Raises:
-        UserError: an unknown action or source, or a file that cannot be read or fitted.
+        UserError: an unknown action or target, or a file that cannot be read or fitted.
     """
     return run_action(cfg, "workload", "source", {"list": _list, "fit": _fit, "show": _show, "make": _make}, {
         "fit": f"a trace file or a dataset's name, one of: {', '.join(list_datasets())}",

@@ -46,14 +46,8 @@ def iqm(values: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How likely a run of one policy has more than a run of another in the same window; ties count half.
-
-    It is the Mann-Whitney U of each window over the number of pairs, in the mean of the windows.
-
-    Args:
-        mine: (..., runs, windows).
-        other: (..., its runs, windows).
-    """
+    """How likely a run of one policy (..., runs, windows) has more than a run of another in the same window; ties count
+    half: the Mann-Whitney U of each window over the number of pairs, in the mean of the windows."""
     left, right = mine[..., :, None, :], other[..., None, :, :]
     return ((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1))
 

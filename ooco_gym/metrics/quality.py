@@ -103,13 +103,8 @@ def judge(requests: np.ndarray, rules: Rules) -> Quality:
 
 
 def judge_deadlines(requests: np.ndarray, due_ps: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Judges whole requests by their deadlines: (missed, not yet decided), both bool[n].
-
-    Args:
-        requests: `REQUEST` array.
-        due_ps: int64[n], when each must have finished; `NEVER` for those that have no deadline, which miss none.
-        end_ps: when the run ended; what is unfinished then has missed a deadline that has passed.
-    """
+    """Judges whole requests by when each must have finished, int64[n] (`NEVER`: no deadline): (missed, not yet
+    decided), both bool[n]. What is unfinished at `end_ps` has missed a deadline that has passed."""
     finished, rejected = requests["status"] == FINISHED, requests["status"] == REJECTED
     missed = (np.where(finished, requests["finish_ps"], end_ps) > due_ps) | (rejected & (due_ps < NEVER))
     return missed, ~finished & ~missed & (due_ps < NEVER)
@@ -118,19 +113,15 @@ def judge_deadlines(requests: np.ndarray, due_ps: np.ndarray, end_ps: int) -> tu
 def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: float, end_s: float,
                       window_s: float = WORST_WINDOW_S, step_s: float = WORST_STEP_S,
                       weights: np.ndarray | None = None) -> float:
-    """Largest violation rate among requests that arrived within one window of `window_s`, slid by `step_s`.
+    """Largest violation rate among requests that arrived within one window of `window_s`, slid by `step_s`; NaN where
+    nothing arrived.
 
     Args:
         arrival_s: arrivals in seconds, sorted, shape (n,).
         violated: whether each violates, shape (n,).
-        start_s: start of what is measured, in seconds.
-        end_s: its end; shorter than a window, it is taken whole.
-        window_s: length of a window in seconds.
-        step_s: distance between windows in seconds.
+        start_s, end_s: what is measured, in seconds; shorter than a window, it is taken whole.
+        window_s, step_s: of the windows, in seconds.
         weights: of the requests, shape (n,); None: all alike.
-
-    Returns:
-        A share, NaN where nothing arrived.
     """
     starts = np.arange(start_s, max(end_s - window_s, start_s) + step_s / 2, step_s)
     left = np.searchsorted(arrival_s, starts, side="left")

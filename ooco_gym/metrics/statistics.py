@@ -29,17 +29,9 @@ def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> t
 
 
 def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
-    """Mean of `values`, shape (seeds,), with its 95 % bootstrap interval.
-
-    A NaN among the figures makes the result NaN: a figure that is missing is never silently left out.
-
-    Args:
-        values: a figure of each seed.
-        n_boot: resamples.
-        seed: key of the resampling; equal keys give equal intervals.
-
-    Returns:
-        (mean, low, high); low and high are NaN where one figure alone gives no spread.
+    """Mean of `values`, shape (seeds,), with its 95 % bootstrap interval: (mean, low, high), the ends NaN where one
+    figure alone gives no spread. A NaN among the figures makes the result NaN: a figure that is missing is never
+    silently left out. Equal keys (`seed`) give equal intervals.
 
     Raises:
         ValueError: no value, or more than one axis.
@@ -60,12 +52,8 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
 
 
 def interval_words(seeds: int, windows: int | None = None) -> str:
-    """What the intervals of a table are, in one sentence for its footnote.
-
-    Args:
-        seeds: how many were resampled.
-        windows: of these seeds in all, where they were resampled within the seeds.
-    """
+    """What the intervals of a table are, in one sentence for its footnote, resampled over seeds, or over `windows`
+    within them."""
     if seeds < 2 and (windows is None or windows < 2):
         return f"One seed gives no interval; at least {ADVISED_SEEDS} seeds are advised."
     over = f"{seeds} seed{'s' if seeds > 1 else ''}"
@@ -77,27 +65,16 @@ def interval_words(seeds: int, windows: int | None = None) -> str:
 
 
 def within(rates: Any, budget: float) -> bool:
-    """Whether the upper 95 % limit of the mean of violation rates is at most `budget` (feasibility before score).
-
-    Args:
-        rates: one a seed, shape (seeds,); None or NaN where no online request arrived: nothing was
-            served, so nothing was kept, and the answer is no.
-        budget: largest share of online requests that may violate.
-    """
+    """Whether the upper 95 % limit of the mean of violation rates, one a seed, is at most `budget` (feasibility before
+    score). None or NaN where no online request arrived: nothing was served, so nothing was kept, and the answer is
+    no."""
     mean, _, high = interval(np.array([math.nan if rate is None else rate for rate in rates]))
     return bool((mean if math.isnan(high) else high) <= budget)
 
 
 def resampled_interval(values: Any, n: int) -> tuple[float, float]:
-    """The 95 % interval that figures of bootstrap resamples give, where the figure is no mean (a crossing, a ratio).
-
-    Args:
-        values: the figure of each resample, shape (resamples,).
-        n: how many independent figures (seeds) were resampled.
-
-    Returns:
-        (low, high); NaN where a single figure gives no spread.
-    """
+    """The 95 % interval (low, high) that a figure of bootstrap resamples gives, where it is no mean (a crossing, a
+    ratio), of `n` independent figures (seeds); NaN where a single one gives no spread."""
     if n < 2:
         return math.nan, math.nan
     tail = expanded_tail(n)

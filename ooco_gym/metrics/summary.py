@@ -313,20 +313,15 @@ def _plain(value: float) -> float | None:
 
 # --- The request table -----------------------------------------------------------------------------------------------
 def requests_table(run: Run, everything: bool = False) -> pa.Table:
-    """Builds the table of a run's requests.
+    """The table of a run's requests; equal runs give equal bytes.
 
-    Args:
-        run: a finished run.
-        everything: also the requests of warm-up and drain, whose arrivals lie outside the measured window.
-
-    Returns:
-        A table with the columns `id` (int32, index among all requests of the run), `class` ("online", "offline" or the
-        name of one that the scenario names; with such there is also the column `online`, bool),
-        `arrival_s` (float64, like the other times in seconds since the start of the measured window), `prompt_tokens`,
-        `output_tokens` (int32), `first_token_s`, `finish_s` (float64, null where it has not come to that),
-        `generated_tokens` (int32), `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool;
-        of offline requests, whether they missed their deadline, if any); where requests were rejected also `rejected`,
-        the reason ("memory") or null. Equal runs give equal bytes.
+    Its columns are `id` (int32, index among all requests of the run), `class` ("online", "offline" or the name of
+    one that the scenario names; with such there is also `online`, bool), `arrival_s` (float64, like the other times
+    in seconds since the start of the measured window), `prompt_tokens`, `output_tokens` (int32), `first_token_s`,
+    `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
+    `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
+    if any); where requests were rejected also `rejected`, the reason ("memory") or null. Requests of warm-up and
+    drain are left out unless `everything` is asked for.
     """
     import pyarrow as pa
 

@@ -174,15 +174,8 @@ class Link:
     elsewhere: str = ""
 
     def allreduce(self, chips: int, peak_bytes_per_s: float) -> tuple[float, float]:
-        """Latency and rate over so many chips: those of the largest measured number that is not above it.
-
-        Args:
-            chips: of an instance.
-            peak_bytes_per_s: of the chip's own link, which scales the rate.
-
-        Returns:
-            (seconds, bytes a second).
-        """
+        """Latency in seconds and rate in bytes a second over so many chips: those of the largest measured number that
+        is not above it, the rate scaled by the chip's own link."""
         _, latency, rate = max([one for one in self.ranks if one[0] <= chips], default=self.ranks[0])
         return latency, rate * peak_bytes_per_s / self.peak_bytes_per_s
 
@@ -250,16 +243,9 @@ _KERNELS = {
 
 
 def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chip of another datasheet would be, were it as efficient as `base`.
-
-    Args:
-        base: a chip that was measured.
-        sheet: `peak_flops_per_s`, `peak_memory_bytes_per_s` and, where known, `units` of the other one.
-
-    Returns:
-        Fields of the other chip: rates, overheads, `extended` without an all-reduce (a link's, not a chip's), and the
-        sizes that `base` was fitted on, without degrees of tensor parallelism.
-    """
+    """What a chip of another datasheet (`sheet`) would be, were it as efficient as `base`, a chip that was measured:
+    rates, overheads, `extended` without an all-reduce (a link's, not a chip's), and the sizes that `base` was fitted
+    on, without degrees of tensor parallelism."""
     flops = float(sheet["peak_flops_per_s"]) / base.peak_flops_per_s
     memory = float(sheet["peak_memory_bytes_per_s"]) / base.peak_memory_bytes_per_s
     units = float(sheet.get("units") or base.units) / base.units if base.units else 1.0

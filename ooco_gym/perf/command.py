@@ -26,13 +26,7 @@ _SHORT = {MEMORY: "memory", COMMUNICATION: "links"}
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Prints latency against batch size and length with what limits it, and writes `perf.html` to `cfg.out`.
-
-    Args:
-        cfg: keys as in `conf/perf.yaml`; `chip`, `model` and `timing` are names, paths or mappings.
-
-    Returns:
-        The figures shown (`ooco_gym.perf.command.study`).
+    """Prints latency against batch size and length with what limits it, and writes `perf.html`; returns `study`.
 
     Raises:
         UserError: unknown names, values of the wrong kind, a model that does not fit its chips.
@@ -57,19 +51,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int],
           throughput: Mapping[str, float]) -> dict[str, Any]:
-    """Collects everything that `ooco-gym perf` shows.
-
-    Args:
-        deployment: the instance.
-        batches: decode batch sizes.
-        contexts: context lengths, the same for each request of a batch.
-        prompts: lengths of a single prompt.
-        throughput: keyword arguments of `colocated_throughput`.
-
-    Returns:
-        A JSON-able mapping: `capacity`, `saturation`, `decode` and `prefill` (one row a cell), `throughput`,
-        `warnings` (where the sizes leave what the chip's figures were fitted on).
-    """
+    """Everything that `ooco-gym perf` shows, as a JSON-able mapping: of decode steps (each batch size at each context
+    length), prefills of one prompt, what saturates and fits, `colocated_throughput` of the arguments `throughput`,
+    and `warnings` where sizes leave what the chip's figures were fitted on."""
     check_keys("throughput", throughput, _THROUGHPUT_KEYS)
     for name, value in throughput.items():
         if not (is_whole(value) if name == "batch" else is_number(value)):
@@ -208,12 +192,8 @@ class IterationReport(NamedTuple):
 
 def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float, float]] = (),
                        decode: Sequence[float] = ()) -> IterationReport:
-    """Breaks one iteration down by operator.
-
-    Args:
-        deployment: model, chips and timing form.
-        prefill: `(q, kv)` of each prompt: new tokens, and context with the new tokens; all complete their prefill.
-        decode: context length of each decoding request. Mean lengths need not be whole numbers.
+    """Breaks one iteration down by operator: of prompts `(q, kv)` (new tokens, context with them) that complete their
+    prefill, or of requests that decode at these context lengths. Mean lengths need not be whole numbers.
 
     Raises:
         UserError: both kinds at once, or none.
@@ -237,14 +217,9 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
 
 
 def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | None:
-    """Tokens of a single prompt from which prefill is saturated: compute-bound operators take more than half the time.
-
-    Overhead and communication are left out: they depend on the host and the links, not on the roofline. The paper's
-    text gives about 250 to 300 on 910C.
-
-    Returns:
-        The smallest such number of tokens, or None where there is none up to `limit`.
-    """
+    """The smallest number of tokens of a single prompt, up to `limit`, from which compute-bound operators take more
+    than half the time; None where there is none. Overhead and communication are left out: they depend on the host
+    and the links, not on the roofline. The paper's text gives about 250 to 300 on 910C."""
     tokens = np.arange(1, limit + 1, dtype=np.float64)
     compute, other = np.zeros(limit), np.zeros(limit)
     form, shard = deployment.form, deployment.shard
@@ -289,15 +264,8 @@ def _attention(attention: Attention, *features: np.ndarray) -> OperatorCost:
 
 
 class Throughput(NamedTuple):
-    """Steady state of one instance under endless load.
-
-    Attributes:
-        tokens_per_s: prompt and output tokens together, as Table 6 counts.
-        output_tokens_per_s: output tokens alone.
-        requests_per_s: requests completed.
-        batch: decode batch, after the limit of the KV memory.
-        prefill_share: share of the time spent on prefill.
-    """
+    """Steady state of one instance under endless load: prompt and output tokens a second together (as Table 6 counts),
+    output tokens alone, requests completed, the decode batch, and the share of the time spent on prefill."""
 
     tokens_per_s: float
     output_tokens_per_s: float
@@ -308,17 +276,12 @@ class Throughput(NamedTuple):
 
 def colocated_throughput(deployment: Deployment, prompt_tokens: float = 1512.30, output_tokens: float = 98.75,
                          batch: int = 256) -> Throughput:
-    """Estimates the throughput of one non-disaggregated instance at its limit, all requests of mean length.
+    """Estimates the throughput of one non-disaggregated instance at its limit, all requests of mean length (by default
+    Azure Conv's; OOCO, Table 5).
 
     A request costs a prefill iteration of its own, and for each output token after the first its share of a decode
-    step of `batch` requests, half of their output generated.
-
-    Args:
-        deployment: model, chips and timing form.
-        prompt_tokens: mean prompt length; the default is Azure Conv's (OOCO, Table 5), as is the next.
-        output_tokens: mean output length, at least 1.
-        batch: decode batch wanted (by default the engines' limit on running sequences); less where KV memory does not
-            hold as many whole requests.
+    step of `batch` requests (fewer where KV memory does not hold as many whole ones), half of their output
+    generated.
 
     Raises:
         UserError: a length or size below 1, or not one request fits.

@@ -73,11 +73,8 @@ class Deployment:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Deployment:
-        """Builds a deployment from configuration values.
-
-        Args:
-            config: keys are the fields; `chip` and `model` are names, paths or mappings; `timing` is a name, a path
-                or a mapping with `name` and, if wanted, `causal_factor` and `lines_to`.
+        """Builds a deployment from its fields; `chip` and `model` are names, paths or mappings, `timing` is as
+        `timing_values` has it.
 
         Raises:
             UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
@@ -183,10 +180,8 @@ def valid_tps(model: ModelSpec) -> list[int]:
 
 
 def timing_values(timing: Any) -> dict[str, Any]:
-    """Reads `timing`: a mapping, a path, or a name (of a YAML in `conf/timing`, or of a form without one).
-
-    Returns:
-        Fields of `Deployment`: `timing`, the form's name, and what else it gives (`causal_factor`, `lines_to`).
+    """The fields of `Deployment` that `timing` gives: a mapping, a path, or a name (of a YAML in `conf/timing`, or of a
+    form without one).
 
     Raises:
         UserError: an unknown name or key, or no `name`.
@@ -209,18 +204,9 @@ def timing_values(timing: Any) -> dict[str, Any]:
 
 def validity_warnings(deployment: Deployment, *, max_batch: float | None = None, max_tokens: float | None = None,
                       max_context: float | None = None) -> list[str]:
-    """Says where a run leaves what is known of its chip.
-
-    Args:
-        deployment: the instance.
-        max_batch: largest decode batch of the run, in requests; None leaves it out, as below.
-        max_tokens: most tokens of one iteration.
-        max_context: most tokens of one request's context.
-
-    Returns:
-        A sentence for each size beyond the chip's `validity`, for a tensor-parallel degree that was not measured,
-        and, with `timing=measured`, for operators that the tables lack.
-    """
+    """Says, a sentence each, where a run leaves what is known of its chip: sizes beyond its `validity` (largest decode
+    batch in requests, most tokens of an iteration and of a context; None leaves one out), a tensor-parallel degree
+    that was not measured, and with `timing=measured` operators that the tables lack."""
     chip, valid = deployment.chip, deployment.chip.validity
     found = []
     if valid:

@@ -15,13 +15,8 @@ Read = TypeVar("Read")
 
 
 def read_fields(cls: type[Read], values: Any, where: str, convert: Callable[[str, str, Any], Any]) -> Read:
-    """Builds a dataclass.
-
-    Args:
-        cls: the dataclass.
-        values: by field; fields with a default may be missing.
-        where: for messages, for example "chip 'h100', extended.gemm".
-        convert: from what a message begins with, the field's type as written, and the value, to the field's value.
+    """Builds a dataclass from values by field; fields with a default may be missing. `convert` makes a value of what a
+    message begins with (after `where`), the field's type as written, and what was given.
 
     Raises:
         UserError: no mapping, an unknown or missing field, or what `convert` refuses.

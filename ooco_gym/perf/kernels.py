@@ -430,16 +430,9 @@ def mixed_work_s(p: MixedAttentionParameters, heads: float, kv_heads: float, hea
 
 def mixed_attention_s(p: MixedAttentionParameters, alone_s: ArrayLike, work_s: ArrayLike, per_chunk_s: ArrayLike,
                       context: ArrayLike, layers: float = 1.0) -> np.ndarray:
-    """Seconds of a kernel with chunks and decodes.
-
-    Args:
-        p: of the chip.
-        alone_s: of the chunks alone.
-        work_s: `mixed_work_s` of the decodes.
-        per_chunk_s: empty blocks: `head_s_per_chunk_token` times heads, decodes and the chunk's tokens.
-        context: mean context of the decodes.
-        layers: that the seconds are of.
-    """
+    """Seconds of a kernel with chunks and decodes, of so many layers: `alone_s` of the chunks, `mixed_work_s` of the
+    decodes, empty blocks (`head_s_per_chunk_token` times heads, decodes and the chunk's tokens), beside the decodes'
+    mean context."""
     launch = layers * p.launch_s
     inside = np.maximum(_array(alone_s) - launch, 0.0) + _array(work_s) + _array(per_chunk_s)
     return launch + norm(p.exponent, inside, layers * p.critical_s_per_token * _array(context))

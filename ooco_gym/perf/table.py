@@ -219,13 +219,8 @@ def decode_latency_ps(table: CostTable, batch: int, context_tokens: int) -> int:
 
 
 def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], completed: int | None = None) -> int:
-    """Latency of a prefill iteration.
-
-    Args:
-        table: the cost table.
-        prompts: `(q, kv)` of each prompt: new tokens, and context with the new tokens.
-        completed: how many of them end their prefill (all, unless told).
-    """
+    """Latency of a prefill iteration of prompts `(q, kv)`, new tokens and context with them, of which `completed` (all,
+    unless told) end their prefill."""
     new, before = [q for q, _ in prompts], [kv - q for q, kv in prompts]
     return int(mixed_latency_ps(table, [new], [before], [0], [0], completed)[0])
 
@@ -255,15 +250,8 @@ def _whole_ps(seconds: np.ndarray) -> np.ndarray:
 
 
 def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
-    """The lines of a roofline of at most two roofs, which are exact; None for any other form.
-
-    Args:
-        attention: of decode, in seconds.
-        batch: batch sizes, float64[n].
-
-    Returns:
-        float64[n, 4]: base, slope of the first line, base, slope of the second, over the sum of contexts.
-    """
+    """The lines of a roofline of at most two roofs, which are exact, by batch size; None for any other form. float64[n,
+    4]: base, slope of the first line, base, slope of the second, in seconds over the sum of contexts."""
     roofs = attention.roofs_s
     plain = np.isinf(attention.exponent) or len(roofs) == 1
     if not plain or len(roofs) > 2 or attention.critical_s:
@@ -277,19 +265,18 @@ def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
 
 def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float = 0.0,
               contexts: np.ndarray = CONTEXTS) -> np.ndarray:
-    """The two lines whose maximum comes closest to a curve at `contexts`, for each batch size.
+    """The two lines whose maximum comes closest to a curve at `contexts`, for each batch size: float64[n, 4], as
+    `exact_lines`.
 
     Candidates are the secants between neighbouring points and the level of the first point; the pair with the
-    smallest range of errors wins, relative to the curve and to what a step takes beside it, and is put in its middle.
+    smallest range of errors wins, relative to the curve and to what a step takes beside it, and is put in its
+    middle.
 
     Args:
         curve: seconds of a step, float64[n, m], not falling with the context.
         batch: batch sizes, float64[n], at least 1.
         beside: seconds of the same step that are not in the curve, float64[n] or one for all.
         contexts: mean contexts of the curve, in tokens, float64[m] or float64[n, m].
-
-    Returns:
-        float64[n, 4], as `exact_lines`.
     """
     total = batch[:, None] * contexts
     slopes = np.maximum(np.diff(curve, axis=1) / np.diff(total, axis=1), 0.0)
@@ -317,20 +304,16 @@ def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float =
 def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
                      context_tokens: ArrayLike, completed: ArrayLike | None = None,
                      longest: ArrayLike | None = None) -> np.ndarray:
-    """What the simulator charges for iterations, in whole ps: linear layers together, attentions one after the other,
-    or in one kernel where the chip has it (`CostTable.mixed`).
+    """What the simulator charges for iterations, int64[n] in ps: linear layers together, attentions one after the
+    other, or in one kernel where the chip has it (`CostTable.mixed`); an iteration without prefills is a decode
+    step.
 
     Args:
         table: of the instance; its largest batch bounds the decodes with the prefills that end.
-        new_tokens: of each iteration's prefills, [n, prompts], tokens; 0 where there is none.
-        before: tokens of their prompts that are in memory already, [n, prompts].
-        decodes: requests that decode, [n].
-        context_tokens: sum of their contexts, the new tokens included, [n].
+        new_tokens, before: of each iteration's prefills, [n, prompts]: tokens (0: none), and those in memory.
+        decodes, context_tokens: requests that decode, and the sum of their contexts with the new tokens, [n].
         completed: prefills that end, [n]; None: all.
         longest: longest context of those that decode, [n]; None: all are alike.
-
-    Returns:
-        int64[n]; an iteration without prefills is a decode step.
     """
     new, count = np.asarray(new_tokens, np.int64), np.asarray(decodes, np.int64)
     total = np.asarray(context_tokens, np.int64)

@@ -45,17 +45,10 @@ Key = tuple[str, Any]  # policy, cluster
 # --- Figures of summaries -------------------------------------------------------------------------------------------
 def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], baseline: Any,
             budget: float) -> list[dict[str, Any]]:
-    """Compares summaries of policies.
-
-    Args:
-        summaries: of each policy, or (policy, cluster), one summary a seed.
-        metrics: dotted names in a summary, such as `online.violation_rate`.
-        baseline: the key that the others are compared with, where they have its seeds, in the same order.
-        budget: violation rate that a policy's upper limit must not exceed to be ranked.
-
-    Returns:
-        One row for each metric and policy: `metric`, `policy`, `cluster`, `mean`, `ci_low`, `ci_high`, `difference`,
-        `difference_low`, `difference_high` (None for the baseline itself), `values` (one a seed), `feasible`.
+    """Compares summaries of policies, or of (policy, cluster), one a seed: a row for each of `metrics` (dotted names)
+    and policy, with `metric`, `policy`, `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
+    `difference_high` to the key `baseline` (None for itself, and without its seeds in its order), `values` (one a
+    seed) and `feasible`: the upper limit of its violation rate is within `budget`.
 
     Raises:
         UserError: a metric that summaries have not.

@@ -70,14 +70,8 @@ class RunRecord:
 
 def record_of(run: Run, label: str | None = None, summary: Mapping[str, Any] | None = None,
               config: Mapping[str, Any] | None = None) -> RunRecord:
-    """Makes the record of a finished run.
-
-    Args:
-        run: a finished run.
-        label: how it is called; None: as its configuration says, or the policy's name.
-        summary: of it, where that is known.
-        config: of the command that made it.
-    """
+    """The record of a finished run, called as its command's configuration says, or `label`; `summary` where that is
+    known."""
     from ooco_gym.metrics import requests_table, summarise
 
     known = summary or {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}

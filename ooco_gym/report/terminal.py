@@ -65,14 +65,9 @@ def watched() -> bool:
 
 @contextmanager
 def progress(text: str, total: float | None = None, percent: bool = False) -> Iterator[Bar]:
-    """Shows a bar while the block runs, or a line now and then where stderr is no terminal; for work of more than
-    about two seconds. Worker processes say nothing.
-
-    Args:
-        text: what is being done.
-        total: steps until done; None where unknown.
-        percent: whether steps are per cent.
-    """
+    """Shows a bar while the block runs, or a line now and then where stderr is no terminal; for work of more than about
+    two seconds. `total` is the steps until done, None where unknown; `percent` whether steps are per cent. Workers
+    say nothing."""
     bar = Bar(text)
     if watched():
         from rich.console import Console
@@ -130,14 +125,11 @@ _said: set[str] | None = None  # while a command runs
 
 
 def remark(sentence: str, what: str = "") -> None:
-    """Says something about the figures that a command rests on: a line on stderr, once while the command runs.
+    """Says something about the figures that a command rests on: a line on stderr, once (for each `what`) while the
+    command runs.
 
-    Outside a command, as in Python or in a worker process, nothing is printed: who asks there finds it where it belongs
-    (`ResolvedScenario.remarks`, `Run.range_warnings`, `info["notes"]` of an environment's reset).
-
-    Args:
-        sentence: what is said.
-        what: under which it is said once; the sentence itself unless given.
+    Outside a command, as in Python or in a worker process, nothing is printed: who asks there finds it where it
+    belongs (`ResolvedScenario.remarks`, `Run.range_warnings`, `info["notes"]` of an environment's reset).
     """
     _remarks.setdefault(what or sentence, sentence)
     if _said is not None and (what or sentence) not in _said and multiprocessing.parent_process() is None:

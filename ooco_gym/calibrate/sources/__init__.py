@@ -36,15 +36,15 @@ def is_table(path: Path) -> bool:
 
 
 class Frame:
-    """One file's columns, read as they are asked for."""
+    """One file's columns, read as they are asked for; `first_row` numbers the first measurement (a CSV's header is 1).
+
+    Raises:
+        UserError: the file cannot be read, is cut off or malformed, or has a column twice; of its methods, a column is
+            missing, or a cell of another kind, which is named by its row.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Reads the file.
-
-        Raises:
-            UserError: the file cannot be read, is cut off or malformed, or has a column twice.
-        """
-        self.path = path
+        self.path, self.first_row = path, 1 if path.suffix == ".parquet" else 2
         self._table = _read(path)
         self.names: list[str] = list(self._table.column_names)
         doubles = sorted({name for name in self.names if self.names.count(name) > 1})
@@ -57,36 +57,21 @@ class Frame:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    @property
-    def first_row(self) -> int:
-        """Number of the first measurement: a CSV's header is row 1."""
-        return 1 if self.path.suffix == ".parquet" else 2
-
     def require(self, names: Sequence[str]) -> None:
-        """Refuses a file without one of the columns.
-
-        Raises:
-            UserError: names the column, and the nearest that there is.
-        """
+        """Refuses a file without one of the columns."""
         for name in names:
             if name not in self:
                 raise UserError(f"'{self.path}': column '{name}' is missing{nearest(name, self.names)}; "
                                 f"found: {', '.join(self.names[:20])}")
 
     def numbers(self, name: str, default: float = np.nan) -> np.ndarray:
-        """A column as float64; empty cells are NaN, a column that is missing is `default` throughout.
-
-        Raises:
-            UserError: a cell holds something else than a number; names its row.
-        """
+        """A column as float64; empty cells are NaN, a column that is missing is `default` throughout."""
         if name not in self:
             return np.full(len(self), default)
-        column = self._table[name]
         try:
-            return column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+            return self._table[name].cast(pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
         except pyarrow.ArrowException:
-            return np.array([np.nan if cell is None or str(cell).isspace() or cell == "" else self._read(
-                name, index, cell, float, "a number") for index, cell in enumerate(column.to_pylist())])
+            return np.array(self._cells(name, lambda cell: float(cell) if str(cell).strip() else np.nan, "a number"))
 
     def texts(self, name: str, default: str = "") -> np.ndarray:
         """A column as text; empty cells are '', a column that is missing is `default` throughout."""
@@ -95,40 +80,35 @@ class Frame:
         return np.array(["" if cell is None else str(cell) for cell in self._table[name].to_pylist()], dtype=object)
 
     def lists(self, name: str) -> list[list[float]]:
-        """A column of lists of numbers; a CSV has them as text, numbers between blanks.
-
-        Raises:
-            UserError: a cell holds something else; names its row.
-        """
+        """A column of lists of numbers; a CSV has them as text, numbers between blanks."""
         def read(cell: Any) -> list[float]:
-            parts = cell.strip("[]").replace(",", " ").split() if isinstance(cell, str) else cell or []
+            parts = cell.strip("[]").replace(",", " ").split() if isinstance(cell, str) else cell
             return [float(part) for part in parts]
 
-        return [self._read(name, index, cell, read, "a list of numbers")
-                for index, cell in enumerate(self._table[name].to_pylist())]
+        return [[] if isinstance(cell, float) else cell for cell in self._cells(name, read, "a list of numbers")]
 
-    def _read(self, name: str, index: int, cell: Any, read: Callable[[Any], Any], what: str) -> Any:
-        try:
-            return read(cell)
-        except (TypeError, ValueError, OverflowError):
-            raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be {what}, got "
-                            f"'{cell}'") from None
+    def _cells(self, name: str, read: Callable[[Any], Any], what: str) -> list[Any]:
+        """Each cell, read; NaN where it is empty."""
+        found: list[Any] = []
+        for index, cell in enumerate(self._table[name].to_pylist()):
+            try:
+                found.append(np.nan if cell is None else read(cell))
+            except (TypeError, ValueError, OverflowError):
+                raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be {what}, got "
+                                f"'{cell}'") from None
+        return found
 
 
 def _read(path: Path) -> pyarrow.Table:
     try:
-        if path.suffix == ".parquet":
-            table = read_parquet(path)
-            table.validate(full=True)
-        else:
-            table = pyarrow.csv.read_csv(path)
+        table = read_parquet(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path)
+        table.validate(full=True)
         table.column_names  # noqa: B018 (read here: damaged ones are no text)
         return table
     except FileNotFoundError:
         raise UserError(f"'{path}' does not exist; expected a Parquet or CSV file of measurements") from None
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        kind = "Parquet" if path.suffix == ".parquet" else "CSV"
-        reason = " ".join(str(error).split())
+        kind, reason = "Parquet" if path.suffix == ".parquet" else "CSV", " ".join(str(error).split())
         raise UserError(f"'{path}' cannot be read as {kind}, it may be cut off or malformed: {reason}") from error
 
 
@@ -171,11 +151,7 @@ def list_sources() -> list[str]:
 
 
 def read(path: Path, context: Context) -> Found:
-    """Reads a file, or every table below a folder that is in a known layout.
-
-    Args:
-        path: a Parquet or CSV file, or a folder of them.
-        context: the command's settings.
+    """Reads a Parquet or CSV file, or every one below a folder that is in a known layout.
 
     Raises:
         UserError: nothing is there, nothing in it is known, or a file cannot be read.
