@@ -43,7 +43,7 @@ N ?= 2000
 SEED ?= 0
 PROCESSES ?=
 
-# For make engine-live: further words, such as engine_live.repeats=5.
+# For make engine-live: further words, such as live.repeats=5.
 LIVE_FLAGS ?=
 
 # For make zoo: its working folder, and further words, such as policies=learned_gate.
@@ -174,7 +174,7 @@ $(ENGINE_VENV)/.done:
 # GPU: make engine-live ENGINE=vllm ENGINE_UNUSED= LIVE_FLAGS='engine.model=MODEL …' as docs/sim_to_real.md has them.
 engine-live: engine $(VENV)/.all
 	OOCO_GYM_ENGINE_PYTHON=$(abspath $(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)) \
-	  $(BIN)/ooco-gym experiment engine_live $(LIVE_FLAGS)
+	  $(BIN)/ooco-gym engine live $(LIVE_FLAGS)
 
 engine-source: engine $(VENV)/.all
 	$(BIN)/python -m tests.oracle overlay $(ENGINE_SOURCE) $(ENGINE_VENV)-$(ENGINE_SOURCE) \

@@ -1,7 +1,7 @@
 """`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (docs/protocol.md).
 
 Each policy runs on the cluster of its kind: the one that is given, or its twin of equal hardware. With `sustain=true`
-each runs at the highest offline rate that it sustains (`experiments.studies.field`).
+each runs at the highest offline rate that it sustains (`experiments.field`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments import field
 from experiments.common.policies import base_policy, baseline_of, names_of, seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.studies import field
 from ooco_gym.commands.simulate import say_played, scenario_of
 from ooco_gym.errors import UserError
 from ooco_gym.render import write_report

@@ -17,8 +17,9 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.resources import RENAMED, conf_root, load_yaml
 
 OURS = ("agents", "baselines", "conf", "experiments")
-PRESETS = ("preset", "experiment")  # groups of files that set many keys of a command, `+preset=NAME`; an earlier name
+PRESETS = "preset"  # the group of files that set many keys of a command, `+preset=NAME`
 OPEN = "open"  # the folder of choices that stand for what is not said: defaults, and a trace file's keys
+EARLIER = {"experiment": "'ooco-gym calibrate replay', 'calibrate chain', 'engine live' or, for papers, 'figure'"}
 EXAMPLE = "#$ "  # how the lines of a command's configuration begin that show it in use
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
 
@@ -74,7 +75,7 @@ class Command:
     def presets(self) -> dict[str, str]:
         """Its presets and what their files say of them: those whose comment begins with its name."""
         found: dict[str, str] = {}
-        for path in (path for root in self.roots for path in sorted((root / PRESETS[0]).glob("*.yaml"))):
+        for path in (path for root in self.roots for path in sorted((root / PRESETS).glob("*.yaml"))):
             about = rf"^# *ooco-gym +{re.escape(self.name)} +\+preset={re.escape(path.stem)} *: *(.*)$"
             match = re.search(about, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
             if match:
@@ -94,6 +95,8 @@ def find(name: str, extra_root: Path | None = None) -> Command:
         UserError: no such command, or its package is shadowed by another of the same name.
     """
     known = commands()
+    if name in EARLIER:
+        raise UserError(f"'ooco-gym {name}' is {EARLIER[name]} now")
     if name not in known:
         raise unknown("command", name, known)
     top = known[name].split(":")[0].split(".")[0]

@@ -41,7 +41,7 @@ class OocoSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.command is not None:
-            groups = {*self.command.groups, *PRESETS}
+            groups = {*self.command.groups, PRESETS}
             plain = [key for key, value in self.command.keys.items() if key not in groups and not (
                 isinstance(value, Mapping) and any(item is not None for item in value.values()))]
             search_path.prepend("main", "ooco://?" + urlencode({
@@ -77,7 +77,7 @@ class OocoSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path, (group, value) = self._file(config_path), self._split(config_path)
-        header: dict[str, Any] = {"package": "_global_" if group in PRESETS else None}
+        header: dict[str, Any] = {"package": "_global_" if group == PRESETS else None}
         if path is None:
             config: Any = read_choice(self.roots, group, value)
         else:
@@ -162,7 +162,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
             raise UserError(f"'{word}': say where results go with out=DIR")
-        override = _parse(f"+{word}" if key in PRESETS else word)
+        override = _parse(f"+{word}" if key == PRESETS else word)
         if override.is_sweep_override() and not multirun:
             raise UserError(f"'{word}' gives {key} several values: add -m to run each, or write a list "
                             f"{key}=[{word.partition('=')[2]}] where a list is expected")
@@ -217,7 +217,7 @@ def check(command: Command, request: Request) -> None:
     values: list[Override] = []
     for override in request.overrides:
         key, value = override.key_or_group, override.value()
-        is_group = key in command.groups or key.startswith("hydra/") or (override.is_add() and key in PRESETS)
+        is_group = key in command.groups or key.startswith("hydra/") or (override.is_add() and key == PRESETS)
         if not is_group or override.package is not None or isinstance(value, Mapping):
             values.append(override)
         elif override.is_delete():

@@ -197,7 +197,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     with session(command):
         check(command, request)
         for override in request.overrides:  # what presets do, and how long they take
-            if override.key_or_group in PRESETS and (said := command.presets().get(str(override.value()))):
+            if override.key_or_group == PRESETS and (said := command.presets().get(str(override.value()))):
                 print(f"{override.value()}: {said}", file=sys.stderr, flush=True)
         folder = _folder_of(command, request)
         before = {path for path in (folder, *folder.parents) if os.path.exists(path)}

@@ -1,6 +1,6 @@
 """What an engine's iterations take: fitted to a measurement of that very engine, or learned while it serves.
 
-`Fitted` evaluates what `ooco-gym experiment engine_chain` fits to `ooco-gym calibrate measure` (docs/measuring.md),
+`Fitted` evaluates what `ooco-gym calibrate chain` fits to `ooco-gym calibrate measure` (docs/measuring.md),
 from the `latency.json` beside the chip. `Learned` fits a sum of terms by least squares of relative errors, with
 forgetting, to the iterations that it is shown.
 """
@@ -124,7 +124,7 @@ class Fitted(Belief):
         file = Path(path) / FITTED_FILE if Path(path).is_dir() else Path(path)
         if file.suffix in (".yaml", ".yml"):  # the chip: what was fitted lies beside it
             file = file.with_name(FITTED_FILE)
-        advice = "; run `ooco-gym experiment engine_chain`, which writes it beside a measured chip"
+        advice = "; run `ooco-gym calibrate chain`, which writes it beside a measured chip"
         values = read_json(file, advice=advice)
         try:
             if values["schema"] != FITTED_SCHEMA or min(float(values[name]) for name in _FACTORS) < 0.0:

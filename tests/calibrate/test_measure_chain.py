@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.studies.engine_chain import (
+from experiments.engines.chain import (
     close,
     errors,
     fit_iterations,
@@ -88,16 +88,16 @@ def test_what_is_no_measurement_is_one_sentence(tmp_path: Path, measured: Path) 
 def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Path) -> None:
     from omegaconf import OmegaConf
 
-    from experiments.studies import main as experiment
+    from experiments.engines import calibrate
 
-    with pytest.raises(UserError, match=r"unknown experiment 'engine_chian' \(did you mean 'engine_chain'\?\)"):
-        experiment(OmegaConf.create({"name": "engine_chian"}))
-    keys = {"name": "engine_chain", "measured": str(measured), "chip": None, "timing": "measured"}
-    found = experiment(OmegaConf.create({**keys, "out": str(tmp_path / "own")}))
+    with pytest.raises(UserError, match=r"'chian' \(did you mean 'chain'\?\)"):
+        calibrate(OmegaConf.create({"action": "chian"}))
+    keys = {"action": "chain", "measured": str(measured), "chip": None, "timing": "measured"}
+    found = calibrate(OmegaConf.create({**keys, "out": str(tmp_path / "own")}))
     assert found["schema"] == "ooco-gym/engine_chain/1" and found["closed"]
     assert "saturated" in capsys.readouterr().out
-    again = experiment(OmegaConf.create({**keys, "chip": found["chip"], "out": str(tmp_path / "given")}))
+    again = calibrate(OmegaConf.create({**keys, "chip": found["chip"], "out": str(tmp_path / "given")}))
     assert again["chip"] == found["chip"] and again["worst_median_error"] == found["worst_median_error"]
-    other = experiment(OmegaConf.create({
+    other = calibrate(OmegaConf.create({
         **keys, "chip": "a100_80g", "timing": "ooco", "out": str(tmp_path / "other")}))
     assert not other["closed"]                                      # a GPU is no match for the fake engine

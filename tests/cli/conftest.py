@@ -73,7 +73,6 @@ seed: 7
 knife: {sharp: false}
 fruit: {weight_g: 200}
 """,
-    "toy_commands/conf/experiment/feast.yaml": "# @package _global_\ndefaults:\n  - /preset: feast\n",
     "toy_commands/conf/preset/odd.yaml": "# @package _global_\nspoons: 2\n",
     "toy_commands-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy_commands\nVersion: 1.0\n",
     "toy_commands-1.0.dist-info/entry_points.txt": """[ooco_gym.commands]

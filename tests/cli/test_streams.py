@@ -46,7 +46,7 @@ def test_a_locale_of_ascii_alone_is_no_traceback(tmp_path: Path, words: tuple[st
     assert b"Traceback" not in done.stderr and not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("words", [("perf", "out=there"), ("--help",), ("experiment", "--help")])
+@pytest.mark.parametrize("words", [("perf", "out=there"), ("--help",), ("figure", "--help")])
 def test_a_closed_pipe_is_no_event(tmp_path: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # without a reader every write fails

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.studies.engine_chain import Curve, StepModel, model_of, write_chip
-from experiments.studies.engine_live.cells import (
+from experiments.engines.chain import Curve, StepModel, model_of, write_chip
+from experiments.live.cells import (
     Promise,
     Seen,
     drawn_trace,
     figures,
     seen_by_client,
 )
-from experiments.studies.engine_live.server import Server
-from experiments.studies.engine_live.study import Engine, Study
-from experiments.studies.engine_live.summing_up import ranking, ratios, table
+from experiments.live.server import Server
+from experiments.live.study import Engine, Study
+from experiments.live.summing_up import ranking, ratios, table
 from ooco_gym.resources import conf_root
 from ooco_gym.workload import Trace
 
@@ -133,7 +133,7 @@ def made_engine(folder: Path) -> Engine:
 
 def made_study(engine: Engine, out: Path, **changes: Any) -> Study:
     """The study as it ships, with two loads and short windows."""
-    plan = yaml.safe_load((conf_root() / "experiment.yaml").read_text(encoding="utf-8"))["engine_live"]
+    plan = yaml.safe_load((conf_root() / "engine.yaml").read_text(encoding="utf-8"))["live"]
     return Study({**plan, "window_s": 4.0, "loads": {"half": 0.5, "over": 1.2}, **changes}, engine, out)
 
 

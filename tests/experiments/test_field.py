@@ -15,8 +15,8 @@ import yaml
 from experiments.common.output import END
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.sustain import Bench, sustain
-from experiments.studies.field import Cell, Entry, entries_of, rows_of
-from experiments.studies.field_page import BEGIN, body, write_results
+from experiments.field import Cell, Entry, entries_of, rows_of
+from experiments.field_page import BEGIN, body, write_results
 from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
@@ -225,7 +225,7 @@ def test_mistakes(words, said, capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from experiments.studies.field import cells_of
+    from experiments.field import cells_of
 
     assert main(["compare", "+preset=field", "--cfg", "job"]) == 0
     options = yaml.safe_load(capsys.readouterr().out)

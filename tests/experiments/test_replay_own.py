@@ -1,4 +1,4 @@
-"""`ooco-gym experiment replay` of a card, model and degree of one's own, which no file of ours knows."""
+"""`ooco-gym calibrate replay` of a card, model and degree of one's own, which no file of ours knows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replayed(folder: Path) -> Path:
     out = folder.parent / "out"
     words = [f"run={folder}", f"model={folder.parent / 'mine.yaml'}", *SHEET, f"out={out}"]
-    assert main(["experiment", "replay", *words]) == 0
+    assert main(["calibrate", "replay", *words]) == 0
     return out
 
 
@@ -117,7 +117,7 @@ def test_a_table_with_a_misspelt_column_is_no_smaller_fit(folder: Path, tmp_path
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "attention.csv").write_text((folder / "attention.csv").read_text().replace("kv_decode", "kvdec"))
     words = [f"run={tmp_path}", f"model={folder.parent / 'mine.yaml'}", *SHEET, f"out={tmp_path / 'out'}"]
-    assert main(["experiment", "replay", *words]) == 2
+    assert main(["calibrate", "replay", *words]) == 2
     error = capsys.readouterr().err
     assert "attention.csv' is in no known layout" in error and "kvdec" in error
 
@@ -134,6 +134,6 @@ def test_what_is_missing_is_said_with_words_that_work(folder: Path, monkeypatch:
                                                       capsys: pytest.CaptureFixture[str], words: list[str],
                                                       message: str) -> None:
     monkeypatch.chdir(folder.parent)
-    assert main(["experiment", "replay", "run=run", *words, "out=bad"]) == 2
+    assert main(["calibrate", "replay", "run=run", *words, "out=bad"]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
+from experiments.live.server import MODEL, Server, write_tokenizer
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, write_random_model
 from ooco_gym.errors import UserError
 from tests.oracle.schedulers import pythons

@@ -31,7 +31,7 @@ from experiments.common.rate_search import Limits, Plan, Point, candidates_of, t
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
-from experiments.studies.field_page import write_results
+from experiments.field_page import write_results
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within

@@ -1,4 +1,4 @@
-"""`ooco-gym experiment replay run=DIR`: a run of a real engine, request by request, served again by the simulator.
+"""`ooco-gym calibrate replay run=DIR`: a run of a real engine, request by request, served again by the simulator.
 
 The folder is read, its chip found or calibrated from kernel times, its requests simulated under each timing form, and
 both drawn side by side (docs/validity.md).
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.prompts import HASHES, TOKEN_IDS
-from experiments.common.recorded import Recorded, read_run
-from experiments.common.replay import Served, compare, served
+from experiments.engines.prompts import HASHES, TOKEN_IDS
+from experiments.engines.recorded import Recorded, read_run
+from experiments.engines.served import Served, compare, served
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
@@ -285,7 +285,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.workload.sharing import sharing_ratio
 
     if cfg.run is None:
-        raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
+        raise UserError("ooco-gym calibrate replay needs run=DIR: a folder with requests.parquet and engine.json "
                         "(docs/measuring.md)")
     prompts = None if cfg.prompts is None else Path(str(cfg.prompts)).expanduser()
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute(), prompts), Path(cfg.out)
@@ -348,8 +348,8 @@ def _chip(cfg: DictConfig) -> tuple[str, dict[str, Any]]:
 
     if isinstance(cfg.chip, str):
         return cfg.chip, {}
-    figures: Any = [OmegaConf.to_container(part, resolve=True) for part in (cfg.chip_figures, cfg.chip) if part]
-    return "", {key: value for part in figures for key, value in part.items() if value is not None}
+    figures: Any = OmegaConf.to_container(cfg.chip, resolve=True)
+    return "", {key: value for key, value in figures.items() if value is not None}
 
 
 def _check_tables(chip: str, timings: list[str]) -> None:

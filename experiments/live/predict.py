@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.engine_live.cells import Promise, Seen
+from experiments.live.cells import Promise, Seen
 from ooco_gym.files import atomic_write
 from ooco_gym.workload import Trace, write_trace
 

@@ -21,7 +21,7 @@ from ooco_gym.files import atomic_write, write_json
 
 MODEL = "model"
 SCHEDULER = "ooco_gym.runtime.vllm.OocoScheduler"
-_REPOSITORY = Path(__file__).resolve().parents[3]
+_REPOSITORY = Path(__file__).resolve().parents[2]
 _START_S = 300.0
 _METRIC = re.compile(r"^(vllm:[a-z_]+)(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
 

@@ -79,15 +79,15 @@ def on_documents(trace: Trace, documents: Mapping[str, int], longest: int, seed:
     Raises:
         UserError: there is no document, one is of no whole pieces, or too long for an engine of such requests.
     """
-    check_keys("engine_live.trace.documents", documents, ("count", "tokens"))
+    check_keys("live.trace.documents", documents, ("count", "tokens"))
     tokens, count = int(documents.get("tokens", 0)), int(documents.get("count", 0))
     pieces, rest = divmod(tokens, BLOCK_TOKENS)
     if rest or not pieces or count < 1:
-        raise UserError(f"engine_live.trace.documents is {dict(documents)}; expected a count of at least 1, and tokens "
+        raise UserError(f"live.trace.documents is {dict(documents)}; expected a count of at least 1, and tokens "
                         f"that are a multiple of {BLOCK_TOKENS}, by which traces tell prefixes apart")
     spare = longest - tokens - trace.output_tokens - 1
     if (spare[~trace.online] < 2).any():
-        raise UserError(f"engine_live.trace.documents.tokens is {tokens}; a document, a question and an answer of up "
+        raise UserError(f"live.trace.documents.tokens is {tokens}; a document, a question and an answer of up "
                         f"to {trace.output_tokens[~trace.online].max()} tokens exceed the {longest} of a request")
     draws = np.random.Generator(np.random.Philox(key=[seed, 2]))
     drawn = draws.integers(count, size=int((~trace.online).sum()))

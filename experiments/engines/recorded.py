@@ -1,6 +1,6 @@
 """A run of a real engine as it was recorded: its settings, its requests, and its log by seconds.
 
-`experiments.studies.replay` serves it again; docs/measuring.md says what the folder holds.
+`experiments.engines.replay` serves it again; docs/measuring.md says what the folder holds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.prompts import Hashes, of_table, read_prompts
+from experiments.engines.prompts import Hashes, of_table, read_prompts
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.files import read_parquet

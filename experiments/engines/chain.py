@@ -1,4 +1,4 @@
-"""`ooco-gym experiment engine_chain`: measure an engine, fit it, simulate it, compare (docs/measuring.md).
+"""`ooco-gym calibrate chain`: measure an engine, fit it, simulate it, compare (docs/measuring.md).
 
 The engine serves three loads in real time, and the simulator serves the same requests with what was fitted to designed
 batches of the same engine. Whole iterations are fitted in microseconds, as a sum of what the batch holds: an iteration
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.common.replay import Served, compare, read_measured, served, simulate_requests
+from experiments.engines.served import Served, compare, read_measured, served, simulate_requests
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import load_model

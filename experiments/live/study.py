@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from baselines.adaptive_deadline import LAYOUT
-from experiments.studies.engine_chain import (
+from experiments.engines.chain import (
     StepModel,
     errors,
     fit_iterations,
@@ -22,11 +22,11 @@ from experiments.studies.engine_chain import (
     read_iterations,
     write_chip,
 )
-from experiments.studies.engine_live.cells import Promise, document_of, drawn_trace, figures, seen_by_client
-from experiments.studies.engine_live.predict import simulated
-from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
-from experiments.studies.engine_live.summing_up import ranking, ratios, table
-from experiments.studies.engine_live.train import learn
+from experiments.live.cells import Promise, document_of, drawn_trace, figures, seen_by_client
+from experiments.live.predict import simulated
+from experiments.live.server import MODEL, Server, write_tokenizer
+from experiments.live.summing_up import ranking, ratios, table
+from experiments.live.train import learn
 from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
@@ -83,7 +83,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     from ooco_gym.calibrate.measure import measure
 
-    plan: Any = OmegaConf.to_container(cfg.engine_live, resolve=True)
+    plan: Any = OmegaConf.to_container(cfg.live, resolve=True)
     engine_plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
     out = Path(cfg.out)
     engine_plan = merged(engine_plan, plan["engine"])
@@ -98,7 +98,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if pace is None:
         if played or resumed:
             raise UserError("the cells of an earlier run were played at a pace that a new measurement would miss; "
-                            "give engine_live.pace=NUMBER, the median of those that it printed (its sim_to_real.json "
+                            "give live.pace=NUMBER, the median of those that it printed (its sim_to_real.json "
                             "has it under 'fit')")
         trial = Study({**plan, "bundle": None}, engine, out)
         pace = trial.paced(find_python(engine_plan["python"]), engine_plan, measured)
@@ -186,7 +186,7 @@ class Study:
         values = {**make_rule("deadline").values, **self.settings["deadline"]}
         rule = get_policy("adaptive_deadline", {**values, "interval_s": float(self.plan["interval_s"])})
         write_linear_bundle(self.bundle, rule, weights, {"training": {
-            "data": {"traces": "drawn by experiments/studies/engine_live", "loads": dict(self.plan["loads"])},
+            "data": {"traces": "drawn by experiments/live", "loads": dict(self.plan["loads"])},
             "seeds": [int(self.plan["seed"]) + 3000 + number for number in range(plan["traces"])],
             "candidates": int(plan["generations"]) * int(plan["population"])}})
         return path
