@@ -36,12 +36,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
-    from ooco_gym.documents import file_digest
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.policy import policy_of
-    from ooco_gym.render import outcome_of, record_of, write_report, write_samples
+    from ooco_gym.render import outcome_of, record_of, write_report
     from ooco_gym.render.page import class_table
-    from ooco_gym.render.record import REQUESTS_FILE, SAMPLES_FILE
+    from ooco_gym.render.record import REQUESTS_FILE
     from ooco_gym.simulation import simulate
 
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
@@ -52,12 +51,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         player = metadata.entry_points(group=PLAYERS)["learned"].load() if learned else None
         run = player(scenario.given, policy) if player else simulate(scenario, policy=policy)
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
+               "ended_s": run.simulated_s - run.window_s[0],
                **({"played": said[0]} if said else {})}
-    files = [Path(cfg.out) / REQUESTS_FILE, *([Path(cfg.out) / SAMPLES_FILE] if run.samples else [])]
-    write_requests(run, files[0])
-    for path in files[1:]:
-        write_samples(run, path)
-    summary["files_sha256"] = {path.name: file_digest(path) for path in files}
+    write_requests(run, Path(cfg.out) / REQUESTS_FILE)
     lines = warnings_of(summary)
     _, another_load = scenario.scale
     if another_load:

@@ -2,6 +2,6 @@
 
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.page import outcome_of, write_report
-from ooco_gym.render.record import RunRecord, read_record, record_of, write_samples
+from ooco_gym.render.record import RunRecord, read_record, record_of
 
-__all__ = ["Outcome", "RunRecord", "outcome_of", "read_record", "record_of", "write_report", "write_samples"]
+__all__ = ["Outcome", "RunRecord", "outcome_of", "read_record", "record_of", "write_report"]

@@ -30,13 +30,11 @@ from ooco_gym.report import (
     plain_table,
     write_page,
 )
-from ooco_gym.workload import from_file
 
-SAMPLE_S = 60.0  # from one sample of a run to the next
 BINS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
 MOST_BINS = 60
 LEAST_BIN_S = 120.0  # where the window has five of them
-HOURS_FROM_S = 7200.0  # windows that long have the time of day as their axis
+HOURS_FROM_S = 7200.0  # windows that long have hours as their axis
 CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
     ("TTFT P99", "ttft_p99_s", duration), ("TPOT P99", "tpot_p99_s", duration),
@@ -61,9 +59,6 @@ def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = ()) -> Outco
     where, differing = joined(list(dict.fromkeys(cluster for _, cluster in groups))), differing_conditions(records)
     more = [f"the runs differ in more than policy and seed ({', '.join(differing)}): these figures are no comparison "
             "of policies."] if differing else []
-    if any(not len(one.samples.get("t_s", ())) for one in records):
-        more.append(f"load and memory are sampled every {SAMPLE_S:g} s, of which a run here has none: how they were "
-                    "over time cannot be said.")
     return Outcome(
         f"{short_name(first.scenario['workload'])} on {where}, seed{'s' if len(seeds) > 1 else ''} "
         f"{', '.join(map(str, seeds))}", rows, base if len(groups) > 1 else None, budget, notes=[*more, *notes],
@@ -152,11 +147,6 @@ def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
             [1000 * slo["tpot_s"] for slo in slos], log=True),
         _panel(records, "late online requests by arrival (%); dashed: what is allowed", [
             _by_bin(edges, which, 100.0 * one["violated"], np.mean) for edges, which, one in judged], [100 * budget])]
-    for title, keys, factor in (("online arrivals (requests/s)", ("online_arrivals_per_s",), 1.0),
-                                ("waiting for their prefill (requests)", ("online_waiting", "offline_waiting"), 1.0),
-                                ("KV memory in use, mean of the instances (%)", ("kv_share",), 100.0)):
-        if all(len(record.samples.get("t_s", ())) for record in records):
-            panels.append(_panel(records, title, [_sampled(record, keys, factor) for record in records]))
     return [panel for panel in panels if panel.series]
 
 
@@ -188,15 +178,13 @@ def online_quality(record: RunRecord) -> tuple[np.ndarray, np.ndarray, dict[str,
 
 
 def _panel(records: Sequence[RunRecord], title: str, curves: Sequence[tuple[np.ndarray, np.ndarray]],
-           limits: Sequence[float] = (), log: bool = False) -> Panel:
-    long = records[0].window_s >= HOURS_FROM_S
-    begin_s, unit_s = (records[0].day_start_s, 3600.0) if long else (0.0, 60.0)
-    clock = "time in the trace" if from_file(records[0].scenario["workload"]) else "time of day"
-    ends = [begin_s / unit_s, (begin_s + records[0].window_s) / unit_s]
-    series = [Series(((begin_s + at) / unit_s).tolist(), values.tolist(), colour=colour)
+           limits: Sequence[float], log: bool = False) -> Panel:
+    unit, unit_s = ("h", 3600.0) if records[0].window_s >= HOURS_FROM_S else ("min", 60.0)
+    end = records[0].window_s / unit_s
+    series = [Series((at / unit_s).tolist(), values.tolist(), colour=colour)
               for colour, (at, values) in enumerate(curves) if np.isfinite(values).any()]
-    dashed = [Series(ends, [limit] * 2, "dashes", colour=-1) for limit in dict.fromkeys(limits)]
-    axis = Axis(f"{clock} (h)" if long else "time since the window's start (min)", limits=(ends[0], ends[1]))
+    dashed = [Series([0.0, end], [limit] * 2, "dashes", colour=-1) for limit in dict.fromkeys(limits)]
+    axis = Axis(f"time since the window's start ({unit})", limits=(0.0, end))
     return Panel(title, axis, Axis(log=log), [*dashed, *series] if series else [])
 
 
@@ -206,15 +194,3 @@ def _by_bin(edges: np.ndarray, which: np.ndarray, values: np.ndarray,
     known = ~np.isnan(values)
     inside = [values[known & (which == place)] for place in range(len(edges) - 1)]
     return (edges[:-1] + edges[1:]) / 2, np.array([of(some) if some.size else np.nan for some in inside], float)
-
-
-def _sampled(record: RunRecord, keys: Sequence[str], factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Samples averaged over bins, sums of several keys; a share is the mean over instances, anything else their sum."""
-    ends = record.samples["t_s"]
-    values = factor * np.sum([record.samples[key] for key in keys], axis=0).astype(float)
-    if values.ndim == 2:
-        values = values.mean(axis=1) if keys[0].endswith("share") else values.sum(axis=1)
-    interval = float(ends[1] - ends[0]) if len(ends) > 1 else float(ends[0])
-    width = max(bin_s(record.window_s), interval)
-    bins, place = np.unique(((ends - interval / 2) // width).astype(int), return_inverse=True)
-    return (bins + 0.5) * width, np.bincount(place, values) / np.bincount(place)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ooco_gym.cluster import Cluster
-from ooco_gym.documents import file_digest, read_mapping
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, bounded_archive, read_parquet
+from ooco_gym.files import read_parquet
 from ooco_gym.peak import short_name
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
     from ooco_gym.simulation import Run
 
-SAMPLES_FILE, REQUESTS_FILE = "samples.npz", "requests.parquet"
-LARGEST_BYTES = 2**31  # of samples, unpacked
-SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
+SUMMARY_FILE, CONFIG_FILE, REQUESTS_FILE = "summary.json", "config.yaml", "requests.parquet"
 COLUMNS = ("arrival_s", "output_tokens", "first_token_s", "finish_s", "violated")
 
 
@@ -40,22 +38,16 @@ class RunRecord:
         seed: the scenario's seed.
         summary: `metrics.summarise`, with `params` and `scenario` (`Scenario.describe`).
         requests: counted requests: `online` bool and `COLUMNS`, arrays of shape (n,), NaN where there is none.
-        samples: `Run.samples` with `t_s` in this clock, warm-up left out; empty where a run was too short for one.
-        day_start_s: time of day (of a trace file: time in the trace) at which the window starts.
         end_s: when the run ended.
         folder: where the run was read from, or an empty string.
-        config: the configuration of the command that made it; empty for a run from Python.
     """
 
     label: str
     seed: int
     summary: Mapping[str, Any]
     requests: Mapping[str, np.ndarray]
-    samples: Mapping[str, np.ndarray]
-    day_start_s: float = 0.0
     end_s: float = 0.0
     folder: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def window_s(self) -> float:
@@ -70,25 +62,12 @@ class RunRecord:
 
 def record_of(run: Run, label: str | None = None, summary: Mapping[str, Any] | None = None,
               config: Mapping[str, Any] | None = None) -> RunRecord:
-    """The record of a finished run, called as its command's configuration says, or `label`; `summary` where that is
-    known."""
+    """The record of a finished run, called as its command's configuration says, or `label`; `summary`: where known."""
     from ooco_gym.metrics import requests_table, summarise
 
     known = summary or {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
     return RunRecord(label or _policy_words(config or {}, known), run.scenario.seed, known,
-                     _columns(requests_table(run)), _in_window(run.samples, run.window_s[0]), _day_start_s(run),
-                     run.simulated_s - run.window_s[0], config=config or {})
-
-
-def write_samples(run: Run, path: str | os.PathLike[str]) -> None:
-    """Writes the samples of a run as `samples.npz`, atomically; equal runs give equal bytes.
-
-    Beside the arrays of `Run.samples` it holds `window_s` (start and end of the measured window in the samples' clock)
-    and `day_start_s` (the time of day at which the window starts).
-    """
-    with atomic_write(path) as temporary:
-        np.savez_compressed(temporary, window_s=np.array(run.window_s), day_start_s=np.array(_day_start_s(run)),
-                            **run.samples)  # type: ignore[arg-type]
+                     _columns(requests_table(run)), run.simulated_s - run.window_s[0])
 
 
 def read_folder(folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -118,32 +97,16 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     Raises:
         UserError: the folder holds no such run, or one of its files cannot be read.
     """
-    path = Path(folder)
-    command, summary, config = read_folder(path)
+    command, summary, config = read_folder(folder)
     if command != "simulate":
         raise UserError(f"folder '{folder}' is a run of '{command}', not of 'simulate'")
-    digests = summary.get("files_sha256") or {}  # older summaries do not say
-    samples: dict[str, Any] = {"window_s": (float(summary["scenario"]["protocol"]["warmup_s"]),),
-                               "day_start_s": summary["scenario"]["start_s"] or np.nan}
-    requests: dict[str, np.ndarray] = {}
-    for name in (SAMPLES_FILE, REQUESTS_FILE):
-        if name == SAMPLES_FILE and not (path / name).exists() and name not in digests:
-            continue  # a short run has none
-        try:
-            if name == SAMPLES_FILE:
-                samples = _samples(path / name)
-            else:
-                requests = _columns(read_parquet(path / name))
-        except Exception as error:  # numpy, zipfile and pyarrow raise many kinds for damaged bytes: all mean that
-            raise UserError(f"run '{folder}': {name} is missing or cannot be read "
-                            f"({' '.join(str(error).split())[:200]}); simulate it again") from error
-        if name in digests and file_digest(path / name) != digests[name]:
-            raise UserError(f"run '{folder}': {name} was changed after it was written (its SHA-256 differs); simulate "
-                            "it again")
-    start_s, day_start_s = float(samples.pop("window_s")[0]), float(samples.pop("day_start_s"))
+    try:
+        requests = _columns(read_parquet(Path(folder, REQUESTS_FILE)))
+    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
+        raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read "
+                        f"({' '.join(str(error).split())[:200]}); simulate it again") from error
     return RunRecord(_policy_words(config, summary), int(summary["seed"]), summary, requests,
-                     _in_window(samples, start_s), day_start_s, float(summary["simulated_s"]) - start_s, str(folder),
-                     config)
+                     float(summary.get("ended_s") or summary["window_s"]), str(folder))
 
 
 def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
@@ -185,35 +148,11 @@ def differing_conditions(records: Sequence[RunRecord]) -> list[str]:
     return sorted(found)
 
 
-def _day_start_s(run: Run) -> float:
-    if run.scenario.from_file:
-        return run.scenario.start_s
-    begin_s = max(0.0, run.scenario.start_s - float(run.scenario.protocol.warmup_s))  # as in requests_of
-    return begin_s + run.window_s[0]
-
-
-def _in_window(samples: Mapping[str, np.ndarray], start_s: float) -> dict[str, np.ndarray]:
-    if not samples:
-        return {}
-    inside = samples["t_s"] > start_s + 1e-9
-    kept = {key: np.asarray(values)[inside] for key, values in samples.items()}
-    return kept | {"t_s": kept["t_s"] - start_s}
-
-
 def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS}
     if "online" in table.column_names:  # classes have names of their own
         return columns | {"online": table.column("online").to_numpy(zero_copy_only=False)}
     return columns | {"online": table.column("class").to_numpy(zero_copy_only=False) == "online"}
-
-
-def _samples(path: Path) -> dict[str, Any]:
-    with np.load(bounded_archive(path, LARGEST_BYTES), allow_pickle=False) as file:
-        samples = {key: file[key] for key in file.files}
-    for key in ("t_s", "window_s", "day_start_s"):
-        if key not in samples:
-            raise KeyError(key)
-    return samples
 
 
 def _policy_words(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
