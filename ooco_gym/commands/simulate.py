@@ -51,7 +51,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         player = metadata.entry_points(group=PLAYERS)["learned"].load() if learned else None
         run = player(scenario.given, policy) if player else simulate(scenario, policy=policy)
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
-               "ended_s": run.simulated_s - run.window_s[0],
                **({"played": said[0]} if said else {})}
     write_requests(run, Path(cfg.out) / REQUESTS_FILE)
     lines = warnings_of(summary)

@@ -38,7 +38,7 @@ class RunRecord:
         seed: the scenario's seed.
         summary: `metrics.summarise`, with `params` and `scenario` (`Scenario.describe`).
         requests: counted requests: `online` bool and `COLUMNS`, arrays of shape (n,), NaN where there is none.
-        end_s: when the run ended.
+        end_s: when the run ended; of one that is read, until when it went on at least.
         folder: where the run was read from, or an empty string.
     """
 
@@ -105,8 +105,8 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
         raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read "
                         f"({' '.join(str(error).split())[:200]}); simulate it again") from error
-    return RunRecord(_policy_words(config, summary), int(summary["seed"]), summary, requests,
-                     float(summary.get("ended_s") or summary["window_s"]), str(folder))
+    until_s = max(float(summary["window_s"]), np.nanmax(requests["finish_s"], initial=0.0))
+    return RunRecord(_policy_words(config, summary), int(summary["seed"]), summary, requests, until_s, str(folder))
 
 
 def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
