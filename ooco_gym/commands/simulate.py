@@ -150,6 +150,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of the summary should not overlook, one sentence each."""
+    from ooco_gym.metrics.summary import MEMORY, WINDOW
+
     online, offline = summary["online"], summary["offline"]
     served = offline["prompt_tokens_per_s"] + offline["output_tokens_per_s"]
     lines = []
@@ -157,9 +159,10 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
     if rejected := summary.get("rejected"):
+        why = {MEMORY: "the memory of an instance even alone: take more chips", WINDOW: "the model's window"}
         lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "
-                     f"prompt and output, {rejected['shortest_tokens']:,} tokens and more, do not fit the memory of "
-                     "an instance even alone. Take more chips, or leave such requests out.")
+                     f"prompt and output, {rejected['shortest_tokens']:,} tokens and more, do not fit "
+                     f"{' or '.join(why[one] for one in rejected['reasons'])}.")
     if offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ooco_gym.simulation import Run
     from ooco_gym.workload import RequestClass
 
-MEMORY = "memory"       # why a request is rejected: it could not even run alone
+MEMORY, WINDOW = "memory", "model window"  # why a request is rejected: it could not even run alone, or is too long
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 
 
@@ -108,10 +108,18 @@ def rejected_figures(run: Run) -> dict[str, Any]:
     requests = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == REJECTED)]
     if not len(requests):
         return {}
-    online = int(requests["online"].sum())
+    online, reasons = int(requests["online"].sum()), reasons_of(run, requests)
     tokens = requests["prompt_tokens"].astype(np.int64) + requests["output_tokens"]
-    return {"rejected": {"online": online, "offline": len(requests) - online, "reasons": {MEMORY: len(requests)},
+    return {"rejected": {"online": online, "offline": len(requests) - online,
+                         "reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
                          "shortest_tokens": int(tokens.min())}}
+
+
+def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
+    """Why each of some rejected requests was."""
+    longest = run.scenario.deployments[0][1].model.max_position
+    tokens = rejected["prompt_tokens"].astype(np.int64) + rejected["output_tokens"]
+    return [WINDOW if longest and one > longest else MEMORY for one in tokens]
 
 
 def class_figures(run: Run) -> dict[str, dict[str, Any]]:
@@ -320,8 +328,8 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     in seconds since the start of the measured window), `prompt_tokens`, `output_tokens` (int32), `first_token_s`,
     `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
     `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
-    if any); where requests were rejected also `rejected`, the reason ("memory") or null. Requests of warm-up and
-    drain are left out unless `everything` is asked for.
+    if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null. Requests of
+    warm-up and drain are left out unless `everything` is asked for.
     """
     import pyarrow as pa
 
@@ -350,7 +358,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         "finish_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=~finished),
         **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
         "violated": pa.array(violated[rows]),
-        **({"rejected": pa.array(np.full(len(rows), MEMORY), mask=~refused)} if refused.any() else {}),
+        **({"rejected": pa.array(np.array(reasons_of(run, chosen), object), mask=~refused)} if refused.any() else {}),
     })
 
 

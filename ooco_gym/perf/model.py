@@ -39,12 +39,15 @@ class ModelSpec:
     """RMSNorm of each query and key head before the rotary positions (Qwen3)."""
     position_rows: int = 0
     """Rows of a learned position embedding; 0 with rotary positions."""
+    max_position: int = 0
+    """Tokens of a request, prompt and output, beyond which engines refuse it (`max_position_embeddings`, vLLM's
+    `max_model_len`); 0: not enforced."""
     dtype_bytes: int = 2
     title: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_numbers(self, f"model '{self.name}'", zero_allowed={"position_rows"})
+        check_numbers(self, f"model '{self.name}'", zero_allowed={"position_rows", "max_position"})
         if self.heads % self.kv_heads:
             raise UserError(f"model '{self.name}': kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
 

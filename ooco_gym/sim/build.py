@@ -180,6 +180,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if state.config.reserved_blocks >= least:
         raise UserError(f"reserved_blocks={state.config.reserved_blocks} leaves no memory for requests: an instance "
                         f"has {least:,} blocks of {rules.block_tokens} tokens")
+    state.config.max_position = machines[0].deployment.model.max_position
     fill_pool(state, trace, rules.max_batch, keys)
     if predicted is not None:
         state.predicted[:] = predicted

@@ -119,8 +119,14 @@ def _arrive(state, slot, route):
 
 @inlined
 def _too_large(state, request):
-    """Whether a request could not even run alone, on some instance that it may come to."""
-    blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1) + state.config.reserved_blocks
+    """Whether a request is longer than the model's window, or could not even run alone on some instance that it may
+    come to. Of a mixed instance's last token nothing is computed, as in vLLM; pools hold room for one to move it.
+    """
+    tokens = request.prompt_tokens + request.output_tokens
+    if state.config.max_position > 0 and tokens > state.config.max_position:
+        return True
+    tokens += -1 if state.instances[0].role == s.MIXED else 1
+    blocks = blocks_for(state, tokens) + state.config.reserved_blocks
     for instance in range(state.instances.size):
         if blocks > state.instances[instance].total_blocks:
             return True

@@ -327,6 +327,7 @@ class Config(Record):
     max_num_batched_tokens: int  # of an iteration of a mixed instance
     max_num_seqs: int
     reserved_blocks: int
+    max_position: int  # tokens of a request, prompt and output, that the model's positions allow; 0: any number
     prefix_caching: int
     kv_priority: int
     waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY

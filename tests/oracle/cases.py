@@ -56,8 +56,8 @@ class Case:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
                             f"{self.max_num_seqs}, which the engine refuses")
-        # The engine needs no memory for the last token; our simulator turns away what leaves none for one more.
-        whole = self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens + 1
+        # Neither the engine nor the simulator needs memory for the last token.
+        whole = self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens - 1
         capacity = (self.kv_blocks - 1) * self.block_tokens
         if len(whole) and whole.max() > capacity:
             slot = int(whole.argmax())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ooco_gym.perf import cost_table
 from ooco_gym.perf.table import attention_ps, dense_ps
 from ooco_gym.scenario import Cluster, Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.simulation import Simulation
+from ooco_gym.simulation import Simulation, simulate
 
 POLICIES = ("vllm_fcfs", "vllm_priority")
 VALUES = st.fixed_dictionaries({"max_num_batched_tokens": st.sampled_from((1, 16, 100, 2048)),
@@ -128,3 +129,24 @@ def test_architectures_do_not_mix() -> None:
         assert str(refused.value).startswith(f"policy '{policy}' schedules ") and str(refused.value).endswith(said)
     with pytest.raises(UserError, match="not both"):
         Cluster.load({"model": "qwen2_5_7b", "mixed": pool, "relaxed": pool})
+
+
+@pytest.mark.parametrize(("prompt", "output", "served"), [
+    (3184, 1, True), (3000, 185, True), (3184, 2, False), (3000, 186, False), (3185, 1, False)])
+def test_a_request_is_served_if_all_but_its_last_token_fit_as_in_vllm(prompt: int, output: int, served: bool) -> None:
+    """Of 3,184 usable tokens vLLM computes prompt + output - 1: nothing is computed of the last."""
+    for policy in POLICIES:
+        state = play(Setup(((0.0, prompt, output, True),), relaxed=(), strict=(), mixed=(("ascend_910c", 1),),
+                           policy=policy, kv_tokens=3200, values=(("max_num_seqs", 8), ("reserved_blocks", 1)))).state
+        assert state.requests["status"].tolist() == [s.FINISHED if served else s.REJECTED], policy
+        assert state.requests["generated_tokens"].tolist() == [output if served else 0]
+
+
+def test_a_request_longer_than_the_models_window_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,131000,72\n1,131000,73\n2,250000,8\n")
+    cluster = {"name": "long", "model": "llama_3_1_8b", "mixed": [{"chip": "h100"}], "slo": "chat"}
+    scenario = Scenario(cluster=cluster, workload=str(path), start_s=0.0, duration_s=60.0, warmup_s=0.0)
+    run = simulate(scenario, "deadline")
+    assert (run.requests["status"] == s.REJECTED).tolist() == [False, True, True]
+    assert run.summary["rejected"]["reasons"] == {"model window": 2}
