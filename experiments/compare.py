@@ -1,29 +1,39 @@
 """`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (docs/protocol.md).
 
 Each policy runs on the cluster of its kind: the one that is given, or its twin of equal hardware. With `sustain=true`
-each runs at the highest offline rate that it sustains (`experiments.field`).
+each runs at the highest offline rate that it sustains; `+preset=field` is the whole field on one page (docs/field.md).
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import field
-from experiments.common.policies import base_policy, baseline_of, names_of, seeds_of
+from experiments.common.output import check_page
+from experiments.common.policies import base_policy, baseline_of, check_names, names_of, seeds_of
+from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from ooco_gym.commands.simulate import say_played, scenario_of
-from ooco_gym.errors import UserError
+from experiments.common.sustain import placed
+from experiments.sustained import Cell, definitions_of, described, measured, notes_of, rows_of
+from experiments.sustained_page import write_results
+from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
+from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.peak import short_name
 from ooco_gym.render import write_report
 from ooco_gym.render.outcome import compare, metrics_of
-from ooco_gym.render.reading import compared
+from ooco_gym.render.reading import compared, sustained
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMA = "ooco-gym/compare/1"
+SCHEMA, SUSTAIN_SCHEMA = "ooco-gym/compare/1", "ooco-gym/field/1"
+CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
+SCENARIO_KEYS = CELL_KEYS[:4]
+PAGES = ("page", "figures")
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -31,22 +41,22 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    baseline = baseline_of(options, policies)
     if options["sustain"]:
-        return field.main(cfg, options)
-    for key in ("page", "figures", "cells"):
+        return _sustained(cfg, options, policies, baseline)
+    for key in (*PAGES, "cells"):
         if options[key] is not None:
             raise UserError(f"{key} is of sustain=true, which measures the rate that each policy sustains; add that, "
                             f"or leave {key} out")
-    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
-    baseline = baseline_of(options, policies)
     scenario = scenario_of(cfg)
     said, note = say_played(scenario, seeds=len(seeds)), scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
-    placed = {name: scenario.on_kind(base_policy(name).mixed) for name in policies}
+    on = {name: scenario.on_kind(base_policy(name).mixed) for name in policies}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
-        asked = {name: [jobs.submit(placed[name].with_(seed=seed), name) for seed in seeds] for name in policies}
+        asked = {name: [jobs.submit(on[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
-    named = {(name, placed[name].load_cluster().name): runs for name, runs in summaries.items()}
+    named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
     rows = compare(named, metrics_of([base_policy(name).values for name in policies], options["metrics"]),
                    next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
@@ -56,3 +66,93 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     replace(outcomes[0], notes=summary["notes"][len(said):]).show()  # the others were said first
     write_report(Path(options["out"]) / "compare.html", outcomes)
     return summary
+
+
+# --- At the rates that are sustained ---------------------------------------------------------------------------------
+def _sustained(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str], baseline: str) -> dict[str, Any]:
+    begun, seeds = time.perf_counter(), seeds_of(options["seeds"])
+    if options["lead"] not in (None, *policies):
+        raise unknown("lead", options["lead"], policies)
+    for key in PAGES:
+        check_page(key, options[key])
+    cells = cells_of(cfg, options, policies)
+    window_s = min(float(cell.scenario.window()[1]) for cell in cells)
+    for cell in cells:
+        say_played(cell.scenario, SEARCHED)
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
+        entries = measured(cells, policies, options, jobs)
+    rows = rows_of(entries, [baseline], float(options["limits"]["violations"]), options["lead"])
+    tuning = {"seeds": list(seeds_of(options["tuning"]["seeds"], "tuning.seeds")),
+              "policies": options["tuning"]["policies"] or {}}
+    summary = {"schema": SUSTAIN_SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds),
+               "window_s": window_s, "tpot_from": cells[0].definitions[0], "notes": notes_of(window_s, seeds),
+               "cells": [described(cell) for cell in cells], "simulations": jobs.different,
+               "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
+               "cpu_s": jobs.cpu_s, "tuning": tuning, "results": rows}
+    outcomes = sustained(summary, options)
+    for outcome in outcomes:
+        outcome.show()
+    write_report(Path(options["out"]) / "compare.html", outcomes)
+    write_results(summary, "compare", Path(options["out"]), options["page"], options["figures"])
+    return summary
+
+
+def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str]) -> list[Cell]:
+    """The conditions to compare under, each at its load.
+
+    Raises:
+        UserError: a cell with an unknown key, two of one name, a load that is not known, or a policy that schedules
+            instances which neither the cluster nor its twin has.
+    """
+    base, definitions = scenario_of(cfg), definitions_of(options)
+    cells: list[Cell] = []
+    for where, given in given_cells(options["cells"], CELL_KEYS):
+        own = given.get("search") or {}
+        check_keys(f"{where}.search", own, Plan.__dataclass_fields__)
+        scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
+        scenario = scenario.with_(rate_scale=scenario.online_scale())
+        for policy in policies:
+            placed(scenario, policy)
+        name = f"{short_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
+        if name in [cell.name for cell in cells]:
+            raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
+        cells.append(Cell(name, scenario, Plan(**{**options["search"], **own}),
+                          Plan(**{**options["search"], **options["tuning"]["search"], **own}), definitions,
+                          {**(options["params"] or {}), **(given.get("params") or {})},
+                          _without(where, given.get("without") or (), policies, options)))
+    return cells
+
+
+def given_cells(cells: Any, keys: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The conditions that `cells` names, each with its place in it; one of no change where it names none.
+
+    Raises:
+        UserError: it is an empty list, or a condition has an unknown key or name.
+    """
+    if cells == []:
+        raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
+                        "the one of the options")
+    found = []
+    for index, given in enumerate(cells or [{}]):
+        given = {"workload": given} if isinstance(given, str) else given
+        if not isinstance(given, Mapping):
+            raise UserError(f"cells[{index}]={given!r}: expected a workload, or such as {{workload: ooc, cluster: "
+                            "pair_72b}")
+        check_keys(f"cells[{index}]", given, keys)
+        check_names(f"cells[{index}]", given)
+        found.append((f"cells[{index}]", given))
+    return found
+
+
+def _without(where: str, given: Sequence[str], policies: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The policies that a cell leaves out.
+
+    Raises:
+        UserError: one is not compared at all, or others are compared with it.
+    """
+    for policy in given:
+        if policy not in policies:
+            raise unknown(f"{where}.without", policy, policies)
+        if policy in (options["lead"], baseline_of(options, policies)):
+            raise UserError(f"{where}.without: '{policy}' is what the others are compared with, and cannot be left out")
+    return tuple(given)

@@ -1,8 +1,7 @@
-"""What a policy sustains: simulations at offline rates, their crossing, its interval, and the rows of tables."""
+"""What a policy sustains: simulations at offline rates, their crossing, and what intervals are made of."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ from experiments.common.rate_search import (
 )
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
-from ooco_gym.metrics.statistics import resampled_interval
-from ooco_gym.protocol import VIOLATION_BUDGET
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -144,47 +141,3 @@ def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
     crossing, seeds = bench.search(policy, near), len(bench.seeds)
     own = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
     return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), *own)
-
-
-def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
-    """What other programs read of a policy under a condition: the keys that all pages' figures share.
-
-    The rate is the highest simulated that held, which may lie just below its interval of crossings: here that is
-    widened to hold it.
-    """
-    seeds = len(at.violations)
-    low, high = resampled_interval(found.rates, seeds)
-    return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else min(low, found.rate),
-            "ci_high": None if math.isnan(high) else max(high, found.rate), "tokens_per_s": found.tokens_per_s,
-            "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
-
-
-def row_of(found: Sustained, name: str, best: Sustained, condition: str) -> dict[str, Any]:
-    """The figures of one policy as `results[]` holds them; `best` is the better baseline."""
-    crossing = found.crossing
-    ratio = found.tokens_per_s / best.tokens_per_s if best.tokens_per_s > 0 else None
-    seeds = len(crossing.points[0].violations)
-    rate_low, rate_high = resampled_interval(found.rates, seeds)
-    tokens_low, tokens_high = resampled_interval(found.tokens, seeds)
-    ratio_low, ratio_high = None, None
-    if (best.tokens > 0).all():
-        ratio_low, ratio_high = resampled_interval(found.tokens / best.tokens, seeds)
-    at = crossing.best if crossing.best is not None else crossing.failed
-    assert at is not None  # a search always evaluates rate 0
-    return {
-        "policy": name, "tuned_as": found.policy if found.policy != name else None, **glance_of(found, condition, at),
-        "max_offline_rate": found.rate, "max_offline_rate_low": rate_low, "max_offline_rate_high": rate_high,
-        "max_offline_tokens_per_s": found.tokens_per_s, "max_offline_tokens_per_s_low": tokens_low,
-        "max_offline_tokens_per_s_high": tokens_high,
-        "max_offline_reference_gpu_s_per_s": float(at.service_per_s.mean()) if crossing.best else 0.0,
-        "wasted_tokens_per_s": float(at.wasted_per_s.mean()),
-        "seeds_over": float(np.mean(at.violations > VIOLATION_BUDGET)),
-        "limited_by": crossing.reason,
-        "best_baseline_tuned_as": None if ":" not in best.policy else best.policy,
-        "ratio_to_best_baseline": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high,
-        "curve": [{"offline_rate": point.rate, "violation_rate": float(point.violations.mean()),
-                   "violation_rates": point.violations.tolist(), "kept_up_share": float(point.kept_up.mean()),
-                   "kept_up_service_share": float(point.kept_up_service.mean()),
-                   "tokens_per_s": float(point.tokens_per_s.mean()),
-                   "wasted_tokens_per_s": float(point.wasted_per_s.mean())} for point in crossing.points],
-    }

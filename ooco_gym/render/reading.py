@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
@@ -73,14 +73,14 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
     limit, found, seen = float(config["limits"]["violations"]), [], {}
     for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
         mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]
-        base = str(mine[0].get("best_baseline_tuned_as") or mine[0].get("best_baseline") or summary["baseline"])
+        base = str(mine[0]["best_baseline_tuned_as"] or mine[0]["best_baseline"])
         ratios, limits, rows = {}, {}, []
         for row in mine:
-            key, wasted = (_tuned(row), row["cluster"]), row["wasted_tokens_per_s"]
+            key = (_tuned(row), row["cluster"])
             ratios[key], limits[key] = _ratio(row), row["limited_by"]
             figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]), TOKENS: (row["tokens_per_s"], None, None),
                        LATE: (row["violation_rate"], None, None),
-                       AGAIN: (wasted["mean"] if isinstance(wasted, Mapping) else wasted, None, None)}
+                       AGAIN: (row["wasted_tokens_per_s"]["mean"], None, None)}
             rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
                       **dict(zip(("mean", "ci_low", "ci_high"), one, strict=True))} for metric, one in figures.items()]
         under = f"TPOT from {(tpot or summary['tpot_from']).replace('_', ' ')}"
@@ -96,7 +96,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
             f"and the backlog does not grow; all else is at that load. {interval_words(mine[0]['n_seeds'])}",
             {f"tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
-            [*loads[:1], *_tunings(mine), *summary["notes"]], _curves(mine, limit)))
+            [*loads[:1], *summary["notes"]], _curves(mine, limit)))
     return found
 
 
@@ -114,16 +114,8 @@ def _tuned(row: Row) -> str:
     return str(row["tuned_as"] or row["policy"])
 
 
-def _tunings(rows: Sequence[Row]) -> list[str]:
-    """What was tuned, and what it sustains as it was shipped, a sentence each."""
-    return [f"{row['tuned_as']}: tuned on other seeds; as shipped it sustains "
-            f"{row['default']['max_offline_rate']:.2f} requests/s." for row in rows
-            if row["tuned_as"] and row.get("default")]
-
-
 def _ratio(row: Row) -> str:
-    ratio = row.get("ratio", row.get("ratio_to_best_baseline"))
-    return with_interval(ratio, row["ratio_low"], row["ratio_high"], ".2f", RANGE, none="none holds")
+    return with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, none="none holds")
 
 
 def _most(rows: Sequence[Row]) -> str:

@@ -15,8 +15,8 @@ import yaml
 from experiments.common.output import END
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.sustain import Bench, sustain
-from experiments.field import Cell, Entry, entries_of, rows_of
-from experiments.field_page import BEGIN, body, write_results
+from experiments.sustained import Cell, Entry, entries_of, rows_of
+from experiments.sustained_page import BEGIN, body, write_results
 from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
@@ -70,7 +70,7 @@ def rows():
                     entry("online_priority", sustained([6.0, 6.0, 6.0]), "online_priority:cap_share=0.7"),
                     entry("vllm_priority", sustained([8.0, 6.0, 7.0], ttft=0.01, tpot=0.07)),
                     entry("vllm_fcfs", sustained([8.0, 8.0, 8.0], start=0.05, tpot=0.06))],
-                   "online_priority", 0.03)
+                   ["online_priority"], 0.03)
 
 
 def test_rows_are_ranked_within_a_cell_and_paired_with_the_tuned_baseline(rows):
@@ -93,7 +93,7 @@ def test_what_violates_without_offline_work_is_not_ranked(rows):
 
 
 def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open():
-    caching = Cell("x", Scenario(rate_scale=0.05), PLAN, PLAN, {"prefix_caching": "on"})
+    caching = Cell("x", Scenario(rate_scale=0.05), PLAN, PLAN, params={"prefix_caching": "on"})
     assert caching.full_name("base_pd") == "base_pd"
     assert caching.full_name("vllm_fcfs") == "vllm_fcfs:prefix_caching='on'"
     assert caching.full_name("vllm_fcfs:prefix_caching='off'") == "vllm_fcfs:prefix_caching='off'"
@@ -116,7 +116,7 @@ class KneeBench(Bench):
 def found_by(policy, settings, shipped=True, screen=0):
     bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS,  # type: ignore[arg-type]
                       plan=replace(PLAN, screen=screen))
-    return entries_of(cell(), policy, bench, bench, ("first_token",), settings, shipped)
+    return entries_of(cell(), policy, bench, bench, settings, shipped)
 
 
 def test_a_policy_with_settings_is_measured_as_it_ships_and_as_tuned():
@@ -157,17 +157,18 @@ def test_the_page_says_what_it_shows(summary):
 
 def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     page = tmp_path / "field.md"
-    page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold figures\n{END}\n\nAfter.\n")
-    written = write_results(summary, tmp_path / "out", str(page))
+    page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN.format('compare')}\nold figures\n{END}\n\nAfter.\n")
+    written = write_results(summary, "compare", tmp_path / "out", str(page))
     text = page.read_text()
     assert text.startswith("# Mine\n\nBefore.\n") and text.endswith("\n\nAfter.\n")
     assert "old figures" not in text
     figures = tmp_path / "results" / "field.json"
-    assert figures in write_results(summary, tmp_path / "out", str(page), figures=str(figures)) and figures.is_file()
+    assert figures in write_results(summary, "compare", tmp_path / "out", str(page), figures=str(figures))
+    assert figures.is_file()
     assert all(path.is_file() for path in written)
     kept = json.loads((tmp_path / "field" / "results.json").read_text())
     assert "curve" not in kept["results"][0] and kept["results"][0]["policy"] == "vllm_priority"
-    write_results(summary, tmp_path / "out", str(page))
+    write_results(summary, "compare", tmp_path / "out", str(page))
     assert page.read_text() == text
 
 
@@ -225,7 +226,7 @@ def test_mistakes(words, said, capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from experiments.field import cells_of
+    from experiments.compare import cells_of
 
     assert main(["compare", "+preset=field", "--cfg", "job"]) == 0
     options = yaml.safe_load(capsys.readouterr().out)

@@ -106,7 +106,7 @@ def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):
     config = OmegaConf.merge({key: value for key, value in settings.items() if key != "defaults"}, changes)
     found = capacity(config)  # type: ignore[arg-type]
     assert [row["policy"] for row in found["results"]] == [name]
-    assert all(row["max_offline_rate"] >= 0.0 for row in found["results"])
+    assert all(row["rate"] >= 0.0 for row in found["results"])
 
 
 def test_an_exported_policy_plays_as_its_run_does_beside_the_same_partner(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""The Markdown page of `compare sustain=true`: one table of all cells, and one for each."""
+"""The Markdown page of what policies sustain: one table of all cells, and one for each."""
 
 from __future__ import annotations
 
@@ -114,36 +114,33 @@ def ratio(row: Row) -> str:
 
 
 TITLE = "Sustainable offline load"
-BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
+BEGIN = "<!-- results: written by ooco-gym {}; what stands outside is not touched -->"
 
 
-def write_results(summary: Mapping[str, Any], out: Path, page: str | None, figures: str | None = None) -> list[Path]:
+def write_results(summary: Mapping[str, Any], command: str, out: Path, page: str | None,
+                  figures: str | None = None) -> list[Path]:
     """Writes the Markdown page and the figures.
 
     Args:
         summary: of the command.
+        command: its name.
         out: the run folder.
-        page: the Markdown file; None: `compare.md` in the run folder. One that is there keeps what stands outside its
-            marked part.
+        page: the Markdown file, which keeps what stands outside its marked part; None: named as the command, in the
+            run folder.
         figures: the JSON file of the figures; None: `results.json` in a folder of the page's name beside it.
 
     Returns:
         The paths of what was written.
     """
-    path = Path(page) if page else out / "compare.md"
+    path = Path(page) if page else out / f"{command}.md"
     data = Path(figures) if figures else path.with_suffix("") / "results.json"
     write_json(data, rounded(summary, "curve"))
-    return [data, *write_texts({path: merged(path, TITLE, body(summary), BEGIN)})]
-
-
-def at_a_glance(summary: Mapping[str, Any]) -> str:
-    """The table of all cells, and how to read it."""
-    return "\n\n".join([overview(summary), _legend(summary)])
+    return [data, *write_texts({path: merged(path, TITLE, body(summary), BEGIN.format(command))})]
 
 
 def body(summary: Mapping[str, Any]) -> str:
     """The marked part of the page."""
-    parts = [at_a_glance(summary)]
+    parts = [overview(summary), _legend(summary)]
     for cell in summary["cells"]:
         parts += [f"### {cell['name']}", _load(cell), cell_table(summary, cell).markdown()]
     return "\n\n".join([*parts, " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])])

@@ -1,51 +1,33 @@
-"""`ooco-gym compare sustain=true`: the highest offline rate that each policy sustains, all policies in one table.
+"""What policies sustain under several conditions, one row each: of `ooco-gym capacity` and `compare sustain=true`.
 
-Equal hardware (each policy on the cluster of its kind), the same arrivals, lengths and SLOs, the same seeds. The rate
-is searched as `capacity` does; what a policy did there (throughput, waste, cache hits, violations) stands beside it.
-`ooco-gym compare +preset=field` is the whole field on one page (docs/field.md).
+Equal hardware (each policy on the cluster of its kind), the same arrivals, lengths and SLOs, the same seeds. What a
+policy did at its highest sustained rate (throughput, waste, cache hits, violations) stands beside it.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.capacity import definitions_of, notes_of
-from experiments.common.output import check_page
-from experiments.common.policies import (
-    base_policy,
-    baseline_of,
-    check_names,
-    is_learned,
-    names_of,
-    seeds_of,
-)
+from experiments.common.policies import base_policy, is_learned, seeds_of
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
 from experiments.common.runner import Jobs
-from experiments.common.store import Store
-from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
-from experiments.field_page import write_results
-from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
-from ooco_gym.errors import UserError, check_keys, unknown
+from experiments.common.sustain import Bench, Sustained, placed, sustain
+from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
-from ooco_gym.render import reading, write_report
+from ooco_gym.protocol import SEEDS, WINDOW_S
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from ooco_gym.scenario import Scenario
 
-SCHEMA = "ooco-gym/field/1"
-CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
+TPOT_FROM = ("first_token", "first_decode")
 
 
 @dataclass(frozen=True)
@@ -53,20 +35,26 @@ class Cell:
     """One condition under which all policies are measured.
 
     Attributes:
-        name: workload and cluster.
+        name: workload and cluster, and the definition of TPOT where there are several.
         scenario: at its load.
         plan: how rates are searched.
         trial: the same while tuning.
+        definitions: of TPOT, the first of which is shown.
         params: set for every policy that has them, such as `prefix_caching`.
         without: policies that are not measured here.
+        condition: workload and cluster.
+        shown: what rows say of the condition besides.
     """
 
     name: str
     scenario: Scenario
     plan: Plan
     trial: Plan
+    definitions: tuple[str, ...] = TPOT_FROM[:1]
     params: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    condition: str = ""
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
     def full_name(self, policy: str) -> str:
         """The policy with the cell's own parameters, as it is simulated; its own setting of one stays.
@@ -91,103 +79,53 @@ class Entry:
     found: Mapping[str, Sustained]
 
 
-def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the comparison; returns its summary (`docs/outputs.md`)."""
-    begun = time.perf_counter()
-    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
-    baseline = baseline_of(options, policies)
-    if options["lead"] not in (None, *policies):
-        raise unknown("lead", options["lead"], policies)
-    for key in ("page", "figures"):
-        check_page(key, options[key])
-    cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
+def measured(cells: Sequence[Cell], policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
+    """What each policy sustains in each cell, all at once: they share the processes, each waits its turn."""
+    tuning, seeds = options["tuning"], seeds_of(options["seeds"])
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
-    for cell in cells:
-        say_played(cell.scenario, SEARCHED)
-    limits, tuning = Limits(**options["limits"]).in_window(window_s), options["tuning"]
-    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
+    limits = Limits(**options["limits"]).in_window(window_s)
 
-        def measure(cell: Cell, policy: str) -> list[Entry]:
-            bench = Bench(jobs, cell.scenario, seeds, definitions[0], limits, cell.plan)
-            trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
-            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {}, tuning["shipped"])
+    def measure(cell: Cell, policy: str) -> list[Entry]:
+        bench = Bench(jobs, cell.scenario, seeds, cell.definitions[0], limits, cell.plan)
+        trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
+        return entries_of(cell, policy, bench, trial, tuning["policies"] or {}, tuning["shipped"])
 
-        pairs = [(cell, policy) for cell in cells for policy in policies if policy not in cell.without]
-        with ThreadPoolExecutor(len(pairs)) as threads:
-            asked = [threads.submit(measure, *pair) for pair in pairs]
-            try:
-                for done in as_completed(asked):
-                    done.result()
-            except BaseException:  # one mistake ends all: what is done is in the cache
-                jobs.stop()
-                raise
-        entries = [entry for one in asked for entry in one.result()]
-    rows = rows_of(entries, baseline, limits.violations, options["lead"])
-    summary = {"schema": SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds),
-               "window_s": window_s, "tpot_from": definitions[0], "notes": notes_of(window_s, seeds),
-               "cells": [_described(cell) for cell in cells], "simulations": jobs.different,
-               "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
-               "cpu_s": jobs.cpu_s,
-               "tuning": _tuning(options), "results": rows}
-    outcomes = reading.sustained(summary, options)
-    for outcome in outcomes:
-        outcome.show()
-    write_report(Path(options["out"]) / "compare.html", outcomes)
-    write_results(summary, Path(options["out"]), options["page"], options["figures"])
-    return summary
+    pairs = [(cell, policy) for cell in cells for policy in policies if policy not in cell.without]
+    with ThreadPoolExecutor(len(pairs)) as threads:
+        asked = [threads.submit(measure, *pair) for pair in pairs]
+        try:
+            for done in as_completed(asked):
+                done.result()
+        except BaseException:  # one mistake ends all: what is done is in the cache
+            jobs.stop()
+            raise
+    return [entry for one in asked for entry in one.result()]
 
 
-def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str]) -> list[Cell]:
-    """The conditions to compare under, each at its load.
-
-    Raises:
-        UserError: a cell with an unknown key, two of one name, a load that is not known, or a policy that schedules
-            instances which neither the cluster nor its twin has.
-    """
-    base, cells = scenario_of(cfg), []
-    if options["cells"] == []:
-        raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
-                        "the one of the options")
-    for index, given in enumerate(options["cells"] or [{}]):
-        given = {"workload": given} if isinstance(given, str) else given
-        if not isinstance(given, Mapping):
-            raise UserError(f"cells[{index}]={given!r}: expected a workload, or such as {{workload: ooc, slo: xllm}}")
-        check_keys(f"cells[{index}]", given, CELL_KEYS)
-        check_names(f"cells[{index}]", given)
-        own = given.get("search") or {}
-        check_keys(f"cells[{index}].search", own, Plan.__dataclass_fields__)
-        fields = ("workload", "cluster", "slo", "duration_s")
-        scenario = of_cell(base, {key: given[key] for key in fields if key in given}, options)
-        scenario = scenario.with_(rate_scale=scenario.online_scale())
-        for policy in policies:
-            placed(scenario, policy)
-        name = f"{short_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
-        cells.append(Cell(name, scenario, Plan(**{**options["search"], **own}),
-                          Plan(**{**options["search"], **options["tuning"]["search"], **own}),
-                          {**(options["params"] or {}), **(given.get("params") or {})},
-                          _without(f"cells[{index}]", given.get("without") or (), policies, options)))
-    names = [cell.name for cell in cells]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
-    return cells
+def definitions_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The definitions of TPOT that `tpot_from` names; both where it names none."""
+    chosen = options["tpot_from"] or TPOT_FROM
+    chosen = [chosen] if isinstance(chosen, str) else [str(definition) for definition in chosen]
+    for definition in chosen:
+        if definition not in TPOT_FROM:
+            raise unknown("tpot_from", definition, TPOT_FROM)
+    return tuple(chosen)
 
 
-def _without(where: str, given: Sequence[str], policies: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The policies that a cell leaves out.
+def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
+    """Where a measurement is less than the protocol asks for, one sentence each."""
+    notes = []
+    if window_s < WINDOW_S:
+        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s: what is in "
+                     "progress at its edges weighs more, so a backlog is told from it less surely; take these figures "
+                     "for a trial.")
+    if len(seeds) < SEEDS:
+        notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's "
+                     f"{SEEDS}: one burst more or less decides the crossing.")
+    return notes
 
-    Raises:
-        UserError: one is not compared at all, or others are compared with it.
-    """
-    for policy in given:
-        if policy not in policies:
-            raise unknown(f"{where}.without", policy, policies)
-        if policy in (options["lead"], baseline_of(options, policies)):
-            raise UserError(f"{where}.without: '{policy}' is what the others are compared with, and cannot be left out")
-    return tuple(given)
 
-
-def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],
+def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench,
                settings: Mapping[str, Sequence[Mapping[str, Any]]], shipped: bool = True) -> list[Entry]:
     """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds.
 
@@ -196,7 +134,7 @@ def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions:
 
     def sustained(name: str, near: float | None = None) -> dict[str, Sustained]:
         return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name), near)
-                for definition in definitions}
+                for definition in cell.definitions}
 
     if not settings.get(policy):
         return [Entry(cell, policy, None, sustained(policy))]
@@ -210,22 +148,24 @@ def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions:
     return entries
 
 
-def rows_of(entries: Sequence[Entry], baseline: str, budget: float, lead: str | None = None) -> list[dict[str, Any]]:
+def rows_of(entries: Sequence[Entry], baselines: Sequence[str], budget: float,
+            lead: str | None = None) -> list[dict[str, Any]]:
     """One row for each policy and cell, and one more for it as tuned; the best of a cell first.
 
     Args:
         entries: what was found.
-        baseline: the policy that the ratios are over, as tuned where it is.
+        baselines: the ratios of a cell are over the best of these, as tuned where it is.
         budget: violation rate that a seed may have, and that the upper 95 % limit without offline work must not exceed
             to be ranked.
         lead: the policy whose lead over each other one is taken, as tuned where it is; None: none.
     """
     rows = []
     for cell in dict.fromkeys(entry.cell.name for entry in entries):
-        mine = [entry for entry in entries if entry.cell.name == cell]
-        base, ahead = ([entry for entry in mine if entry.policy == name] for name in (baseline, lead))
-        block = [{**_row(entry, base[-1], budget), "lead": _lead(ahead[-1], entry) if ahead else None}
-                 for entry in mine]
+        mine = {(entry.policy, entry.tuned_as): entry for entry in entries if entry.cell.name == cell}
+        last = {policy: entry for (policy, _), entry in mine.items()}  # as tuned, which comes behind as shipped
+        base = max((last[name] for name in baselines), key=lambda one: next(iter(one.found.values())).tokens_per_s)
+        block = [{**_row(entry, base, budget), "lead": _lead(last[lead], entry) if lead else None}
+                 for entry in mine.values()]
         rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_tokens_per_s"]["mean"]))
     return rows
 
@@ -238,8 +178,9 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
     seeds = len(at.violations)
     ratio, low, high = _ratio(found, over, seeds)
     return {
-        "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as,
-        **glance_of(found, entry.cell.name, at),
+        "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as, **entry.cell.shown,
+        **glance_of(found, entry.cell.condition or entry.cell.name, at), "best_baseline": base.policy,
+        "best_baseline_tuned_as": base.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
         "kind": "mixed" if base_policy(entry.policy).mixed else "pools",
         "feasible": within(crossing.points[0].violations, budget),
@@ -323,7 +264,20 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _described(cell: Cell) -> dict[str, Any]:
+def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
+    """What other programs read of a policy under a condition: the keys that all pages' figures share.
+
+    The rate is the highest simulated that held, which may lie just below its interval of crossings: here that is
+    widened to hold it.
+    """
+    seeds = len(at.violations)
+    low, high = resampled_interval(found.rates, seeds)
+    return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else min(low, found.rate),
+            "ci_high": None if math.isnan(high) else max(high, found.rate), "tokens_per_s": found.tokens_per_s,
+            "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
+
+
+def described(cell: Cell) -> dict[str, Any]:
     """A cell as the summary holds it: what was given, with the load."""
     from ooco_gym.workload import workload_mean_rate
 
@@ -333,8 +287,3 @@ def _described(cell: Cell) -> dict[str, Any]:
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
             "rate_scale": scenario.rate_scale, "window_s": float(scenario.window()[1]), "params": dict(cell.params),
             "online_rate_per_s": scenario.online_scale() * workload_mean_rate(scenario.workload)}
-
-
-def _tuning(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"seeds": list(seeds_of(options["tuning"]["seeds"], "tuning.seeds")),
-            "policies": options["tuning"]["policies"] or {}}
