@@ -120,26 +120,6 @@ def test_second_process_loads_and_any_changed_file_recompiles(package: Path) -> 
     assert run(package) == ["510", "201", "1", "1", "1"]
 
 
-def test_what_is_called_through_its_module_is_noticed_too(package: Path) -> None:
-    """Of files outside the core, of which the digest knows only those that a function names."""
-    (package.parent / "outside.py").write_text(BY_MODULE)
-    (package.parent / "others.py").write_text(HELPER.format(add=1))
-    code = "import outside as m; print(m.rule(1), *m.rule.stats.cache_hits.values())"
-    assert run(package, code) == ["2"]
-    assert run(package, code) == ["2", "1"]
-    (package.parent / "others.py").write_text(HELPER.format(add=10))
-    assert run(package, code) == ["11"]
-
-
-def test_python_and_other_folder_by_environment(package: Path, tmp_path: Path) -> None:
-    assert run(package, NUMBA_DISABLE_JIT="1") == ["112", "2", "python"]
-    cache = tmp_path / "cache"
-    assert run(package, NUMBA_CACHE_DIR=str(cache)) == ["112", "2", "0", "0", "0"]
-    assert run(package, NUMBA_CACHE_DIR=str(cache)) == ["112", "2", "1", "1", "1"]
-    assert list(cache.rglob("loop.rule-*.nbc"))
-    assert not list(package.rglob("*.nbc"))
-
-
 def test_compiled_code_that_another_may_have_written_is_not_run(package: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     run(package, NUMBA_CACHE_DIR=str(cache))
@@ -151,13 +131,6 @@ def test_compiled_code_that_another_may_have_written_is_not_run(package: Path, t
     done = subprocess.run([sys.executable, "-c", MAIN], capture_output=True, text=True, check=True, cwd=package.parent,
                           env={**os.environ, "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": str(cache)})
     assert done.stderr.count("can be written by others") == 1, done.stderr
-
-
-def test_broken_cache_file_is_compiled_again(package: Path) -> None:
-    run(package)
-    for path in package.rglob("*.nbc"):
-        path.write_bytes(path.read_bytes()[:100])
-    assert run(package) == ["112", "2", "0", "0", "0"]
 
 
 def test_a_cache_file_with_flipped_bits_is_compiled_again(package: Path) -> None:
@@ -185,14 +158,6 @@ def test_without_compilation_the_simulator_says_what_is_wrong() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(SOURCES.parent), "NUMBA_DISABLE_JIT": "1"})
     assert "UserError: NUMBA_DISABLE_JIT is set" in done.stderr
-
-
-def test_package_folder_that_cannot_be_written(package: Path, tmp_path: Path) -> None:
-    (package / "sim" / "__pycache__").write_text("a file where the folder would be: not even root writes here")
-    home = str(tmp_path / "home")
-    environment = {"HOME": home, "XDG_CACHE_HOME": home, "PYTHONDONTWRITEBYTECODE": "1"}
-    assert run(package, **environment) == ["112", "2", "0", "0", "0"]
-    assert run(package, **environment) == ["112", "2", "1", "1", "1"]
 
 
 def test_several_processes_at_once(package: Path) -> None:

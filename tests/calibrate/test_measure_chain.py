@@ -6,10 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experiments.engines.chain import (
     close,
@@ -59,16 +56,6 @@ def test_the_chain_comes_out_even(measured: Path, tmp_path: Path) -> None:
     assert "half: TTFT (ms)" in page and "simulated" in page
     saturated = found["loads"]["saturated"]
     assert saturated["ttft_median_ms_real"] > 5 * found["loads"]["light"]["ttft_median_ms_real"]
-
-
-@settings(deadline=None, max_examples=25)
-@given(noise=st.floats(0.0, 0.3), seed=st.integers(0, 1000))
-def test_noise_does_not_bias_the_fit(measured: Path, noise: float, seed: int) -> None:
-    """The sum of all times is met although times scatter: what is fitted is a mean."""
-    rows = read_iterations(measured / "iterations.parquet")
-    draws = np.random.Generator(np.random.Philox(seed))
-    rows["time_us"] = rows["time_us"] * draws.uniform(1 - noise, 1 + noise, len(rows["time_us"]))
-    assert abs(errors(fit_iterations(rows), rows)["bias"]) < 2.0
 
 
 def test_what_is_no_measurement_is_one_sentence(tmp_path: Path, measured: Path) -> None:

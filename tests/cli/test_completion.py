@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ooco_gym.cli.commands import commands
 from ooco_gym.cli.main import main
 
 
@@ -36,22 +35,12 @@ def test_words_are_completed(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPat
     assert asked(toy, monkeypatch, line) == found
 
 
-def test_the_first_word_is_a_command(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(toy, monkeypatch, "") == [*commands(), "completion"]
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_is_given_its_script(shell: str, capsys: pytest.CaptureFixture[str],
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ooco-gym"])
     assert main(["completion", shell]) == 0
     assert "ooco-gym" in capsys.readouterr().out
-
-
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bsh"]) == 2
-    assert "unknown shell 'bsh' (did you mean 'bash'" in capsys.readouterr().err
-    assert main(["completion"]) == 2
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

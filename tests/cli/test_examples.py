@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,13 +31,6 @@ def test_every_example_of_a_command_is_one(name: str, tmp_path: Path, monkeypatc
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out.partition("Keys and their defaults")
     assert all(f"  {line}\n" in shown[0] for line in listed) and "#$" not in "".join(shown)
-
-
-def test_commands_of_other_packages_may_have_none(toy: SimpleNamespace) -> None:
-    assert "Examples" not in toy.run("quiet", "--help")[1]
-    path = toy.site / "toy_commands" / "conf" / "quiet.yaml"
-    path.write_text(path.read_text() + "#$ ooco-gym quiet fruit=pear\n")
-    assert "Examples:\n\n  ooco-gym quiet fruit=pear\n\nKeys" in toy.run("quiet", "--help")[1]
 
 
 def test_every_preset_says_how_long_it_takes_and_its_short_form() -> None:

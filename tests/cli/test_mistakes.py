@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from ooco_gym.cli import run
 from ooco_gym.errors import Terminated
-from ooco_gym.report.terminal import notes
 
 MISTAKES = [
     # words, what the sentence must say
@@ -94,13 +92,6 @@ def test_out_is_a_file(toy: SimpleNamespace) -> None:
     assert (toy.cwd / "results").read_text() == "mine"
 
 
-def test_mistake_leaves_an_older_folder_alone(toy: SimpleNamespace) -> None:
-    assert toy.run("play", "out=results", "seed=5")[0] == 0
-    before = (toy.cwd / "results" / "summary.json").read_bytes()
-    assert toy.run("play", "out=results", "fail=mistake")[0] == 2
-    assert (toy.cwd / "results" / "summary.json").read_bytes() == before
-
-
 def test_bug_keeps_its_traceback(toy: SimpleNamespace) -> None:
     code, _, err = toy.run("play", "fail=bug", "out=results")
     assert code == 1
@@ -154,29 +145,6 @@ def test_shadowed_package_is_named(toy: SimpleNamespace, monkeypatch: pytest.Mon
     assert code == 2
     assert f"the package 'agents' found at '{toy.site / 'agents'}' is not ooco-gym's" in err
     assert err.count("\n") == 1
-
-
-def test_out_below_a_file_is_named(toy: SimpleNamespace) -> None:
-    (toy.cwd / "notes.txt").write_text("mine")
-    code, _, err = toy.run("play", "out=notes.txt/deeper")
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "notes.txt/deeper' is no folder" in err
-    assert (toy.cwd / "notes.txt").read_text() == "mine"
-
-
-def test_warnings_are_one_line_without_a_place_in_our_code(capsys: pytest.CaptureFixture[str]) -> None:
-    before = warnings.formatwarning
-    with notes(), warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: sys.stderr.write(
-            warnings.formatwarning(message, category, filename, lineno, line))
-        warnings.warn("the chip is small", UserWarning, stacklevel=1)
-        warnings.warn("the door is old", FutureWarning, stacklevel=1)
-    error = capsys.readouterr().err
-    assert "note: the chip is small\n" in error
-    assert "FutureWarning: the door is old" in error
-    assert warnings.formatwarning is before
 
 
 @pytest.mark.parametrize("content", [b"weight_g: [1", b"weight_g: \xff\xfe", b"[" * 5000])

@@ -30,13 +30,6 @@ def test_places_that_cannot_be_written_are_refused_in_a_sentence(toy: SimpleName
     assert sorted(toy.cwd.iterdir()) == before
 
 
-def test_a_link_to_a_folder_is_a_folder(toy: SimpleNamespace) -> None:
-    (toy.cwd / "there").mkdir()
-    (toy.cwd / "link").symlink_to("there")
-    assert toy.run("play", "out=link/x")[0] == 0
-    assert (toy.cwd / "there" / "x" / "summary.json").is_file()
-
-
 def test_a_working_directory_that_is_gone(toy: SimpleNamespace, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -11,10 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ooco_gym.cli.main import tidy_end
-from ooco_gym.errors import Terminated
-from ooco_gym.files import atomic_write
-
 WAITS = """
 import sys, time
 from pathlib import Path
@@ -101,20 +97,6 @@ def test_ctrl_c_does_not_wait_for_work_that_goes_on(toy: SimpleNamespace) -> Non
     assert (ended.returncode, ended.stderr.strip()) == (130, b"interrupted")
 
 
-def test_sigterm_is_an_exception_only_while_a_command_runs(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-
-    def write() -> None:
-        with tidy_end(), atomic_write(tmp_path / "x.txt") as temporary:
-            temporary.write_text("half")
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(Terminated):
-        write()
-    assert not list(tmp_path.iterdir())
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
 IMPORTS = """
 import os, signal, sys
 
@@ -131,9 +113,3 @@ import ooco_gym.cli
 def test_ctrl_c_among_the_imports_says_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", IMPORTS], stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
-
-
-def test_ctrl_c_after_the_imports_is_an_exception_again() -> None:
-    import ooco_gym.cli  # noqa: F401
-
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -37,17 +37,6 @@ def test_probability_of_improvement_is_mann_whitneys_u(parts, ties):
     assert crossed.probability_of_improvement(other, mine) == pytest.approx(1 - np.mean(each))
 
 
-@given(GRIDS)
-@settings(deadline=None, max_examples=15)
-def test_statistics_of_a_stack_are_those_of_each(parts):
-    mine, other = grids(*parts)
-    stack, others = np.stack([mine, mine + 1]), np.stack([other, other])
-    for statistic in (crossed.mean, crossed.iqm):
-        assert statistic(stack) == pytest.approx([float(statistic(one)) for one in stack])
-    assert crossed.probability_of_improvement(stack, others) == pytest.approx(
-        [float(crossed.probability_of_improvement(a, b)) for a, b in zip(stack, others, strict=True)])
-
-
 @pytest.mark.parametrize("windows", [3, 12, 36])
 def test_of_one_run_it_is_the_plain_bootstrap_over_windows(windows):
     values = np.random.default_rng(7).gamma(2.0, 1.0, windows)
@@ -57,16 +46,6 @@ def test_of_one_run_it_is_the_plain_bootstrap_over_windows(windows):
     spread = expected[2] - expected[1]
     assert got.value == pytest.approx(expected[0])
     assert (got.low, got.high) == pytest.approx(expected[1:], abs=0.03 * spread)
-
-
-def test_a_single_task_gives_rliables_interval_of_the_interquartile_mean():
-    """rliable's percentile bootstrap with one task: runs are drawn; only the percentiles differ, and are known."""
-    runs = np.random.default_rng(3).normal(0.0, 1.0, (20, 1))
-    tail = crossed.crossed_tail(runs)
-    flat = stats.bootstrap((runs[:, 0],), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), method="percentile",
-                           n_resamples=10_000, confidence_level=1 - 2 * tail, rng=np.random.default_rng(1))
-    got = crossed.estimate(runs, crossed.iqm)
-    assert (got.low, got.high) == pytest.approx(tuple(flat.confidence_interval), abs=0.06)
 
 
 def test_intervals_cover_what_runs_and_windows_have_in_common():
@@ -118,10 +97,3 @@ def test_what_has_no_spread_has_no_interval():
     assert crossed.estimate(np.full((3, 4), 2.0)) == (2.0, 2.0, 2.0)
     assert np.isnan(crossed.estimate([[1.0, np.nan]]).high)
     assert crossed.estimate([[1.0, 2.0, 4.0]]) == crossed.estimate([[1.0, 2.0, 4.0]])
-
-
-@pytest.mark.parametrize("values, others", [
-    ([], []), (np.zeros((2, 2, 2)), []), (np.zeros((1, 3)), [np.zeros((1, 4))])])
-def test_other_shapes_are_refused(values, others):
-    with pytest.raises(ValueError, match="figures of"):
-        crossed.estimate(values, others=others)

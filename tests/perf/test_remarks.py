@@ -15,7 +15,6 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, list_chips, load_chip
 from ooco_gym.perf.chip import FLOPS, MEMORY, OVERHEADS, link_of, list_links, load_link, transferred
 from ooco_gym.perf.deployment import validity_warnings
-from ooco_gym.report.terminal import notes, remark, remarks
 from ooco_gym.resources import load_yaml
 from tests.perf.perf_chips import deploy as on_h200
 
@@ -56,17 +55,6 @@ def test_an_all_reduce_of_its_own_counts_and_is_not_remarked():
     own = deploy(2, allreduce_bytes_per_s=33e9, allreduce_latency_s=7e-6)
     assert own.shard.chip is own.chip and own.remarks == []
     assert allreduce_s(own, 33e3) == pytest.approx(8e-6)
-
-
-def test_what_stands_in_is_said_once_and_only_over_several_chips(capsys):
-    with notes():
-        assert deploy(1).remarks == []
-        for _ in range(3):
-            (sentence,) = deploy(2).remarks
-    deploy(2)
-    assert capsys.readouterr().err == f"note: {sentence}\n", "and nothing outside a command"
-    for part in ("chip 'mine'", "18.5 µs and 15.1 GB/s over 2 chips", "link 'pcie5'", "nearest by peak_link_bytes"):
-        assert part in sentence
 
 
 @pytest.mark.parametrize("name", list_links())
@@ -115,18 +103,6 @@ def test_the_efficiency_stays_whatever_the_datasheet(flops, memory, units):
     prefill, of_base = found["extended"]["prefill_attention"], base.extended.prefill_attention
     assert prefill["critical_flops_per_s"] == pytest.approx(of_base.critical_flops_per_s * flops / units)
     assert prefill["launch_s"] == of_base.launch_s
-
-
-@pytest.mark.parametrize("name", [name for name in list_chips() if load_yaml("chip", name).get("like")])
-def test_every_chip_from_a_datasheet_says_that_it_was_not_measured(name):
-    chip = load_chip(name)
-    assert f"chip '{name}': not measured: the efficiency of '{chip.like}'" in chip.remark
-    assert chip.remark in Deployment.from_config({"chip": name, "model": "llama_3_1_8b"}).remarks
-
-
-def test_a_figure_of_ones_own_counts_over_the_transferred_one():
-    values = load_yaml("chip", "mi300x") | {"gemm_flops_per_s": 5e14}
-    assert load_chip(values).gemm_flops_per_s == 5e14
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -184,11 +160,3 @@ def test_measured_timing_says_what_stands_in():
     assert "not measured for model 'llama_3_1_8b' at tp=1, so timing=extended stands in: all operators" in found
     (found,) = validity_warnings(on_h200("measured", extended=None))
     assert "so timing=ooco stands in" in found
-
-
-def test_each_sentence_is_given_once_whatever_size_the_run_reaches(capsys):
-    with notes(), remarks() as said:
-        for size in ("9", "12"):
-            remark(f"fitted up to 5; this run reaches {size}", "fitted up to 5")
-    assert capsys.readouterr().err == "note: fitted up to 5; this run reaches 9\n"
-    assert list(said.values()) == ["fitted up to 5; this run reaches 9"]

@@ -45,11 +45,6 @@ def test_report_begins_with_the_answer_and_holds_its_parts(page, records):
     assert "Something &lt;else&gt;" in body and "1 &amp; 2" in body
 
 
-def test_tables_scroll_and_plots_shrink_on_a_narrow_screen(page):
-    assert page.count('<div class="scroll"><table') == page.count("<table")
-    assert "minmax(min(100%, 400px), 1fr)" in page and "prefers-color-scheme: dark" in page
-
-
 def test_report_refuses_nothing_and_a_seed_twice(records):
     with pytest.raises(UserError, match="at least one run"):
         outcome_of([])
@@ -66,18 +61,6 @@ def test_report_warns_where_conditions_differ(records, tmp_path):
     assert "the runs differ" not in text and "on pair_7b and mixed_7b" in text, "a twin has equal hardware"
     other = replace(base, summary={**base.summary, "scenario": {**base.scenario, "cluster": "pair_72b"}})
     assert "the runs differ in more than policy and seed (cluster)" in written(tmp_path, [records[0], other])
-
-
-def test_an_inline_cluster_is_called_by_its_name(records, tmp_path):
-    pool = {"chip": {"name": "my_chip", "peak_flops": 1.0}}
-    for name, shown in ((None, "custom"), ("mine", "mine")):
-        cluster = {"model": {"name": "my_model", "layers": 3}, "relaxed": [pool], "strict": [pool]}
-        cluster |= {"name": name} if name else {}
-        scenario = {**records[0].scenario, "cluster": cluster}
-        record = replace(records[0], summary={**records[0].summary, "scenario": scenario})
-        text = written(tmp_path, [record])
-        assert f"<h1>azure_conv on {shown}, seed 1</h1>" in text
-        assert "{&#x27;" not in text
 
 
 @pytest.fixture

@@ -21,10 +21,6 @@ def test_a_page_embeds_plotly_once_and_needs_no_network() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_page_without_figures_is_small() -> None:
-    assert len(page("Text", [Section("One", ["Seen."])])) < 10_000
-
-
 def test_a_page_of_one_figure(tmp_path: Path) -> None:
     path = write_figure(tmp_path / "one.html", go.Figure(), "Title", notes=["First.", "Second."])
     assert "<li>First.</li><li>Second.</li>" in path.read_text(encoding="utf-8") and [path] == list(tmp_path.iterdir())
