@@ -39,7 +39,7 @@ class Run:
     params: dict[str, Any]
     requests: np.ndarray  # REQUEST[n]
     instances: np.ndarray  # INSTANCE[m]
-    itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (`itl_edges_s`)
+    itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (bins of 2 %)
     window_s: tuple[float, float]
     counters: dict[str, int]  # `sim.state.Totals`
     samples: dict[str, np.ndarray]
@@ -73,13 +73,6 @@ class Run:
                    "max_context": int((served["prompt_tokens"] + served["generated_tokens"]).max())}
         deployments = dict.fromkeys(one for _, one in self.scenario.deployments)
         return list(dict.fromkeys(line for one in deployments for line in validity_warnings(one, **longest)))
-
-
-def itl_edges_s() -> np.ndarray:
-    """Upper edges of the bins of inter-token times, in seconds: float64[ITL_BINS], the last one infinite."""
-    edges = 1e-4 * 1.02 ** np.arange(s.ITL_BINS)
-    edges[-1] = np.inf
-    return edges
 
 
 def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[float, float]]:

@@ -165,8 +165,6 @@ def test_gzip_and_folders(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         file.write("op,d_in,d_out,n_tokens,time_us\ngemm,4096,4096,8,20\n")
     (tmp_path / "other.csv").write_text("x,y\n1,2\n")
-    (tmp_path / "requests.csv").write_text("arrival_s,first_token_s,last_token_s\n0,1,2\n")  # a run leaves these two
-    (tmp_path / "timeseries.csv").write_text("t,running,waiting\n1,3,4\n")
     found = read(tmp_path, Context(device="d"))
     assert len(Rows.join(found.rows)) == 1 and found.rows[0]["device"][0] == "d"
     assert found.notes == ["other.csv: in no known layout, left out"]

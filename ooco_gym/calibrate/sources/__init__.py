@@ -26,8 +26,6 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import read_parquet
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
-BESIDE = ({"arrival_s", "first_token_s", "last_token_s"}, {"t", "running", "waiting"})
-"""Columns of what a run leaves beside its kernel times (docs/measuring.md): its requests, and its log by seconds."""
 
 
 def is_table(path: Path) -> bool:
@@ -164,8 +162,6 @@ def read(path: Path, context: Context) -> Found:
         frame = Frame(file)
         name = next((name for name, source in _sources().items() if source.claims(frame)), None)
         if name is None and path.is_dir() and "time_us" not in frame:
-            if any(columns <= set(frame.names) for columns in BESIDE):
-                continue
             found.notes.append(f"{file.relative_to(path)}: in no known layout, left out")
             continue
         if name is None:
