@@ -8,46 +8,43 @@ The batch size doubles until the time runs out, then starts again (4.2). Blocks 
 Where the paper is silent or says two things, the choice is ours and a parameter:
 - k_i, "tokens left in the current token", is 1 (token groups are not defined in it), so T_avg counts in (6) alone.
 - Line 4 subtracts the residual time from the SLO twice; the text (4.2) has the residual of "the one closest to its
-  deadline [that] does not fail". `failed` says which requests have failed: those whose deadline has passed, or those
-  that would be late even alone. `all_failed` and `no_online` bound the iteration where no request has a residual time.
+  deadline [that] does not fail": the least time left of those whose deadline is ahead. Where all have failed their
+  tightest SLO bounds the iteration, and without real-time requests nothing does.
 - Line 3 puts requests first whose deadline has passed. They then take the memory of requests that are in time, which
   fail in turn: beyond saturation all are swapped in and out for a token each. `late=last` puts failed requests last.
 - The first real-time request runs even where it takes longer than the residual time: else none would.
-- Lines 26 to 32 as printed may replace every real-time request. `guard_replace` keeps (6) with x_i = 0 for each that is
-  replaced: t_i + k_i T_avg + T <= T_SLO. A replaced request keeps the blocks that it already has.
+- Lines 26 to 32 as printed may replace every real-time request. We keep (6) with x_i = 0 for each that is replaced:
+  t_i + k_i T_avg + T <= T_SLO. A replaced request keeps the blocks that it already has.
 - The batch size has no cap in the paper (`batch_cap`).
 - Drops (5.2, "first BE, then RT, based on the remaining time"): best-effort requests, the last to arrive first, then
   real-time ones with more time left than the request that needs the memory, the one with most first. With
   bidirectional blocks dropping a best-effort request frees nothing for a real-time one: it may take blocks that only
   best-effort requests own anyway, and a block has one online owner.
 - Without bidirectional blocks "we simply perform recomputation for requests failing to acquire cache blocks" (7.4.1):
-  `without_blocks` says whether a request that lacks blocks drops others (in the order above), or itself.
+  a request that lacks blocks drops others, in the order above.
 - Line 20 stops at the first best-effort request without a block: those with slots in host memory come after all that
-  wait for their first prompt, and wait with them. `no_block=skip` lets them go on.
+  wait for their first prompt, and wait with them.
 - Best-effort requests may fill the memory so that none of them can go on, each with slots in host memory or a block
-  short; `gridlock` then drops the one that arrived last, one an iteration, and if no request at all can run, until
-  one can.
-"""
+  short; the one that arrived last is then dropped, one an iteration, and if no request at all can run, until one can.
 
-import numpy as np
+What other readings come to is measured in docs/baselines/bros.md.
+"""
 
 from baselines.bros_model import (
     AVERAGE_PS,
     CONTEXT,
     DECODES,
     PARAMS,
-    PROMPT_PRODUCT,
     PROMPTS,
     SIZE,
     SUMS,
     P,
     add_load,
-    coefficients,
     cost_with,
     drop,
     find_preempt_block,
+    fit,
     fits,
-    has_failed,
     is_fresh,
     last_best_effort,
     make_room,
@@ -63,7 +60,6 @@ from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import unschedule
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import length, route_fewest_requests, sort_ascending
-from ooco_gym.sim.bidirectional import paired
 from ooco_gym.sim.state import BATCH, OFFLINE
 
 # --- Algorithm 1 ----------------------------------------------------------------------------------------------------
@@ -71,11 +67,11 @@ ANY, IN_TIME, FAILED = 0, 1, 2  # which of the fresh requests
 
 
 @inner
-def _next_fresh(state, instance, slot, which):
+def _next_fresh(state, slot, which):
     """The first fresh request of a kind from `slot` on in the waiting queue, or -1."""
     while slot >= 0:
         if is_fresh(state, slot):
-            if which == ANY or has_failed(state, instance, slot, remaining_ps(state, slot)) == (which == FAILED):
+            if which == ANY or (remaining_ps(state, slot) <= 0) == (which == FAILED):
                 return slot
         slot = state.requests[slot].next
     return slot
@@ -90,22 +86,20 @@ def schedule_online(state, instance, size, count, residual):
     """
     spec, ready, i, out_of_time = state.instances[instance], 0, 0, False
     which = IN_TIME if state.params[P.late] == 1 else ANY
-    waiting = _next_fresh(state, instance, spec.online_head, which)
+    waiting = _next_fresh(state, spec.online_head, which)
     while ready < size and not out_of_time:
         if waiting < 0 and which == IN_TIME:
             which = FAILED
-            waiting = _next_fresh(state, instance, spec.online_head, which)
-        if i < count and (waiting < 0 or state.scratch[0, i] <= order_ps(state, instance, waiting)):
+            waiting = _next_fresh(state, spec.online_head, which)
+        if i < count and (waiting < 0 or state.scratch[0, i] <= order_ps(state, waiting)):
             slot = state.scratch[1, i]
             i += 1
         elif waiting >= 0:
             slot = waiting
-            waiting = _next_fresh(state, instance, state.requests[slot].next, which)
+            waiting = _next_fresh(state, state.requests[slot].next, which)
         else:
             break
         if not find_preempt_block(state, instance, slot, i, count):
-            if state.params[P.without_blocks] == 1 and not paired(state):
-                drop(state, instance, slot)
             break
         out_of_time = cost_with(state, instance, slot) > residual
         if out_of_time and ready > 0:
@@ -144,8 +138,6 @@ def _sort_best_effort(state, instance):
 @inner
 def _may_be_replaced(state, instance, slot, cost):
     """Constraint (6) with x_i = 0: t_i + k_i T_avg + T <= T_SLO."""
-    if state.params[P.guard_replace] == 0:
-        return True
     return state.memory[instance, AVERAGE_PS] + cost <= remaining_ps(state, slot)
 
 
@@ -174,7 +166,6 @@ def _add_scheduled(state, instance, slot, sign):
         sums[SUMS + CONTEXT] += sign * float(length(state, slot))
     else:
         sums[SUMS + PROMPTS] += sign * new
-        sums[SUMS + PROMPT_PRODUCT] += sign * new * new
 
 
 @inner
@@ -196,11 +187,7 @@ def schedule_offline(state, instance, size, ready, residual):
             break
         if not fits(state, instance, slot):
             short_of_memory = True
-            if state.params[P.no_block] == 0:
-                break
-            if is_fresh(state, slot):  # all others that never ran wait with it
-                fresh = np.int64(-1)
-            continue
+            break
         if total == 0 or (total < size and cost_with(state, instance, slot) <= residual):
             total += 1  # the first request runs whatever it takes, else none would
         elif _replace(state, instance, slot, ready, total, size, residual):
@@ -216,12 +203,12 @@ def schedule_offline(state, instance, size, ready, residual):
 @inner
 def schedule_iteration(state, instance, size):
     """Algorithm 1. Returns (size of the batch, whether the time ran out)."""
-    state.memory[instance, SUMS : SUMS + 5] = 0.0
+    state.memory[instance, SUMS : SUMS + 4] = 0.0
     count = sort_pending(state, instance)
     residual = residual_ps(state, instance, count)
     ready, late = schedule_online(state, instance, size, count, residual)
     total, stuck = schedule_offline(state, instance, size, ready, residual)
-    if stuck and state.params[P.gridlock] == 1:
+    if stuck:
         victim = last_best_effort(state, instance)
         if victim >= 0:
             drop(state, instance, victim)
@@ -260,8 +247,7 @@ def prepare(policy, facts):
     """Fits the cost model to profiled batches (4.1), where its coefficients are not given."""
     if policy.values["decode_base"] or policy.values["prefill_base"]:
         return {}
-    return coefficients(facts, int(policy.values["context_tokens"]),
-                        by_request=policy.values["product"] == "requests")
+    return fit(facts.strict, int(policy.values["context_tokens"]), facts.max_batch)
 
 
 policy = Policy("bros", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)

@@ -8,7 +8,7 @@ come back from host memory (profiling the link finds its bandwidth and no base);
 The paper samples sequence lengths "at exponential intervals of 2" up to context length times largest batch. Ours:
 batches that do not fit the KV memory are left out, and the fit is of relative errors (of absolute ones, the largest
 batches alone would count). L^n L^a of a batch is the product of its sums, as (3) and (4) say; attention's work is
-rather the sum of the requests' own products, so `by_request` has that form to compare with.
+rather the sum of the requests' own products, which the model therefore misses (docs/baselines/bros.md).
 
 Sums of the batch that is being composed lie in State.memory behind what BROS keeps from one iteration to the next.
 """
@@ -16,7 +16,6 @@ Sums of the batch that is being composed lie in State.memory behind what BROS ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,20 +32,11 @@ from ooco_gym.sim.costs import blocks_for
 PARAMS = (
     Param("batch_base", "B_base: batch size to begin with, and after the time has run out (4.2)", 1, 1_000_000),
     Param("batch_cap", "the batch size doubles no further (the paper states no cap)", 1, 1_000_000),
-    Param("guard_replace", "a real-time request is replaced only if it can wait (constraint 6)", 0, 1),
-    Param("failed", "which requests have failed and set no residual time", choices=("passed", "unreachable")),
     Param("late", "line 3: failed requests go first (as printed), or after all that may still be in time",
           choices=("first", "last")),
-    Param("all_failed", "bound of the iteration where all have failed", choices=("slo", "unbounded")),
-    Param("no_online", "bound of the iteration without real-time requests", choices=("unbounded", "slo")),
     Param("bidirectional", "5: blocks with two owners; own: best-effort requests join no block of a real-time one",
           choices=("off", "on", "own")),
-    Param("without_blocks", "bidirectional=off: which requests compute again", choices=("others", "itself")),
-    Param("no_block", "line 20, FindBlock fails for a best-effort request: stop as printed, or go on with the next",
-          choices=("stop", "skip")),
-    Param("gridlock", "best-effort requests fill the memory and none can go on: the last is dropped", 0, 1),
     Param("average_weight", "of the newest iteration in T_avg", 0.0, 1.0),
-    Param("product", "L^n L^a: of the batch's sums, or summed over requests", choices=("batch", "requests")),
     Param("context_tokens", "longest sequence that is profiled: the model's", 1, 10_000_000),
     Param("max_num_seqs", "requests that hold memory at a time", 1, 1_000_000),
     Param("swap_overlap", "4.1: swapping goes on beside the iteration", 0, 1),
@@ -59,7 +49,7 @@ PARAMS = (
 )
 P = slots(PARAMS)
 SIZE, AVERAGE_PS, STEPS = 0, 1, 2  # indices in State.memory: B_curr, T_avg, iterations that it has seen
-PROMPTS, PROMPT_PRODUCT, DECODES, CONTEXT, BACK = 0, 1, 2, 3, 4  # indices after them: sums of the batch so far
+PROMPTS, DECODES, CONTEXT, BACK = 0, 1, 2, 3  # indices after them: sums of the batch so far
 SUMS = 3
 
 
@@ -81,40 +71,24 @@ def add_load(state, instance, slot, sign):
     sums = state.memory[instance]
     prompt, decode, context, back = load_of(state, slot)
     sums[SUMS + PROMPTS] += sign * prompt
-    sums[SUMS + PROMPT_PRODUCT] += sign * prompt * prompt
     sums[SUMS + DECODES] += sign * decode
     sums[SUMS + CONTEXT] += sign * context
     sums[SUMS + BACK] += sign * back
 
 
 @inner
-def cost_ps(state, instance, prompts, prompt_product, decodes, context, back):
-    """C: the longer of execution and swapping, in ps."""
-    params, executed = state.params, 0.0
-    by_request = params[P.product] == 1
-    if prompts > 0:
-        product = prompt_product if by_request else prompts * prompts
-        executed += params[P.prefill_linear] * prompts + params[P.prefill_product] * product + params[P.prefill_base]
-    if decodes > 0:
-        product = context if by_request else decodes * context
-        executed += params[P.decode_linear] * decodes + params[P.decode_product] * product + params[P.decode_base]
-    link = state.tables[state.instances[instance].belief].kv_bytes_per_token / state.config.host_bytes_per_s
-    return max(executed, back * link * s.PS_PER_S)
-
-
-@inner
 def believed_ps(state, instance):
-    """C of the batch, in ps."""
-    sums = state.memory[instance]
-    return cost_ps(state, instance, sums[SUMS + PROMPTS], sums[SUMS + PROMPT_PRODUCT], sums[SUMS + DECODES],
-                   sums[SUMS + CONTEXT], sums[SUMS + BACK])
-
-
-@inner
-def cost_alone(state, instance, slot):
-    """C of a request by itself, in ps."""
-    prompt, decode, context, back = load_of(state, slot)
-    return cost_ps(state, instance, prompt, prompt * prompt, decode, context, back)
+    """C of the batch, in ps: the longer of execution and swapping."""
+    params, sums, executed = state.params, state.memory[instance, SUMS:], 0.0
+    prompts, decodes = sums[PROMPTS], sums[DECODES]
+    if prompts > 0:
+        executed += (params[P.prefill_linear] * prompts + params[P.prefill_product] * prompts * prompts
+                     + params[P.prefill_base])
+    if decodes > 0:
+        executed += (params[P.decode_linear] * decodes + params[P.decode_product] * decodes * sums[CONTEXT]
+                     + params[P.decode_base])
+    link = state.tables[state.instances[instance].belief].kv_bytes_per_token / state.config.host_bytes_per_s
+    return max(executed, sums[BACK] * link * s.PS_PER_S)
 
 
 @inner
@@ -155,20 +129,10 @@ def remaining_ps(state, slot):
 
 
 @inner
-def has_failed(state, instance, slot, rest):
-    """Whether a request with so much time left misses its next deadline."""
-    if state.params[P.failed] == 0:
-        return rest <= 0
-    return cost_alone(state, instance, slot) > rest
-
-
-@inner
-def order_ps(state, instance, slot):
-    """What line 3 sorts by: the remaining time, far behind all others where failed requests go last."""
+def order_ps(state, slot):
+    """What line 3 sorts by: the remaining time, far behind all others where requests past their deadline go last."""
     rest = remaining_ps(state, slot)
-    if state.params[P.late] == 1 and has_failed(state, instance, slot, rest):
-        return rest + s.NEVER
-    return rest
+    return rest + s.NEVER if state.params[P.late] == 1 and rest <= 0 else rest
 
 
 @inner
@@ -185,12 +149,12 @@ def sort_pending(state, instance):
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
         if state.requests[slot].urgent:
-            keys[count], slots_[count] = order_ps(state, instance, slot), slot
+            keys[count], slots_[count] = order_ps(state, slot), slot
             count += 1
     slot = spec.online_head
     while slot >= 0 and count < keys.size:
         if not is_fresh(state, slot):
-            keys[count], slots_[count] = order_ps(state, instance, slot), slot
+            keys[count], slots_[count] = order_ps(state, slot), slot
             count += 1
         slot = state.requests[slot].next
     sort_ascending(keys, slots_, count)
@@ -199,33 +163,20 @@ def sort_pending(state, instance):
 
 @inner
 def residual_ps(state, instance, count):
-    """T_res: the least time left of a real-time request that has not failed, in ps."""
-    least, target, spec = s.NEVER, s.NEVER, state.instances[instance]
+    """T_res, in ps: the least time left of a real-time request whose deadline is ahead; the tightest SLO where none is;
+    NEVER without real-time requests."""
+    least, target = s.NEVER, s.NEVER
     for i in range(count):
         slot = state.scratch[1, i]
-        rest = remaining_ps(state, slot)
-        target = min(target, target_ps(state, slot))
-        if rest < least and not has_failed(state, instance, slot, rest):
-            least = rest
-    slot = spec.online_head
+        rest, target = remaining_ps(state, slot), min(target, target_ps(state, slot))
+        least = min(least, rest) if rest > 0 else least
+    slot = state.instances[instance].online_head
     while slot >= 0:
         if is_fresh(state, slot):
-            rest = remaining_ps(state, slot)
-            target = min(target, target_ps(state, slot))
-            if rest < least and not has_failed(state, instance, slot, rest):
-                least = rest
+            rest, target = remaining_ps(state, slot), min(target, target_ps(state, slot))
+            least = min(least, rest) if rest > 0 else least
         slot = state.requests[slot].next
-    if target == s.NEVER:
-        return s.NEVER if state.params[P.no_online] == 0 else least_target(state)
-    if least == s.NEVER and state.params[P.all_failed] == 0:
-        return target
-    return least
-
-
-@inner
-def least_target(state):
-    """The scenario's tighter SLO, in ps."""
-    return min(state.config.default_ttft_ps, state.config.default_tpot_ps)
+    return target if least == s.NEVER else least
 
 
 # --- Memory: FindBlock, FindPreemptBlock, drops (5.2) ---------------------------------------------------------------
@@ -264,8 +215,6 @@ def find_preempt_block(state, instance, slot, first, count):
     if need <= 0:
         return seat_for(state, instance, slot)
     if not paired(state):
-        if state.params[P.without_blocks] == 1:
-            return False
         for i in range(state.instances[instance].offline_members):
             need -= state.requests[state.members[s.OFFLINE, instance, i]].blocks
     for i in range(count - 1, first - 1, -1):
@@ -350,23 +299,21 @@ def iteration_ps(table: CostTable, prefills: Sequence[int], decodes: Sequence[in
     return float(mixed_latency_ps(table, [list(prefills)], 0, [len(decodes)], [sum(decodes)])[0])
 
 
-def fit(table: CostTable, context_tokens: int, max_batch: int, *, by_request: bool = False) -> dict[str, float]:
+def fit(table: CostTable, context_tokens: int, max_batch: int) -> dict[str, float]:
     """Fits the six coefficients of t_exec, times in ps.
 
     Args:
         table: the instance's cost table.
         context_tokens: the model's longest sequence.
         max_batch: most sequences of a batch, at most what the table knows.
-        by_request: L^n L^a is summed over requests.
 
     Returns:
         A value for each of `NAMES`.
     """
     profiled = batches(table, context_tokens, min(max_batch, len(table.decode_lines) - 1))
-    prefill = [(size * tokens, size * tokens * (tokens if by_request else size * tokens),
-                iteration_ps(table, [tokens] * size, [])) for size, tokens in profiled]
-    decode = [(size, size * tokens * (1 if by_request else size), iteration_ps(table, [], [tokens] * size))
-              for size, tokens in profiled]
+    prefill = [(size * tokens, (size * tokens) ** 2, iteration_ps(table, [tokens] * size, []))
+               for size, tokens in profiled]
+    decode = [(size, size * tokens * size, iteration_ps(table, [], [tokens] * size)) for size, tokens in profiled]
     found = [*_least_squares(prefill), *_least_squares(decode)]
     return dict(zip(NAMES, found, strict=True))
 
@@ -378,39 +325,13 @@ def _least_squares(samples: Sequence[tuple[int, int, float]]) -> list[float]:
     return least_squares(terms, np.ones(len(ps))).tolist()
 
 
-def predict_ps(model: Mapping[str, float], prefills: Sequence[int], decodes: Sequence[int], swapped: int = 0, *,
-               by_request: bool = False) -> float:
+def predict_ps(model: Mapping[str, float], prefills: Sequence[int], decodes: Sequence[int], swapped: int = 0) -> float:
     """C(L^n, L^a, M^cpu) of an iteration, in ps. `swapped`: tokens that come back from host memory."""
     new, count, context = sum(prefills), len(decodes), sum(decodes)
     executed = 0.0
     if new:
-        product = sum(one * one for one in prefills) if by_request else new * new
-        executed += model["prefill_linear"] * new + model["prefill_product"] * product + model["prefill_base"]
+        executed += model["prefill_linear"] * new + model["prefill_product"] * new * new + model["prefill_base"]
     if count:
-        product = context if by_request else count * context
-        executed += model["decode_linear"] * count + model["decode_product"] * product + model["decode_base"]
+        executed += (model["decode_linear"] * count + model["decode_product"] * count * context
+                     + model["decode_base"])
     return max(executed, model.get("swap_linear", 0.0) * swapped)
-
-
-def mape(table: CostTable, model: Mapping[str, float], drawn: Sequence[tuple[Sequence[int], Sequence[int]]],
-         **form: bool) -> float:
-    """Mean absolute relative error of the model over iterations of (prompts, contexts of decodes)."""
-    errors = [abs(predict_ps(model, *one, **form) / iteration_ps(table, *one) - 1.0) for one in drawn]
-    return float(np.mean(errors))
-
-
-def draw(rng: np.random.Generator, count: int, *, prompts: tuple[int, int] = (16, 1024), most_prompts: int = 4,
-         contexts: tuple[int, int] = (16, 2048), most_decodes: int = 128) -> list[tuple[list[int], list[int]]]:
-    """Random iterations to judge the model on: up to `most_prompts` prompts beside up to `most_decodes` decodes."""
-    drawn: list[tuple[list[int], list[int]]] = []
-    while len(drawn) < count:
-        mine = rng.integers(prompts[0], prompts[1] + 1, rng.integers(0, most_prompts + 1)).tolist()
-        others = rng.integers(contexts[0], contexts[1] + 1, rng.integers(0, most_decodes + 1)).tolist()
-        if mine or others:
-            drawn.append((mine, others))
-    return drawn
-
-
-def coefficients(facts: Any, context_tokens: int, *, by_request: bool) -> dict[str, float]:
-    """The six coefficients for what a policy is prepared with (`sim.build.Facts`), in ps."""
-    return fit(facts.strict, context_tokens, facts.max_batch, by_request=by_request)

@@ -113,14 +113,12 @@ class TwoWay:
 class Scheduler:
     """Algorithm 1 with adaptive batch size over one instance."""
 
-    def __init__(self, values: Mapping[str, Any], blocks: int, block_tokens: int, swap_linear: float,
-                 slo_ps: int) -> None:
+    def __init__(self, values: Mapping[str, Any], blocks: int, block_tokens: int, swap_linear: float) -> None:
         self.values = values
         self.memory: Any = Counted(blocks, block_tokens)
         if values["bidirectional"] != "off":
             self.memory = TwoWay(blocks, block_tokens, values["bidirectional"] == "on")
         self.model = {**values, "swap_linear": swap_linear}
-        self.slo_ps = slo_ps
         self.size = int(values["batch_base"])
         self.sizes: list[int] = []  # B_curr of every iteration
         self.average_ps: float | None = None
@@ -144,7 +142,7 @@ class Scheduler:
                 prompts.append(new)
             back += swapped
         back += self.sunk
-        return predict_ps(self.model, prompts, contexts, back, by_request=self.values["product"] == "requests")
+        return predict_ps(self.model, prompts, contexts, back)
 
     def load(self, one: Request) -> tuple[Request, int]:
         return one, self.memory.in_host(one)
@@ -155,9 +153,7 @@ class Scheduler:
         return (one.tpot_ps if one.made else one.ttft_ps) - (self.now - since)
 
     def failed(self, one: Request) -> bool:
-        bound = 0.0 if self.values["failed"] == "passed" else self.cost([self.load(one)])
-        rest = self.remaining(one)
-        return rest <= 0 if self.values["failed"] == "passed" else bound > rest
+        return self.remaining(one) <= 0
 
     def key(self, one: Request) -> tuple[bool, int, bool, int]:
         last = self.values["late"] == "last" and self.failed(one)
@@ -165,12 +161,10 @@ class Scheduler:
 
     def residual(self, real_time: list[Request]) -> float:
         if not real_time:
-            return math.inf if self.values["no_online"] == "unbounded" else self.slo_ps
+            return math.inf
         in_time = [self.remaining(one) for one in real_time if not self.failed(one)]
         if in_time:
             return min(in_time)
-        if self.values["all_failed"] == "unbounded":
-            return math.inf
         return min(one.tpot_ps if one.made else one.ttft_ps for one in real_time)
 
     # --- Memory -----------------------------------------------------------------------------------------------------
@@ -188,8 +182,6 @@ class Scheduler:
             short = self.memory.short_of(one)
         else:
             short = self.memory.need(one) - self.memory.there(one)
-            if self.values["without_blocks"] == "itself":
-                return False
             short -= sum(self.memory.frees(other, one) for other in self.running if not other.online)
         return short <= sum(self.memory.frees(other, one) for other in later if other.running)
 
@@ -239,8 +231,6 @@ class Scheduler:
             if len(batch) == self.size:
                 break
             if not self.can_find(one, later):
-                if self.values["without_blocks"] == "itself" and not self.memory.swaps:
-                    self.drop(one)
                 break
             load = self.load(one)
             late = self.cost([*batch, load]) > residual
@@ -253,7 +243,7 @@ class Scheduler:
             if late:
                 break
         stuck = self._best_effort(batch, given, residual)
-        if stuck and self.values["gridlock"]:
+        if stuck:
             idle = [one for one in self.running if not one.online and one.slot not in given]
             if idle:
                 self.drop(max(idle, key=lambda one: one.slot))
@@ -263,16 +253,11 @@ class Scheduler:
         real_time = list(batch)
         best_effort = sorted((one for one in self.running + self.waiting if not one.online),
                              key=lambda one: (self.memory.in_host(one), one.slot))
-        short, fresh_too = False, True
+        short = False
         for one in best_effort:
-            if one.fresh and not fresh_too:
-                continue
             if not self.fits(one) or not self.seat(one):
                 short = True
-                if self.values["no_block"] == "stop":
-                    break
-                fresh_too = fresh_too and not one.fresh
-                continue
+                break
             load = self.load(one)
             if not batch or (len(batch) < self.size and self.cost([*batch, load]) <= residual):
                 batch.append(load)
@@ -284,7 +269,7 @@ class Scheduler:
                 self.sunk += out[1]
                 cost = self.cost([*left, load])
                 can_wait = (self.average_ps or 0.0) + cost <= self.remaining(out[0])
-                if cost > residual or (self.values["guard_replace"] and not can_wait) or len(left) >= self.size:
+                if cost > residual or not can_wait or len(left) >= self.size:
                     self.sunk -= out[1]
                     break
                 real_time.pop()

@@ -36,7 +36,7 @@ OPTIONS = {  # policies with parameters that take another way through the rules
               f"hygen:{PROFILED}", "echo:reserve=off", "echo:selection=fcfs", "echo:kv_priority=lru",
               "past_future:lengths=exact,outputs_by_class=off", "sjf:sigma=0,prompt_weight=0.1",
               "conserve:preemption=always,preempted_kv=swap", "niyama:preempted=recompute,due_from=arrival",
-              "vllm_lcf:preempt=least_computed_of_class", "bros:bidirectional=off", "bros:all_failed=unbounded",
+              "vllm_lcf:preempt=least_computed_of_class", "bros:bidirectional=off", "bros:late=last",
               "deadline:prefix_caching=on,waiting_order=prefix,preempted=swap",
               "deadline:give_up_share=0.02,headroom_share=0.1,route=class", "vllm_fcfs:max_num_batched_tokens=256",
               "router:rule=sticky,lag_s=2,prefix_caching=on", "admitter:rule=shared_work,refresh_s=0,affinity=0.5"),
