@@ -32,7 +32,6 @@ from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.report.terminal import remark
-from ooco_gym.workload import trace_files
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import ResolvedScenario, Scenario
@@ -169,7 +168,7 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
     """Where windows of a workload's trace files begin in which each file has a request, other than a measured one.
 
     Args:
-        workload: as `load_workload` takes it, or resolved.
+        workload: resolved.
         start_s: start of the measured window, seconds from the first request.
         duration_s: its length.
         length_s: theirs.
@@ -178,7 +177,7 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
     Returns:
         Up to `most` of them: back to back before the measured window, the nearest first, then on from its end.
     """
-    files = trace_files(workload)
+    files = workload.files
     before, until_s = int(start_s // length_s), min(file.last_s for file in files)
     behind = max(0, int((until_s - start_s - duration_s) // length_s))
     starts = [start_s - (i + 1) * length_s for i in range(before)]

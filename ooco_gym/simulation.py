@@ -22,7 +22,7 @@ from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace, merge, trace_files
+from ooco_gym.workload import Trace, merge
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
@@ -81,7 +81,7 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
     start_s, duration_s, seed = known.start_s, known.duration_s, known.seed
     warmup_s, drain_s = float(known.protocol.warmup_s), float(known.protocol.drain_s)
     if known.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
-        first_s = min(file.first_s for file in trace_files(known.workload))
+        first_s = min(file.first_s for file in known.workload.files)
         warmup_s = min(warmup_s, max(0.0, start_s - math.floor(first_s)))
     begin_s = start_s - warmup_s
     if begin_s < 0:  # a generated day comes round again

@@ -19,8 +19,9 @@ from ooco_gym.workload.catalogue import (
 )
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
-from ooco_gym.workload.reading import Sample, read_sample
-from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
+from ooco_gym.workload.reading import read_described
+from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.writing import check_ending, write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -73,7 +74,7 @@ def _fetch(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:
-    figures = describe(_read(values))
+    figures = describe(*_read(values))
     show_tables(describe_tables(figures))
     return figures
 
@@ -84,49 +85,40 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
     check_ending(to)
     if to.resolve() == path.expanduser().resolve():
         raise UserError(f"to={values['to']} is the file that is read; give another name, or leave to= out")
-    sample = _read(values)
-    if sample.trace is None:
-        write_lengths(sample.prompt_tokens, sample.output_tokens, to)
-    else:
-        write_trace(sample.trace, to)
-    for note in sample.notes:
+    trace, read = _read(values)
+    write_trace(trace, to)
+    for note in trace.notes:
         print(f"note: {note}")
-    use = "" if sample.trace is None else f"; use it as workload={to}"
-    print(f"{sample.requests:,} requests written to '{to}'{use}")
-    return {"to": to, **describe(sample)}
+    print(f"{len(trace):,} requests written to '{to}'; use it as workload={to}")
+    return {"to": to, **describe(trace, read)}
 
 
-def _read(values: Mapping[str, Any]) -> Sample:
+def _read(values: Mapping[str, Any]) -> tuple[Trace, dict[str, str]]:
     path, dataset = find_source(str(values["target"]))
-    return read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
+    return read_described(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
                        values["block_tokens"])
 
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
     """The figures of `describe` as tables: arrivals, bursts, lengths."""
-    rows = [*figures["read"].items(), ("requests", f"{figures['requests']:,}")]
-    if "span_s" in figures:
-        gaps = figures["gaps"]
-        rows += [("span", f"{figures['span_s']:,.1f} s"), ("rate", f"{figures['rate_per_s']:.4g} per second"),
-                 ("gaps", "-" if gaps is None else f"CV {gaps['cv']:.3f}, P50 {gaps['p50_s']:.4g} s, "
-                                                   f"P99 {gaps['p99_s']:.4g} s"),
-                 ("online", f"{100 * figures['online_share']:.4g} %")]
-        shares = figures.get("class_shares")
-        if shares:
-            rows[-1] = ("classes", ", ".join(f"{name} {100 * share:.4g} %" for name, share in shares.items()))
+    gaps, shares = figures["gaps"], figures.get("class_shares")
+    rows = [*figures["read"].items(), ("requests", f"{figures['requests']:,}"),
+            ("span", f"{figures['span_s']:,.1f} s"), ("rate", f"{figures['rate_per_s']:.4g} per second"),
+            ("gaps", "-" if gaps is None else f"CV {gaps['cv']:.3f}, P50 {gaps['p50_s']:.4g} s, "
+                                              f"P99 {gaps['p99_s']:.4g} s"),
+            ("classes", ", ".join(f"{name} {100 * share:.4g} %" for name, share in shares.items())) if shares else
+            ("online", f"{100 * figures['online_share']:.4g} %")]
     rows += [(label, f"{figures[key]:,.4g}") for key, label in (
         ("sessions", "sessions"), ("sharing_ratio", "share of prompt tokens seen before"),
         ("length_rank_correlation", "rank correlation of lengths")) if figures.get(key) is not None]
     tables = [facts(figures["name"], [*rows, *(("note", note) for note in figures["notes"])])]
-    if "span_s" in figures:
-        windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
-        tables.append(Table("", ("window", "index of dispersion", "peak over mean"), [
-            (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(
-                window), 4)) for window in windows], align="l"))
-    known = {name: figures[name] for name in ("prompt_tokens", "output_tokens") if figures[name]}
-    return [*tables, Table("", ("tokens", *(name.partition("_")[0] for name in known)), [
-        (row, *(number(values[row], 4) for values in known.values())) for row in next(iter(known.values()))],
-        align="l")]
+    windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
+    tables.append(Table("", ("window", "index of dispersion", "peak over mean"), [
+        (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(window), 4))
+        for window in windows], align="l"))
+    prompt, output = figures["prompt_tokens"], figures["output_tokens"]
+    return [*tables, Table("", ("tokens", "prompt", "output"), [
+        (row, number(prompt[row], 4), number(output[row], 4)) for row in prompt], align="l")]
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:

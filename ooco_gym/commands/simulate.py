@@ -12,7 +12,7 @@ from ooco_gym.protocol import KEPT_UP_ONE_RUN
 from ooco_gym.report import Table, console, duration, percent, show_notes
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import CLUSTER, TRACE_CLUSTER, ResolvedScenario, Scenario
-from ooco_gym.workload import Trace, from_file, of_trace, trace_files
+from ooco_gym.workload import Trace, from_file, of_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -220,7 +220,7 @@ def say_played(scenario: Scenario | ResolvedScenario, besides: str = "", seeds: 
 
 
 def _words(known: ResolvedScenario, trace: Trace, besides: str) -> str:
-    files, online = trace_files(known.workload), int(trace.online.sum())
+    files, online = known.workload.files, int(trace.online.sum())
     first_s, last_s = min(file.first_s for file in files), max(file.last_s for file in files)
     whole = known.start_s <= first_s and known.start_s + known.duration_s > last_s
     busiest = ", its busiest" * (known.given.start_s is None)

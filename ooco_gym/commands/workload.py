@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
 from ooco_gym.workload.fitting import Fit, fit
-from ooco_gym.workload.generate import generate, list_workloads
+from ooco_gym.workload.generate import list_workloads
 from ooco_gym.workload.load import parse_workload, resolve_workload
-from ooco_gym.workload.reading import Sample, read_sample
+from ooco_gym.workload.reading import read_described
 from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:
@@ -58,16 +59,16 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
 
     path, dataset = find_source(str(values["source"]))
-    sample = read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
-                         values["block_tokens"])
-    name = str(values["name"] or f"{dataset.name if dataset else sample.name}_fit")
+    trace, _ = read_described(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
+                              values["block_tokens"])
+    name = str(values["name"] or f"{dataset.name if dataset else trace.name}_fit")
     if name in list_workloads():
         raise UserError(f"name={name} is an embedded workload's; expected another one, such as name={name}_fit")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     origin = f"{dataset.publisher} ({dataset.name}), " if dataset else ""
     with Console(stderr=True).status("fitting") as status:
-        fitted = fit(sample, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
+        fitted = fit(trace, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
                      seed=int(values["seed"]), tell=lambda text: status.update(f"fitting: {text}"))
     if dataset:
         fitted.spec["licence"] = f"{dataset.licence}; figures only"
@@ -75,10 +76,9 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     if to.suffix not in (".yaml", ".yml"):
         raise UserError(f"to={values['to']}: a workload is a YAML file; expected an ending .yaml")
     write_spec(fitted, to)
-    page = _fit_page(sample, fitted, int(values["seed"]), Path(values["out"]) / "fit.html")
     show_tables(fit_tables(name, fitted.report))
-    print(f"written: '{to}', to be used as workload={to}; trace and generator side by side: '{page}'")
-    return {**fitted.report, "workload": fitted.spec, "to": to, "page": page}
+    print(f"written: '{to}', to be used as workload={to}")
+    return {**fitted.report, "workload": fitted.spec, "to": to}
 
 
 def write_spec(fitted: Fit, to: Path) -> None:
@@ -89,53 +89,35 @@ def write_spec(fitted: Fit, to: Path) -> None:
                              "docs/workloads.md says what each key means.\n" + text, encoding="utf-8")
 
 
-def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
-    arrivals = fitted.report["arrivals"]
-    if sample.trace is None:
-        model = generate(fitted.spec, duration_s=min(float(sample.requests), 200_000.0), seed=seed)
-    else:
-        start_s, end_s = float(sample.trace.arrival_s[0]), float(sample.trace.arrival_s[-1])
-        model = generate(fitted.spec, start_s=start_s, duration_s=end_s - start_s, seed=seed,
-                         rate_scale=min(1.0, SHOWN_REQUESTS / sample.requests))
-    known = {"generator": [item["model"] for item in arrivals["dispersion"].values()]} if arrivals else {}
-    generator = Sample.of(model.renamed("generator"))
-    return write_page([Sample("data", sample.trace, sample.prompt_tokens, sample.output_tokens), generator],
-                      f"{fitted.spec['name']}: data and generator", page, known,
-                      [f"{key}: {fitted.spec[key]}" for key in ("source", "measured", "assumed") if fitted.spec[key]])
-
-
 def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
     """A fit's figures as tables."""
     rows, tables = [("requests", f"{report['requests']:,}")], []
     arrivals, lengths, sharing = report["arrivals"], report["lengths"], report["sharing"]
-    if arrivals:
-        rows += [("KS of gaps", f"{arrivals['ks_gaps']:.4f}"),
-                 ("KS of counts, 0.5 to 3 s", f"{arrivals['ks_counts']:.4f}")]
-        tables.append(Table("", ("window", "dispersion: trace", "generator", "ratio"), [
-            (f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", as_text(item["ratio"], ".3f"))
-            for window, item in arrivals["dispersion"].items()], align="l"))
+    rows.append(("KS of gaps", f"{arrivals['ks_gaps']:.4f}"))
+    tables.append(Table("", ("window", "dispersion: trace", "generator", "ratio"), [
+        (f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", as_text(item["ratio"], ".3f"))
+        for window, item in arrivals["dispersion"].items()], align="l"))
     for side in ("prompt", "output"):
         rows.append((f"KS of {side} lengths", f"{lengths[side]['ks']:.4f}"))
     if lengths["rank_correlation"] is not None:
         rows.append(("rank correlation of lengths",
                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})"))
     if sharing:
-        trace, model = ("not known, no hashes" if sharing[key] is None else f"{sharing[key]:.3f}"
-                        for key in ("trace", "model"))
-        rows.append((f"share of prompt tokens seen before ({sharing['form']})", f"{trace} (generator: {model})"))
+        rows.append((f"share of prompt tokens seen before ({sharing['form']})",
+                     f"{sharing['trace']:.3f} (generator: {sharing['model']:.3f})"))
     rows += [("note", note) for note in (*report["assumed"], *report["notes"])]
     return [facts(name, rows), *tables]
 
 
 def _show(values: dict[str, Any]) -> dict[str, Any]:
-    source, duration_s = str(values["source"]), float(values["duration_s"])
+    source, duration_s, read = str(values["source"]), float(values["duration_s"]), {}
     if source in list_datasets() and source not in list_workloads():
         path, dataset = find_source(source)
-        sample = read_sample(path, dataset=dataset)
+        trace, read = read_described(path, dataset=dataset)
         source = str(path)
     elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz", ".xz") and "+" not in source:
-        sample = read_sample(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]),
-                             block_tokens=values["block_tokens"])
+        trace, read = read_described(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]),
+                                     block_tokens=values["block_tokens"])
     else:
         workload = resolve_workload(source)
         start_s, _ = workload.window(values["start_s"], duration_s)
@@ -144,13 +126,13 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
         if len(trace) == 0:
             raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {start_s:g} s")
         notes = (f"drawn at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
-        sample = Sample(source, trace, trace.prompt_tokens, trace.output_tokens, notes)
-    figures = describe(sample)
+        trace = replace(trace, name=source, notes=notes)
+    figures = describe(trace, read)
     show_tables(describe_tables(figures))
     origin = _origin(source)
     for note in origin:
         print(note)
-    page = write_page([sample], source, Path(values["out"]) / "workload.html", notes=origin)
+    page = write_page(trace, source, Path(values["out"]) / "workload.html", origin)
     print(f"drawn: '{page}'")
     return {**figures, "page": page}
 

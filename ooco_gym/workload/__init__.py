@@ -16,7 +16,6 @@ from ooco_gym.workload.load import (
     parse_workload,
     resolve_workload,
     split_workload,
-    trace_files,
     workload_mean_rate,
 )
 from ooco_gym.workload.offline import (
@@ -40,7 +39,7 @@ __all__ = [
     "WorkloadSpec", "from_file", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec",
     "load_workload", "merge", "of_trace", "offline_trace", "open_trace", "parse_classes",
     "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio",
-    "split_workload", "trace_files", "with_dataset", "workload_mean_rate", "write_trace",
+    "split_workload", "with_dataset", "workload_mean_rate", "write_trace",
 ]
 
 _FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),

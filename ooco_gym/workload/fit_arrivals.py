@@ -14,7 +14,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, OrnsteinUhlenbeck, tide_at
-from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, counts_in_windows, dispersion, ks
+from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, ks
 from ooco_gym.workload.generate import WorkloadSpec, play
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.lengths import Constant, LengthModel
@@ -29,7 +29,6 @@ SHORTEST_S = 0.25           # correlation time; the generator's own limit is 0.2
 WIDEST = 1.5                # standard deviation of a log-intensity
 CLOSE = 0.04                # root mean square of the logarithms below which no further process is sought
 FITTED_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
-COUNTED_S = (0.5, 1.0, 3.0)
 PLAYED_REQUESTS, PLAYED_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 100
 _TIDE_STEP_S, _POINTS = 30.0, 600
 
@@ -219,8 +218,8 @@ def play_arrivals(arrivals: Arrivals, start_s: float, duration_s: float, seed: i
 def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None = None) -> dict[str, Any]:
     """Plays a generator over the trace's own span, with 4 to 100 seeds, and measures both alike; JSON-able.
 
-    Keys: `ks_gaps`, Kolmogorov and Smirnov's distance of the gaps between arrivals; `ks_counts`, the mean of those of
-    counts in windows of 0.5 to 3 s; `dispersion`, by window `trace`, `model` and `ratio`; `seeds`.
+    Keys: `ks_gaps`, Kolmogorov and Smirnov's distance of the gaps between arrivals; `dispersion`, by window `trace`,
+    `model` and `ratio`; `seeds`.
     """
     arrival_s = arrival_s[:MOST_REQUESTS]
     start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])
@@ -228,18 +227,12 @@ def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | 
     runs = [play_arrivals(arrivals, start_s, span_s, seed * 1000 + i, chat) for i in range(seeds)]
     runs = [run for run in runs if len(run) > 1]
 
-    def left_s(run: np.ndarray) -> float:
-        return span_s - (run[0] - start_s)
-
     table = {}
     for window_s in DISPERSION_S:
         trace = dispersion(arrival_s, window_s)
         if trace is not None:
-            model = float(np.mean([dispersion(run, window_s, left_s(run)) or 0.0 for run in runs] or [0.0]))
+            played = [dispersion(run, window_s, span_s - (run[0] - start_s)) or 0.0 for run in runs]
+            model = float(np.mean(played or [0.0]))
             table[f"{window_s:g}"] = {"trace": trace, "model": model, "ratio": model / trace if trace else None}
-    counts = [ks(counts_in_windows(arrival_s, window_s), np.concatenate(
-        [counts_in_windows(run, window_s, left_s(run)) for run in runs]))
-        for window_s in COUNTED_S if runs and span_s >= 50 * window_s]
     gaps = np.concatenate([np.diff(run) for run in runs] or [np.zeros(1)])
-    return {"ks_gaps": ks(np.diff(arrival_s), gaps), "ks_counts": float(np.mean(counts or [0.0])), "dispersion": table,
-            "seeds": len(runs)}
+    return {"ks_gaps": ks(np.diff(arrival_s), gaps), "dispersion": table, "seeds": len(runs)}

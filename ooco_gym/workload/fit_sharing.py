@@ -1,4 +1,4 @@
-"""What prompts of a trace have in common: conversations or groups, found from prefix hashes or sessions, and fitted.
+"""What prompts of a trace have in common: conversations or groups, found from prefix hashes, and fitted.
 
 The parameters are moved until the generator, played over the trace's span, measures as the trace: a trace of finite
 length does not see the prefixes of before, nor long times between turns, nor does the generator's own.
@@ -6,7 +6,7 @@ length does not see the prefixes of before, nor long times between turns, nor do
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from ooco_gym.workload.sharing import (
     parse_groups,
     sharing_ratio,
 )
-from ooco_gym.workload.trace import BLOCK_TOKENS, NO_SESSION, Trace, with_blocks
+from ooco_gym.workload.trace import BLOCK_TOKENS, Trace, with_blocks
 
 LEAST_RATIO = 0.02          # below it nothing is fitted
 MOST_REQUESTS = 200_000     # whose prefixes are followed
@@ -40,10 +40,10 @@ PLAYS = 4                       # of the ratio that is reported
 
 class Measured(NamedTuple):
     """What a generator of conversations is to measure: share of prompt tokens seen before, of requests that follow an
-    earlier one (None: not known), mean time between turns and standard deviation of its logarithm (0: exponential)."""
+    earlier one, mean time between turns and standard deviation of its logarithm (0: exponential)."""
 
     ratio: float
-    shares: float | None
+    shares: float
     think_s: float
     sigma: float = 0.0
 
@@ -55,15 +55,15 @@ class Found:
     Attributes:
         spec: what a workload's YAML says of it.
         sharing: the same, parsed.
-        ratio: measured share of prompt tokens seen before; None where the trace has sessions but no hashes.
-        prefixes: what else was measured; None without hashes.
+        ratio: measured share of prompt tokens seen before.
+        prefixes: what else was measured.
         assumed: what the trace does not tell.
     """
 
     spec: dict[str, Any]
     sharing: Chat | Groups
-    ratio: float | None
-    prefixes: Prefixes | None
+    ratio: float
+    prefixes: Prefixes
     assumed: tuple[str, ...]
 
 
@@ -87,15 +87,12 @@ class Prefixes:
 
 
 def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
-    """Returns the form that a trace's prompts share by; None where they do not, or the trace cannot tell.
+    """Returns the form that a trace's prompts share by; None where they do not, or the trace has no hashes to tell.
 
-    Prompts that mostly hold the whole of an earlier one are conversations, others begin with documents. Without
-    hashes, sessions of several requests are taken for conversations whose prompts hold the one before.
+    Prompts that mostly hold the whole of an earlier one are conversations, others begin with documents.
     """
     ratio = sharing_ratio(trace)
-    if ratio is None:
-        return _from_sessions(trace, lengths)
-    if ratio < LEAST_RATIO:
+    if ratio is None or ratio < LEAST_RATIO:
         return None
     prefixes = follow(trace)
     if prefixes.shares == 0 or prefixes.extends >= 0.5:
@@ -105,21 +102,6 @@ def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
     sizes = prefixes.group_sizes
     zipf = -np.polyfit(np.log(np.arange(1, len(sizes) + 1)), np.log(sizes), 1)[0] if len(sizes) > 2 else 0.0
     return _documents(ratio, max(1, len(sizes)), float(zipf), ratio, prefixes)
-
-
-def _from_sessions(trace: Trace, lengths: LengthModel) -> Found | None:
-    if trace.session is None or not np.any(trace.session != NO_SESSION):
-        return None
-    rows = np.flatnonzero(trace.session != NO_SESSION)
-    order = rows[np.argsort(trace.session[rows], kind="stable")]
-    same = np.diff(trace.session[order]) == 0
-    mean_turns = len(trace) / (len(trace) - int(same.sum()))
-    if mean_turns < 1.02:
-        return None
-    gap_s = np.diff(trace.arrival_s[order])[same]
-    ratio = ChatRatio(lengths, 0).at(min(mean_turns, MOST_MEAN_TURNS))
-    found = _chat(Measured(ratio, None, float(gap_s.mean()), _spread(gap_s)), lengths, None, None)
-    return replace(found, assumed=("each turn's prompt begins with the one before", *found.assumed))
 
 
 def _spread(gap_s: np.ndarray) -> float:
@@ -134,15 +116,15 @@ def _spread(gap_s: np.ndarray) -> float:
     return min(sigma, WIDEST) if lognormal > exponential + 2.0 / len(gap_s) else 0.0
 
 
-def _chat(wanted: Measured, lengths: LengthModel, measured: float | None, prefixes: Prefixes | None) -> Found:
+def _chat(wanted: Measured, lengths: LengthModel, measured: float, prefixes: Prefixes) -> Found:
     """Conversations of a ratio in which so large a share of the requests follows an earlier one.
 
     The ratio follows from how many turns conversations have and how alike their prompts are; both are moved, the
     ratio into what is possible and the likeness to that share of requests.
     """
-    common = prefixes.common_blocks if prefixes is not None else 0
+    common = prefixes.common_blocks
     think_s = float(np.clip(wanted.think_s, SHORTEST_S, LONGEST_S))
-    alike = 0.0 if wanted.shares is None else _likeness(wanted.ratio, wanted.shares, common, lengths)
+    alike = _likeness(wanted.ratio, wanted.shares, common, lengths)
     model = ChatRatio(lengths, common, alike)
     lowest, highest = np.ceil(model.at(1.0) * 1e4) / 1e4, np.floor(model.at(MOST_MEAN_TURNS) * 1e4) / 1e4
     spec = {"form": "chat", "ratio": float(np.clip(round(wanted.ratio, 4), lowest, highest)),
@@ -165,7 +147,7 @@ def _likeness(ratio: float, shares: float, common: int, lengths: LengthModel) ->
     return round(high, 3) if high >= LEAST_ALIKE else 0.0
 
 
-def _documents(ratio: float, groups: int, zipf: float, measured: float | None, prefixes: Prefixes | None) -> Found:
+def _documents(ratio: float, groups: int, zipf: float, measured: float, prefixes: Prefixes) -> Found:
     """Questions on so many documents."""
     spec = {"form": "documents", "ratio": round(float(np.clip(ratio, 0.01, 0.99)), 4), "groups": groups,
             "zipf": round(float(np.clip(zipf, 0.0, 5.0)), 3)}
@@ -227,8 +209,6 @@ def fit_sharing(found: Found, trace: Trace, process: Arrivals, model: LengthMode
     """Returns the form with its parameters moved, each by what its own measure is off in a play; bursts of `process`
     make no difference to them."""
     there, wanted_ratio = found.prefixes, found.ratio
-    if wanted_ratio is None or there is None:
-        return found
     wanted = Measured(found.spec["ratio"], there.shares, found.spec.get("think_s", USUAL_S),
                       found.spec.get("think_sigma", 0.0))
     for step in range(STEPS):
@@ -249,7 +229,7 @@ def fit_sharing(found: Found, trace: Trace, process: Arrivals, model: LengthMode
 def _moved(wanted: Measured, there: Prefixes, here: Prefixes, gain: float) -> Measured:
     """What is wanted, moved towards the trace's share of followers, and towards gaps whose logarithms have its mean
     and spread."""
-    shares = float(np.clip((wanted.shares or 0.0) + gain * (there.shares - here.shares), 0.0, 0.95))
+    shares = float(np.clip(wanted.shares + gain * (there.shares - here.shares), 0.0, 0.95))
     if not len(there.gap_s) or not len(here.gap_s):
         return wanted._replace(shares=shares)
     log, found = (np.log(np.maximum(one.gap_s, SHORTEST_S)) for one in (there, here))

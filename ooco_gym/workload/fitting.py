@@ -12,12 +12,12 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload.arrivals import Arrivals
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.describe import ks, rank_correlation
-from ooco_gym.workload.fit_arrivals import FLAT, base_of, fit_arrivals, likeness
+from ooco_gym.workload.fit_arrivals import base_of, fit_arrivals, likeness
 from ooco_gym.workload.fit_sharing import Found, compare_sharing, find_sharing, fit_sharing
 from ooco_gym.workload.generate import generate_lengths
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
-from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.sharing import Chat
+from ooco_gym.workload.trace import Trace
 
 SIDES = ("prompt", "output")
 FEWEST_REQUESTS = 200
@@ -37,66 +37,57 @@ class Fit:
     report: dict[str, Any]
 
 
-def fit(sample: Sample, *, name: str, source: str, seed: int = 1,
+def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
         tell: Callable[[str], None] = lambda text: None) -> Fit:
     """Fits arrivals, lengths and what prompts share.
 
     Args:
-        sample: a trace of at least 200 requests, or a set of lengths (its arrivals are then a Poisson process of
-            one request a second).
+        trace: of at least 200 requests.
         name: of the workload.
         source: where the data come from, for the YAML.
         seed: of the generators that are compared with the trace.
         tell: called with what is being done.
 
     Raises:
-        UserError: too few requests, or one of the two lengths is not there.
+        UserError: too few requests, or all at once.
     """
-    for side in SIDES:
-        if getattr(sample, f"{side}_tokens") is None:
-            raise UserError(f"'{sample.name}' has no {side}_tokens: a workload needs both lengths")
-    if sample.requests < FEWEST_REQUESTS:
-        raise UserError(f"'{sample.name}' holds {sample.requests} requests: a fit needs {FEWEST_REQUESTS} at least")
+    if len(trace) < FEWEST_REQUESTS:
+        raise UserError(f"'{trace.name}' holds {len(trace)} requests: a fit needs {FEWEST_REQUESTS} at least")
+    arrival_s = trace.arrival_s
+    base, assumed = base_of(arrival_s, seed)
     tell("lengths")
-    length_spec, model, lengths = _fit_lengths(sample, seed)
-    report: dict[str, Any] = {"requests": sample.requests, "lengths": lengths, "arrivals": None, "sharing": None}
-    found, notes = None, list(sample.notes)
-    if sample.trace is None:
-        process, assumed = Arrivals(1.0, FLAT), ["arrivals: a Poisson process of one request a second"]
-    else:
-        tell("shared prefixes")
-        arrival_s = sample.trace.arrival_s
-        found = find_sharing(sample.trace, model)
-        base, assumed = base_of(arrival_s, seed)
-        if found is not None:
-            found = fit_sharing(found, sample.trace, base, model, seed)
-        chat = found.sharing if found and isinstance(found.sharing, Chat) else None
-        tell("arrivals")
-        process, more = fit_arrivals(base, arrival_s, seed, chat)
-        assumed += more
-        tell("comparison")
-        report["arrivals"] = likeness(process, arrival_s, seed + 1, chat)
-        notes += _doubts(report["arrivals"], arrival_s, process.batch_s)
-        if found is not None:
-            report["sharing"], last = compare_sharing(found, sample.trace, process, model, seed)
-            assumed += found.assumed
-            if chat is None and len(last):      # documents and questions make prompts of their own
-                lengths["prompt"]["ks"] = ks(last.prompt_tokens, sample.trace.prompt_tokens)
+    length_spec, model, lengths = _fit_lengths(trace, seed)
+    tell("shared prefixes")
+    found = find_sharing(trace, model)
+    if found is not None:
+        found = fit_sharing(found, trace, base, model, seed)
+    chat = found.sharing if found and isinstance(found.sharing, Chat) else None
+    tell("arrivals")
+    process, more = fit_arrivals(base, arrival_s, seed, chat)
+    assumed += more
+    tell("comparison")
+    alike, sharing = likeness(process, arrival_s, seed + 1, chat), None
+    if found is not None:
+        sharing, last = compare_sharing(found, trace, process, model, seed)
+        assumed += found.assumed
+        if chat is None and len(last):      # documents and questions make prompts of their own
+            lengths["prompt"]["ks"] = ks(last.prompt_tokens, trace.prompt_tokens)
     spec = {
-        "name": name, "description": f"Fitted to {sample.name}.", "source": source, "licence": None,
-        "measured": ", ".join(_measured(process, found, model, sample)), "assumed": "; ".join(assumed),
+        "name": name, "description": f"Fitted to {trace.name}.", "source": source, "licence": None,
+        "measured": ", ".join(_measured(process, found, model)), "assumed": "; ".join(assumed),
         "mean_rate_per_s": _round(process.mean_rate_per_s),
         "tide": [_round(x, 5) for x in process.tide] if len(set(process.tide)) > 1 else None,
         "ou": [{"sigma": x.sigma, "tau_s": x.tau_s} for x in process.ou], "batch_s": process.batch_s or None,
         "lengths": length_spec, "length_correlation": model.correlation or None,
         "sharing": found.spec if found else None,
     }
-    return Fit(spec, {**report, "assumed": assumed, "notes": notes})
+    return Fit(spec, {"requests": len(trace), "lengths": lengths, "arrivals": alike, "sharing": sharing,
+                      "assumed": assumed, "notes": [*trace.notes, *_doubts(alike, arrival_s, process.batch_s)]})
 
 
-def _measured(process: Arrivals, found: Found | None, model: LengthModel, sample: Sample) -> list[str]:
+def _measured(process: Arrivals, found: Found | None, model: LengthModel) -> list[str]:
     """What of the workload comes from the data, in words."""
-    known = {"mean rate": sample.trace is not None, "tide": len(set(process.tide)) > 1,
+    known = {"mean rate": True, "tide": len(set(process.tide)) > 1,
              "OU processes": bool(process.ou), "batches": process.batch_s > 0, "prompt lengths": True,
              "output lengths": True, "rank correlation of lengths": model.correlation != 0,
              "sharing of prefixes": found is not None}
@@ -119,9 +110,9 @@ def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> lis
     return doubts
 
 
-def _fit_lengths(sample: Sample, seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
+def _fit_lengths(trace: Trace, seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
     """Returns (what the YAML says, the same parsed, how like it is)."""
-    measured = {side: np.asarray(getattr(sample, f"{side}_tokens")) for side in SIDES}
+    measured = dict(zip(SIDES, (trace.prompt_tokens, trace.output_tokens), strict=True))
     spec = {side: {"quantiles": list(QUANTILES), "tokens": [_round(x) for x in np.quantile(tokens, QUANTILES)],
                    "mean": _round(float(tokens.mean()))} for side, tokens in measured.items()}
     correlation = rank_correlation(*measured.values())

@@ -19,7 +19,7 @@ from ooco_gym.workload.sharing import Chat, Groups, check_form, hash_blocks, par
 from ooco_gym.workload.trace import BLOCK_TOKENS, Trace
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_USE = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "rate_scale", "mix", "defaults")
+_USE = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "mix", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
          "peak_start_s")
 SPEC_KEYS = NOTES + _USE + _KEYS

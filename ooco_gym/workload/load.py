@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "rate_scale", "class")
+TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "class")
 """What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
-_TIDE_STEP_S = 60.0
+_TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
 
 
-@dataclass(frozen=True)
-class MixPart:
+class MixPart(NamedTuple):
     """One part of a mix: `weight` times the rate of `source` (a name or a path), all of one class where `class_name`
     says so; `stream` keys its random numbers."""
 
@@ -62,12 +61,11 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
             raise UserError(f"workload '{text}' has an empty part; expected names joined by '+', such as "
                             "'ooc+azure_conv' or '0.5*ooc+azure_code'")
         try:
-            weight = number(float(weight_text) if star else 1.0, f"the weight of '{source}' in workload '{text}'", 0.0)
-        except ValueError as error:
-            if isinstance(error, UserError):
-                raise
+            given = float(weight_text) if star else 1.0
+        except ValueError:
             raise UserError(f"workload '{text}': the weight '{weight_text.strip()}' of '{source}' is not a number; "
                             "expected such as '0.5*ooc+azure_code'") from None
+        weight = number(given, f"the weight of '{source}' in workload '{text}'", 0.0)
         _check_source(source)
         before = sum(part.source == source for part in parts)
         parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source, class_name))
@@ -96,7 +94,7 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
         return (workload, None) if dataset is None else ({**workload, "mix": online}, dataset)
     text = os.fspath(workload)
     items = _items(text)
-    found = [item for item in items if is_offline_dataset(split_class(item.rpartition("*")[2].strip())[0])]
+    found = [item for item in items if is_offline_dataset(_source_of(item))]
     if not found:
         return workload, None
     if len(found) > 1:
@@ -118,7 +116,7 @@ def from_file(workload: Source) -> bool:
     """Whether a workload, as `load_workload` takes it, is a trace file or a mix with one."""
     if isinstance(workload, Mapping):
         return bool(workload.get("path") or (workload.get("mix") and from_file(str(workload["mix"]))))
-    return any(_is_trace_file(split_class(item.rpartition("*")[2].strip())[0]) for item in _items(os.fspath(workload)))
+    return any(_is_trace_file(_source_of(item)) for item in _items(os.fspath(workload)))
 
 
 def of_trace(workload: Source) -> Source:
@@ -155,19 +153,19 @@ class WorkloadPart:
 
     def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
         """The part's requests in a window, as `load_workload` gives them."""
-        return of_class(self._draw(start_s, duration_s, seed, rate_scale), self.class_name)
-
-    def _draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
         if isinstance(self.source, WorkloadSpec):
-            return generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
-                            stream=self.stream)
-        start_s = number(start_s, "start_s", 0.0)
+            trace = generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
+                             stream=self.stream)
+        else:
+            trace = self._cut(self.source, number(start_s, "start_s", 0.0), duration_s, seed, rate_scale)
+        return of_class(trace, self.class_name)
+
+    def _cut(self, file: TraceFile, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
+        from ooco_gym.workload.transforms import scale
+
         if not duration_s >= 0:
             raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
         # A copy that scaling adds lies between its original and the next request: one more on either side is read.
-        file = self.source
-        from ooco_gym.workload.transforms import scale
-
         trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
         if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
             raise UserError(f"trace file '{self.name}' has no request in the window from {start_s:g} s to "
@@ -191,18 +189,23 @@ class WorkloadPart:
             _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Where the busiest `duration_s` begin ."""
+        """Where the busiest `duration_s` begin."""
         if isinstance(self.source, WorkloadSpec):
             return self.source.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
                 self.source.arrivals.tide, duration_s)
-        return _busiest_start_s(self.source, duration_s)
+        first_s = math.floor(self.source.first_s)
+        last_s = max(0.0, self.source.last_s - first_s - duration_s)
+        starts = first_s + np.arange(0.0, last_s + _START_STEP_S, _START_STEP_S)
+        counts = np.diff(self.source.counts_before(np.stack([starts, starts + duration_s])), axis=0)[0]
+        return float(starts[np.argmax(counts)])
 
     def by_hour(self) -> np.ndarray:
-        """Rates by hour of the day, relative to each other, float64[24], without the weight."""
-        if not isinstance(self.source, WorkloadSpec):
-            return _by_hour(self.source) / 3600.0
-        arrivals = self.source.arrivals
-        return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
+        """Rates by hour of the day, over all days, relative to each other, float64[24], without the weight."""
+        if isinstance(self.source, WorkloadSpec):
+            arrivals = self.source.arrivals
+            return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
+        counts = np.diff(self.source.counts_before(np.arange(0.0, self.source.last_s + 3601.0, 3600.0)))
+        return np.bincount(np.arange(len(counts)) % 24, counts, minlength=24) / 3600.0
 
 
 @dataclass(frozen=True)
@@ -212,12 +215,17 @@ class Workload:
     Attributes:
         name: as it was given.
         parts: of a mix, in order; a single one otherwise.
-        factor: multiplies the rate of all parts (a mapping's `scale` and `rate_scale`).
+        factor: multiplies the rate of all parts (a mapping's `scale`).
     """
 
     name: str
     parts: tuple[WorkloadPart, ...]
     factor: float = 1.0
+
+    @property
+    def files(self) -> list[TraceFile]:
+        """Its trace files, open: its own, or those among the parts of a mix; none of a generator."""
+        return [part.source for part in self.parts if not isinstance(part.source, WorkloadSpec)]
 
     def draw(self, *, start_s: float = 0.0, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
         """The requests of a window; arguments, times and errors as `load_workload` has them."""
@@ -243,15 +251,14 @@ class Workload:
         Trace files are played from their first request to the last, in whole seconds; the busiest `duration_s` of them
         where only that is said. A generator has the protocol's window around its peak.
         """
-        files = trace_files(self)
-        if files and duration_s is None:
-            start_s = float(math.floor(min(file.first_s for file in files))) if start_s is None else start_s
-            duration_s = max(1.0, math.floor(max(file.last_s for file in files)) + 1.0 - start_s)
+        if self.files and duration_s is None:
+            start_s = float(math.floor(min(file.first_s for file in self.files))) if start_s is None else start_s
+            duration_s = max(1.0, math.floor(max(file.last_s for file in self.files)) + 1.0 - start_s)
         duration_s = WINDOW_S if duration_s is None else duration_s
         return self.peak_start_s(duration_s) if start_s is None else start_s, duration_s
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Where the busiest `duration_s` begin ."""
+        """Where the busiest `duration_s` begin."""
         if len(self.parts) == 1:
             return self.parts[0].peak_start_s(duration_s)
         total = sum((part.weight * self.factor * part.by_hour() for part in self.parts), np.zeros(24))
@@ -270,28 +277,21 @@ def resolve_workload(spec: Source) -> Workload:
     spec = of_trace(spec)
     if not isinstance(spec, Mapping):
         text = os.fspath(spec)
-        return Workload(text, tuple(
-            WorkloadPart(part.source, _opened(part.source), part.weight, class_name=part.class_name)
-            if _is_trace_file(part.source) else
-            WorkloadPart(part.source, load_spec(part.source), part.weight,
-                         None if part.stream == part.source else part.stream, part.class_name)
-            for part in parse_workload(text)))
+        return Workload(text, tuple(map(_resolved, parse_workload(text))))
     values = plain(spec)
     class_name = values.pop("class", None)
     if class_name is not None:
         whole = resolve_workload(values)
         return replace(whole, parts=tuple(replace(part, class_name=part.class_name or str(class_name))
                                           for part in whole.parts))
-    factor = math.prod(number(values[key], f"workload: key '{key}'", 0.0, 1e4)
-                       for key in ("scale", "rate_scale") if values.get(key) is not None)
+    factor = 1.0 if values.get("scale") is None else number(values["scale"], "workload: key 'scale'", 0.0, 1e4)
     if values.get("path") is not None:
         path = str(values["path"])
         file = _opened(path, str(values.get("format") or "auto"), values.get("columns"),
                        str(values.get("time_unit") or "auto"), values.get("block_tokens"))
         return Workload(path, (WorkloadPart(path, file),), factor)
     if values.get("mix") is not None:
-        mix = resolve_workload(str(values["mix"]))
-        return Workload(mix.name, mix.parts, factor)
+        return replace(resolve_workload(str(values["mix"])), factor=factor)
     one = load_spec(values)
     return Workload(one.name, (WorkloadPart(one.name, one),), factor)
 
@@ -307,8 +307,7 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
             - a mapping: with `path` (and `format`, `columns`, `time_unit`, `block_tokens`, as `read_trace` has them) a
               trace file; with `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what
-              is not said.
-              `rate_scale` or `scale` in it multiply; `class` names the class of its requests.
+              is not said. `scale` in it multiplies; `class` names the class of its requests.
         start_s: start of the window, seconds: time of day for generators, time since the first request for files.
         duration_s: length of the window, seconds; infinity means all that a trace file has.
         seed: any whole number; for trace files it decides what scaling drops or adds.
@@ -324,14 +323,16 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
     return resolve_workload(spec).draw(start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale)
 
 
-def trace_files(spec: Source | Workload) -> list[TraceFile]:
-    """Returns the trace files of a workload, open: its own, or those among the parts of a mix; none of a generator."""
-    return [part.source for part in _resolved(spec).parts if not isinstance(part.source, WorkloadSpec)]
-
-
 def workload_mean_rate(spec: Source) -> float:
     """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
     return resolve_workload(spec).mean_rate()
+
+
+def _resolved(part: MixPart) -> WorkloadPart:
+    if _is_trace_file(part.source):
+        return WorkloadPart(part.source, _opened(part.source), part.weight, class_name=part.class_name)
+    stream = None if part.stream == part.source else part.stream
+    return WorkloadPart(part.source, load_spec(part.source), part.weight, stream, part.class_name)
 
 
 def _opened(path: str, *how: Any) -> TraceFile:
@@ -340,27 +341,14 @@ def _opened(path: str, *how: Any) -> TraceFile:
     return open_trace(path, *how)
 
 
-def _resolved(spec: Source | Workload) -> Workload:
-    return spec if isinstance(spec, Workload) else resolve_workload(spec)
-
-
-def _busiest_start_s(file: TraceFile, duration_s: float, step_s: float = 600.0) -> float:
-    first_s = math.floor(file.first_s)
-    starts = first_s + np.arange(0.0, max(0.0, file.last_s - first_s - duration_s) + step_s, step_s)
-    counts = np.diff(file.counts_before(np.stack([starts, starts + duration_s])).reshape(2, -1), axis=0)[0]
-    return float(starts[np.argmax(counts)])
-
-
-def _by_hour(file: TraceFile) -> np.ndarray:
-    """Returns how many requests arrive in each hour of the day, over all days, float64[24]."""
-    edges = np.arange(0.0, file.last_s + 3600.0 + 1.0, 3600.0)
-    counts = np.diff(file.counts_before(edges))
-    return np.bincount(np.arange(len(counts)) % 24, counts, minlength=24)
-
-
 def _items(text: str) -> list[str]:
     """The parts of a mix; a file's name may have a plus in it."""
     return [text] if _is_file(text) else text.split("+")
+
+
+def _source_of(item: str) -> str:
+    """The name or path in a part of a mix."""
+    return split_class(item.rpartition("*")[2].strip())[0]
 
 
 def _check_source(source: str) -> None:

@@ -1,27 +1,28 @@
-"""Reading traces of any known format: whole files, or windows of them (row groups of a Parquet by their statistics)."""
+"""Reading traces of any known format: whole files, or windows of them.
+
+A file becomes a `Table` of columns, these become checked `Requests` as a `TraceFormat` says, and these a `Trace` with
+an account of what was repaired and what looks odd.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field as settled
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.classes import CLASS_WORDS
+from ooco_gym.workload.columns import Requests, read_columns
 from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, check_format, few, format_of, similar
 from ooco_gym.workload.table_reader import BROKEN, Table, missing, open_parquet, parquet_table, read_table, unreadable
-from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, NO_SESSION, SECONDS, Trace, check_class_count
+from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, Trace
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
@@ -47,9 +48,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
         path: the file.
         format: `ooco_gym` (our own schema), `azure`, `bailian`, `burstgpt`, `mooncake`, or `auto`: by the column names.
         start_s: seconds; requests before it are left out.
-        end_s: seconds; requests at or after it are left out. Of a Parquet in our schema whose row groups follow each
-            other in time (what `write_trace` and `ooco-gym data import` write), only those that reach into
-            `[start_s, end_s)` are read.
+        end_s: seconds; requests at or after it are left out.
         columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; what is not named is
             looked for under our own name.
         time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; without one dates are recognised, and
@@ -65,72 +64,29 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     if start_s > 0 or end_s < np.inf:
         return TraceFile(Path(path), format, columns, time_unit, block_tokens).window(start_s, end_s)[0]
     table = read_table(Path(path))
-    form = format_of(table, format, columns, time_unit, block_tokens=block_tokens)
-    if "arrival_s" not in form.columns:
-        raise UserError(f"trace file '{path}': which column holds the arrivals? Expected columns.arrival_s=NAME beside "
-                        f"{', '.join(f'columns.{key}={name}' for key, name in form.columns.items())}")
-    return trace_of(table, form)
+    return _trace_of(table, format_of(table, format, columns, time_unit, block_tokens))
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a file says of a workload: a whole trace, or only lengths; at least one field is not None.
-
-    Attributes:
-        name: for messages and reports.
-        trace: the whole requests, or None where there are only lengths.
-        prompt_tokens: int64[n], >= 1, or None.
-        output_tokens: int64[n], >= 1, or None.
-        notes: repairs and drops, one sentence each.
-        read: how the file was read, five lines by their titles; empty of what is no file.
-    """
-
-    name: str
-    trace: Trace | None
-    prompt_tokens: np.ndarray | None
-    output_tokens: np.ndarray | None
-    notes: tuple[str, ...] = ()
-    read: Mapping[str, str] = settled(default_factory=dict)
-
-    @classmethod
-    def of(cls, trace: Trace, read: Mapping[str, str] | None = None) -> Sample:
-        """Returns a trace as a sample."""
-        return cls(trace.name, trace, trace.prompt_tokens, trace.output_tokens, trace.notes, read or {})
-
-    @property
-    def requests(self) -> int:
-        """How many."""
-        return len(next(x for x in (self.prompt_tokens, self.output_tokens) if x is not None))
-
-
-def read_sample(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-                time_unit: str = "auto", dataset: Dataset | None = None, block_tokens: int | None = None) -> Sample:
-    """Reads a trace, or without arrivals a set of lengths; arguments are as `read_trace` takes them.
+def read_described(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
+                   time_unit: str = "auto", dataset: Dataset | None = None,
+                   block_tokens: int | None = None) -> tuple[Trace, dict[str, str]]:
+    """Reads a trace, and says how it was read: five lines by their titles; arguments and errors as of `read_trace`.
 
     Args:
         dataset: says format and columns where the user does not.
-
-    Raises:
-        UserError: an unknown name, or whatever `read_trace` refuses.
     """
     given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
     if dataset is not None and not given and path.name == dataset.file:
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
     table = read_table(path)
-    form = format_of(table, format, given, time_unit, lengths=True, block_tokens=block_tokens)
-    if "arrival_s" in form.columns:
-        trace = trace_of(table, form)
-        said = {"format": format != "auto" or bool(given), "times": time_unit != "auto"}
-        return Sample.of(trace, _account(table, form, trace, said, block_tokens is not None))
-    requests, notes = checked(table, form)
-    prompt, output = (requests[name].to_numpy() if name in requests.column_names else None
-                      for name in ("prompt_tokens", "output_tokens"))
-    return Sample(path.name.split(".")[0], None, prompt, output,
-                  ("lengths only: the file has no arrivals", *_unread(table, form), *notes))
+    form = format_of(table, format, given, time_unit, block_tokens)
+    trace = _trace_of(table, form)
+    said = {"format": format != "auto" or bool(given), "times": time_unit != "auto", "block": block_tokens is not None}
+    return trace, _account(table, form, trace, said)
 
 
-def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, bool], block: bool) -> dict[str, str]:
-    """Returns how a file was read, for one who does not know it: format, times, hashes, sessions, what was assumed."""
+def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, bool]) -> dict[str, str]:
+    """How a file was read, for one who does not know it: format, times, hashes, sessions, what was assumed."""
     there, assumed = form.there(table), []
     unit = "dates" if form.unit == "date" else UNITS[form.unit][0]
     if not said["times"] and form.unit != "date":
@@ -138,7 +94,7 @@ def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, b
     hashes = "none"
     if trace.prefix_hashes is not None:
         hashes = f"column '{there['prefix_hashes']}', one for each {trace.block_tokens} tokens of the prompt"
-        if not block and "block_tokens" not in there:
+        if not said["block"] and "block_tokens" not in there:
             assumed.append(f"{trace.block_tokens} tokens to a hash, which fits every row")
     if "class" not in there:
         assumed.append("all requests are online")
@@ -150,61 +106,48 @@ def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, b
             "assumed": "; ".join(assumed) or "nothing"}
 
 
-# --- A file's columns become checked requests, with an account of what was repaired and what looks odd ---------------
-def trace_of(table: Table, form: TraceFormat) -> Trace:
-    """Returns the trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
-    requests, dropped = checked(table, form)
-    ticks = requests["tick"].to_numpy()
+# --- Checked requests become a trace ----------------------------------------------------------------------------------
+def _trace_of(table: Table, form: TraceFormat) -> Trace:
+    """The trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
+    _check_columns(table, form)
+    if table.rows == 0:
+        raise UserError(f"trace file '{table.path}' holds no request")
+    try:
+        requests = read_columns(table, form)
+    except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
+        raise unreadable(table.path, error) from None
+    requests, checked = _without_failed(table, requests)
+    ticks = requests.columns["tick"]
     notes: list[str] = []
     origin = form.origin(ticks.min())
     if origin:
         kind = "times" if form.unit == "date" else "times since 1970: they"
         notes.append(f"{kind} count from the first request")
-    notes += [*_doubts(ticks, form, bool(origin)), *_unread(table, form), *dropped]
+    notes += [*_doubts(ticks, form, bool(origin)), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
         notes.append(f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before")
-        order = np.argsort(ticks, kind="stable")
-        requests, ticks = requests.take(pa.array(order)), ticks[order]
-    more: dict[str, Any] = {}
-    for field, none in (*((field, np.nan) for field in SECONDS), ("session", NO_SESSION)):
-        if field in requests.column_names:
-            more[field] = requests[field].fill_null(none).to_numpy()
-    if "prefix_hashes" in requests.column_names:
-        lists = requests["prefix_hashes"].combine_chunks()
-        counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
-        more["block_tokens"] = requests["block_tokens"][0].as_py()
-        more["prefix_hashes"] = (np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-                                 lists.flatten().to_numpy(zero_copy_only=False))
-    if "class" in requests.column_names:
-        classes = requests["class"].combine_chunks().dictionary_encode()
-        names, ids = tuple(classes.dictionary.to_pylist()), classes.indices.to_numpy(zero_copy_only=False)
-        check_class_count(names)
-        more["online"] = np.array([one != "offline" for one in names], bool)[ids]
-        if not set(names) <= set(DEFAULT_CLASSES):
-            more |= {"class_id": ids.astype(np.int8), "class_names": names}
-    lengths = (requests[field].to_numpy() for field in ("prompt_tokens", "output_tokens"))
-    return Trace((ticks - origin if origin else ticks) / form.per_second, *lengths, name=table.path.name.split(".")[0],
-                 notes=tuple(notes), **more)
+        requests = requests.take(np.argsort(ticks, kind="stable"))
+    found: dict[str, Any] = dict(requests.columns)
+    if requests.class_names:
+        found["online"] = np.array([one != "offline" for one in requests.class_names], bool)[found["class_id"]]
+        if set(requests.class_names) <= set(DEFAULT_CLASSES):
+            del found["class_id"]
+        else:
+            found["class_names"] = requests.class_names
+    return Trace((found.pop("tick") - origin) / form.per_second, **found, prefix_hashes=requests.hashes,
+                 block_tokens=requests.block_tokens, name=_name(table.path), notes=tuple(notes))
 
 
-def checked(table: Table, form: TraceFormat) -> tuple[pa.Table, list[str]]:
-    """Returns the requests of a file (`TraceFormat.read`) in its order without failed ones, and what there is to say.
+def _name(path: Path) -> str:
+    return path.name.split(".")[0]
 
-    Raises:
-        UserError: a column is missing, a value is impossible, or there is no request.
-    """
-    _check_columns(table, form)
-    if table.rows == 0:
-        raise UserError(f"trace file '{table.path}' holds no request")
-    try:
-        requests = form.read(table)
-    except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
-        raise unreadable(table.path, error) from None
-    lengths = [requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens") if name in
-               requests.column_names]
-    notes, longest = [], np.max(lengths, axis=0)
-    long, failed = longest > LONGEST_USUAL, lengths[-1] == 0
+
+def _without_failed(table: Table, requests: Requests) -> tuple[Requests, list[str]]:
+    """The requests with output tokens, and what there is to say of the lengths of all."""
+    notes, failed = [], requests.columns["output_tokens"] == 0
+    longest = np.maximum(requests.columns["prompt_tokens"], requests.columns["output_tokens"])
+    long = longest > LONGEST_USUAL
     if long.any():
         row = int(np.argmax(long))
         notes.append(f"suspicious lengths: {long.sum()} of {table.rows} requests have more than {LONGEST_USUAL:,} "
@@ -214,7 +157,7 @@ def checked(table: Table, form: TraceFormat) -> tuple[pa.Table, list[str]]:
     if failed.any():
         notes.append(f"dropped {failed.sum()} of {table.rows} requests with zero output tokens (failed), the first at "
                      f"{table.place(int(np.argmax(failed)))}")
-        requests = requests.filter(pa.array(~failed))
+        requests = requests.take(np.flatnonzero(~failed))
     return requests, notes
 
 
@@ -279,8 +222,8 @@ def _unread(table: Table, form: TraceFormat) -> list[str]:
 class TraceFile:
     """A trace on disk, of which windows are read.
 
-    A Parquet in our schema whose row groups follow each other in time is never read as a whole. Anything else is
-    read once and kept.
+    Of a Parquet in our schema that is in order of time, arrivals are read and kept, and of the rest the row groups that
+    reach into a window. Anything else is read once and kept.
 
     Attributes:
         rows: requests.
@@ -294,16 +237,13 @@ class TraceFile:
         check_format(format)
         self.path, self.groups_read, self._how = path, 0, (format, columns or None, time_unit, block_tokens)
         streamed = format in ("auto", OWN.name) and self._how[1:] == (None, "auto", None)
-        self._groups = _time_index(path) if streamed else None
-        self._whole: Trace | None = None
-        if self._groups is None:
+        ordered, self._whole = _in_order(path) if streamed else None, None
+        if ordered is None:
             self._whole = read_trace(path, format, columns=columns, time_unit=time_unit, block_tokens=block_tokens)
-            self.rows = len(self._whole)
-            self.first_s, self.last_s = (float(self._whole.arrival_s[i]) for i in (0, -1))
-        else:
-            self._starts = np.concatenate([[0], np.cumsum([rows for _, _, rows in self._groups])])
-            self.rows = int(self._starts[-1])
-            self.first_s, self.last_s = self._groups[0][0], self._groups[-1][1]
+            ordered = self._whole.arrival_s, np.zeros(1, np.int64)
+        self._arrival_s, self._starts = ordered
+        self.rows, self.first_s, self.last_s = (len(self._arrival_s), float(self._arrival_s[0]),
+                                                float(self._arrival_s[-1]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opened again where it is unpickled, rather than sent with all its requests."""
@@ -326,44 +266,25 @@ class TraceFile:
         Raises:
             UserError: what is read is malformed.
         """
-        trace, first_row = self._whole, 0
-        if self._groups is not None:
-            first, last = 0, len(self._groups)
-            while first < last and self._groups[first][1] < start_s:
-                first += 1
-            while last > first and self._groups[last - 1][0] >= end_s:
-                last -= 1
-            if margin:
-                first, last = max(0, first - 1), min(len(self._groups), last + 1)
-            trace, first_row = self._read(first, last), int(self._starts[first])
-        assert trace is not None
-        low, high = np.searchsorted(trace.arrival_s, [start_s, end_s], side="left")
-        low, high = max(0, int(low) - margin), min(len(trace), int(max(low, high)) + margin)
-        return trace.take(slice(low, high)), first_row + low
+        low, high = (int(row) for row in self.counts_before(np.array([start_s, end_s])))
+        low, high = max(0, low - margin), min(self.rows, max(low, high) + margin)
+        if self._whole is not None:
+            return self._whole.take(slice(low, high)), low
+        if low == high:
+            return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=_name(self.path)), low
+        groups = range(int(np.searchsorted(self._starts, low, "right")) - 1, int(np.searchsorted(self._starts, high)))
+        try:
+            with open_parquet(self.path) as file:
+                table = file.read_row_groups(list(groups))
+        except BROKEN as error:
+            raise unreadable(self.path, error) from None
+        self.groups_read += len(groups)
+        first = int(self._starts[groups.start])
+        return _trace_of(parquet_table(self.path, table, first), OWN).take(slice(low - first, high - first)), low
 
     def counts_before(self, edges_s: np.ndarray) -> np.ndarray:
-        """Returns how many requests arrive before each time, int64 of the same shape; reads the arrivals only."""
-        if self._whole is not None:
-            return np.searchsorted(self._whole.arrival_s, edges_s)
-        counts = np.zeros(edges_s.shape, np.int64)
-        try:
-            with open_parquet(self.path) as file:
-                for batch in file.iter_batches(columns=["arrival_s"]):
-                    counts += np.searchsorted(np.sort(batch["arrival_s"].to_numpy(zero_copy_only=False)), edges_s)
-        except BROKEN as error:
-            raise unreadable(self.path, error) from None
-        return counts
-
-    def _read(self, first: int, last: int) -> Trace:
-        if first == last:
-            return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=self.path.name.split(".")[0])
-        try:
-            with open_parquet(self.path) as file:
-                table = file.read_row_groups(list(range(first, last)))
-        except BROKEN as error:
-            raise unreadable(self.path, error) from None
-        self.groups_read += last - first
-        return trace_of(parquet_table(self.path, table, int(self._starts[first])), OWN)
+        """Returns how many requests arrive before each time, int64 of the same shape."""
+        return np.searchsorted(self._arrival_s, edges_s)
 
 
 def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapping[str, str | None] | None = None,
@@ -389,24 +310,19 @@ def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_uni
     return TraceFile(Path(path), format, dict(columns), time_unit, block_tokens)
 
 
-def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
-    """Returns (earliest, latest arrival in s, rows) of each row group; None unless they follow each other in time."""
-    groups: list[tuple[float, float, int]] = []
+def _in_order(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """(Arrivals of a Parquet in our schema, float64[n] sorted, the row at which each row group begins); None of any
+    other file: the reader says what is wrong."""
     try:
         with open_parquet(path) as file:
-            names = file.schema_arrow.names
-            if any(name not in names for name in OWN.required):
+            names, schema = file.schema_arrow.names, file.schema_arrow
+            if any(name not in names for name in OWN.required) or not file.metadata.num_rows:
                 return None
-            if "session" in names and not pa.types.is_signed_integer(file.schema_arrow.field("session").type):
+            if "session" in names and not pa.types.is_signed_integer(schema.field("session").type):
                 return None     # names, to which only the whole file gives numbers
-            for group in (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)):
-                columns = (group.column(i) for i in range(group.num_columns))
-                found = next(one.statistics for one in columns if one.path_in_schema == "arrival_s")
-                if found is None or not found.has_min_max or found.null_count or not group.num_rows:
-                    return None
-                groups.append((float(found.min), float(found.max), group.num_rows))
+            arrival_s = np.asarray(file.read(["arrival_s"])["arrival_s"], np.float64)
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     except (*BROKEN, TypeError):
-        return None     # no Parquet, or a broken one: the reader says what is wrong
-    if not groups or any(before[1] > after[0] for before, after in pairwise(groups)):
         return None
-    return groups if groups[0][0] >= 0 and np.isfinite(groups[-1][1]) else None
+    ordered = np.isfinite(arrival_s).all() and arrival_s[0] >= 0 and np.all(arrival_s[1:] >= arrival_s[:-1])
+    return (arrival_s, np.concatenate([[0], np.cumsum(sizes)[:-1]])) if ordered else None

@@ -15,7 +15,7 @@ import os
 import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, dropwhile, islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.trace import ENDINGS
 
 Column = Any  # a pyarrow ChunkedArray
-LONGEST_LINE = 1 << 26
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
@@ -111,8 +110,7 @@ class Table:
 
         Whole numbers are their own; where a column has texts, or numbers beyond 64 bits, each name gets one.
         """
-        numbers = [_as_numbers(self.columns[field]) for field in fields]
-        if all(one is not None and not (np.abs(one.fill_null(0).to_numpy()) >= 2.0**63).any() for one in numbers):
+        if all(_are_numbers(self.columns[field]) for field in fields):
             return [self.integers(field, "a whole number >= 0, a name, or nothing", 0, 2**63 - 1, missing=-1)
                     for field in fields]
         names = [_trimmed(self.columns[field].cast(pa.string())) for field in fields]
@@ -181,6 +179,14 @@ def _as_numbers(column: Column, whole: bool = False) -> Column | None:
     kind = pa.int64() if whole else pa.float64()
     found = _tried(lambda one: one.cast(kind, safe=whole), column)
     return found if found is not None else _tried(lambda one: _trimmed(one).cast(kind, safe=whole), column)
+
+
+def _are_numbers(column: Column) -> bool:
+    """Whether a column holds numbers within 64 bits alone."""
+    if _as_numbers(column, whole=True) is not None:
+        return True
+    numbers = _as_numbers(column)
+    return numbers is not None and not (np.abs(numbers.fill_null(0).to_numpy()) >= 2.0**63).any()
 
 
 def _as_moments(column: Column) -> Column | None:
@@ -276,19 +282,13 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (number from 1, text) of each line that is not empty of a text file, packed or not.
 
     Raises:
-        UserError: a line is not UTF-8, or so long that this is no file of lines.
+        UserError: a line is not UTF-8.
     """
     with _opener(path)(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as stream:
-        for number in count(1):
-            line = stream.readline(LONGEST_LINE)
-            if not line:
-                return
-            if len(line) == LONGEST_LINE:
-                raise UserError(f"trace file '{path}', line {number}: longer than {LONGEST_LINE >> 20} million "
-                                "characters; expected Parquet, CSV or JSON lines")
+        for number, line in enumerate(stream, 1):
             if not line.isascii() and any("\udc80" <= one <= "\udcff" for one in line):
                 raise UserError(f"trace file '{path}', line {number}: neither UTF-8 text nor Parquet")
-            if text := str(line).rstrip("\n"):
+            if text := line.rstrip("\n"):
                 yield number, text
 
 
@@ -324,8 +324,7 @@ def _csv_table(path: Path, header_line: int, header: str) -> Table:
     try:
         with _opener(path)(path, "rb") as stream:
             table = pyarrow.csv.read_csv(
-                _Utf8(stream),
-                pyarrow.csv.ReadOptions(column_names=names, skip_rows=header_line, use_threads=False),
+                _Utf8(stream), pyarrow.csv.ReadOptions(column_names=names, skip_rows=header_line, use_threads=False),
                 pyarrow.csv.ParseOptions(invalid_row_handler=skip),
                 pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
                                            null_values=_EMPTY))

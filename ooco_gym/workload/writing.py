@@ -15,8 +15,7 @@ import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
-from ooco_gym.workload.formats import nullable
-from ooco_gym.workload.trace import SECONDS, Trace, class_ids
+from ooco_gym.workload.trace import NO_SESSION, SECONDS, Trace, class_ids
 
 METADATA = {"ooco_gym.trace": "1"}      # version of the schema
 ROW_GROUP = 131_072
@@ -36,19 +35,22 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
     Raises:
         UserError: another ending, or the folder cannot be written.
     """
-    return _write(trace_table(trace), Path(path))
-
-
-def write_lengths(prompt_tokens: np.ndarray | None, output_tokens: np.ndarray | None,
-                  path: str | os.PathLike[str]) -> Path:
-    """Writes a set of lengths without arrivals: the columns `prompt_tokens` and `output_tokens`, int32.
-
-    Raises:
-        UserError: another ending than `write_trace` knows, or the folder cannot be written.
-    """
-    columns = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    return _write(pa.table({name: pa.array(values, pa.int32()) for name, values in columns.items()
-                            if values is not None}), Path(path))
+    path = Path(path)
+    ending, table = check_ending(path), trace_table(trace)
+    try:
+        with atomic_write(path, "trace ") as temporary:
+            if ending == ".parquet":
+                pyarrow.parquet.write_table(table, temporary, row_group_size=ROW_GROUP, write_page_checksum=True)
+                return path
+            with pa.OSFile(str(temporary), "wb") as file:
+                if ending.endswith(".gz"):
+                    with pa.CompressedOutputStream(file, "gzip") as packed:
+                        _write_text(table, packed, ending)
+                else:
+                    _write_text(table, file, ending)
+    except OSError as error:
+        raise UserError(f"cannot write trace '{path}': {error.strerror or error}") from None
+    return path
 
 
 def check_ending(path: Path) -> str:
@@ -72,32 +74,15 @@ def trace_table(trace: Trace) -> Any:
         "output_tokens": pa.array(trace.output_tokens),
         "class": pa.DictionaryArray.from_arrays(pa.array(ids), list(names)).cast(pa.string())}
     for name in (*SECONDS, "session"):
-        if getattr(trace, name) is not None:
-            columns[name] = nullable(getattr(trace, name))
+        values = getattr(trace, name)
+        if values is not None:
+            columns[name] = pa.array(values, mask=values == NO_SESSION if name == "session" else np.isnan(values))
     if trace.prefix_hashes is not None:
         offsets, values = trace.prefix_hashes
         columns["prefix_hashes"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)).cast(
             pa.list_(pa.int64()))
         columns["block_tokens"] = pa.array(np.full(len(trace), trace.block_tokens, np.int32))
     return pa.table(columns).replace_schema_metadata(METADATA)
-
-
-def _write(table: pa.Table, path: Path) -> Path:
-    ending = check_ending(path)
-    try:
-        with atomic_write(path, "trace ") as temporary:
-            if ending == ".parquet":
-                pyarrow.parquet.write_table(table, temporary, row_group_size=ROW_GROUP, write_page_checksum=True)
-                return path
-            with pa.OSFile(str(temporary), "wb") as file:
-                if ending.endswith(".gz"):
-                    with pa.CompressedOutputStream(file, "gzip") as packed:
-                        _write_text(table, packed, ending)
-                else:
-                    _write_text(table, file, ending)
-    except OSError as error:
-        raise UserError(f"cannot write trace '{path}': {error.strerror or error}") from None
-    return path
 
 
 def _write_text(table: pa.Table, file: Any, ending: str) -> None:

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
-from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, write_trace
+from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
 from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import DISPERSION_S, dispersion, ks
 from ooco_gym.workload.fit_arrivals import expected_dispersion, fit_processes, likeness, play_arrivals
 from ooco_gym.workload.fitting import fit
-from ooco_gym.workload.reading import Sample, read_sample
 
 FLAT = (1.0,) * 24
 LENGTHS = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [1, 300, 4000]},
@@ -55,7 +54,7 @@ def test_a_process_is_found_from_its_dispersion(sigma: float, tau_s: float, rate
 @pytest.mark.parametrize(("spec", "processes"), [(BURSTY, True), (SWINGING, True), (STEADY, False)])
 def test_a_fit_is_alike(spec: dict[str, Any], processes: bool) -> None:
     trace = generate(spec, duration_s=3600, seed=5)
-    fitted = fit(Sample.of(trace), name="again", source="a test")
+    fitted = fit(trace, name="again", source="a test")
     assert bool(fitted.spec["ou"]) == processes
     assert fitted.report["arrivals"]["ks_gaps"] < (0.12 if spec is BURSTY else 0.045)
     assert fitted.report["lengths"]["prompt"]["ks"] < 0.02 and fitted.report["lengths"]["output"]["ks"] < 0.02
@@ -70,7 +69,7 @@ def test_a_tide_comes_back() -> None:
     tide = [1.0 + 0.8 * np.sin(2 * np.pi * (hour - 6) / 24) for hour in range(24)]
     trace = generate({"name": "day", "mean_rate_per_s": 1.0, "tide": tide, "lengths": LENGTHS},
                      start_s=3600, duration_s=2 * 86_400, seed=2)
-    fitted = fit(Sample.of(trace), name="again", source="a test")
+    fitted = fit(trace, name="again", source="a test")
     found = np.array(fitted.spec["tide"])
     assert found == pytest.approx(np.array(tide) / np.mean(tide), abs=0.12)
     assert fitted.spec["mean_rate_per_s"] == pytest.approx(1.0, rel=0.02)
@@ -79,7 +78,7 @@ def test_a_tide_comes_back() -> None:
 
 def test_a_tide_of_part_of_a_day_names_the_missing_hours() -> None:
     trace = generate(STEADY, start_s=0.0, duration_s=21 * 3600, seed=2, rate_scale=0.05)
-    fitted = fit(Sample.of(trace), name="again", source="a test")
+    fitted = fit(trace, name="again", source="a test")
     assert "hours 21, 22, 23 are not in the trace" in fitted.spec["assumed"]
     assert fitted.spec["mean_rate_per_s"] == pytest.approx(0.25, rel=0.05)
 
@@ -88,27 +87,25 @@ def test_a_generator_is_like_itself_and_unlike_others() -> None:
     times = play_arrivals(Arrivals(20.0, FLAT), 0.0, 2000.0, 1)
     own = likeness(Arrivals(20.0, FLAT), times, 1)
     other = likeness(Arrivals(20.0, FLAT, (), Bursts(5.0, 2.0, 10.0)), times, 1)
-    assert own["ks_gaps"] < 0.01 and other["ks_gaps"] > 0.1 and other["ks_counts"] > 0.1
-    assert own["ks_counts"] < 0.03 and all(item["ratio"] == pytest.approx(1.0, abs=0.5)
-                                           for item in own["dispersion"].values())
+    assert own["ks_gaps"] < 0.01 and other["ks_gaps"] > 0.1
+    assert all(item["ratio"] == pytest.approx(1.0, abs=0.5) for item in own["dispersion"].values())
 
 
 def test_what_the_generator_cannot_do_is_said() -> None:
     batches = np.repeat(np.sort(np.random.default_rng(1).uniform(0, 3000.0, 300)), 5)
-    fitted = fit(Sample.of(Trace(batches, np.full(1500, 9), np.full(1500, 9))), name="x", source="y")
+    fitted = fit(Trace(batches, np.full(1500, 9), np.full(1500, 9)), name="x", source="y")
     notes = " ".join(fitted.report["notes"])
     assert "80.1 % of the requests arrive at the same instant" in notes and "not at a regular step" in notes
     assert "gaps are not the trace's" in notes
     assert "dispersion differs by more than 10 %" in notes and fitted.spec["lengths"]["prompt"]["mean"] == 9
 
 
-@pytest.mark.parametrize(("sample", "said"), [
-    (Sample.of(Trace(np.arange(50.0), np.ones(50), np.ones(50), name="few")), "holds 50 requests: a fit needs 200"),
-    (Sample("half", None, None, np.ones(500, int)), "'half' has no prompt_tokens"),
-    (Sample.of(Trace(np.ones(500), np.ones(500), np.ones(500))), "all requests arrive at the same time")])
-def test_what_cannot_be_fitted(sample: Sample, said: str) -> None:
+@pytest.mark.parametrize(("trace", "said"), [
+    (Trace(np.arange(50.0), np.ones(50), np.ones(50), name="few"), "holds 50 requests: a fit needs 200"),
+    (Trace(np.ones(500), np.ones(500), np.ones(500)), "all requests arrive at the same time")])
+def test_what_cannot_be_fitted(trace: Trace, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        fit(sample, name="x", source="y")
+        fit(trace, name="x", source="y")
 
 
 def run(folder: Path, *words: str) -> dict[str, Any]:
@@ -124,7 +121,6 @@ def test_fit_show_and_simulate(tmp_path: Path) -> None:
     assert summary["to"] == str(made)
     written = yaml.safe_load(made.read_text())
     assert written == summary["workload"] and "SHA-256" in written["source"]
-    assert (tmp_path / "out" / "fit.html").stat().st_size > 1e6
     shown = run(tmp_path, "show", str(made), "duration_s=600", "start_s=0")
     assert shown["rate_per_s"] == pytest.approx(5.0, rel=0.1)
     assert (tmp_path / "out" / "workload.html").read_text().count("Prompt tokens") == 1
@@ -132,17 +128,6 @@ def test_fit_show_and_simulate(tmp_path: Path) -> None:
     assert run(tmp_path, "show", f"0.5*{made}+sharegpt", "duration_s=600", "start_s=0")["rate_per_s"] == pytest.approx(
         3.5, rel=0.15)
     assert run(tmp_path, "show", str(path))["requests"] == summary["requests"]
-
-
-def test_a_set_of_lengths(tmp_path: Path) -> None:
-    path = tmp_path / "set.csv"
-    path.write_text("a,b\n" + "".join(f"{i + 1},{i % 7 + 1}\n" for i in range(400)))
-    columns = ("columns.prompt_tokens=a", "columns.output_tokens=b")
-    summary = run(tmp_path, "fit", str(path), *columns, f"to={tmp_path / 'w.yaml'}", "name=w")
-    assert summary["arrivals"] is None
-    assert "one request a second" in yaml.safe_load((tmp_path / "w.yaml").read_text())["assumed"]
-    assert generate(str(tmp_path / "w.yaml"), duration_s=500, seed=1).prompt_tokens.max() <= 400
-    assert "rate_per_s" not in run(tmp_path, "show", str(path), *columns)
 
 
 def test_list_names_what_is_embedded(tmp_path: Path) -> None:
@@ -186,21 +171,18 @@ def test_acceptance_on_azure_conv_2023(tmp_path: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "file"), [
-    ("sharegpt", "sharegpt_8k_lengths"), ("lmsys", "lmsys_vicuna13b_output_lengths"),
     ("mooncake", "mooncake_conversation_dev"), ("azure_conv_2023", "azure_conv_2023")])
 def test_embedded_workloads_are_like_the_data_they_were_fitted_to(name: str, file: str) -> None:
     folder = os.environ.get("OOCO_GYM_DATA")
     path = Path(folder or "") / "traces" / f"{file}.parquet"
     if not folder or not path.is_file():
         pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
-    sample = read_sample(path)
+    trace = read_trace(path)
     drawn = generate_lengths(name, 200_000, seed=3)
-    for measured, tokens in zip((sample.prompt_tokens, sample.output_tokens), drawn, strict=True):
-        assert measured is None or ks(tokens, measured) <= 0.03
-    if sample.trace is not None:
-        span_s = float(sample.trace.arrival_s[-1])
-        runs = [generate(name, duration_s=span_s, seed=seed).arrival_s for seed in range(20)]
-        assert ks(np.concatenate([np.diff(run) for run in runs]), np.diff(sample.trace.arrival_s)) <= 0.03
-        for window_s in (1.0, 10.0, 120.0):
-            found = np.mean([dispersion(run, window_s) for run in runs])
-            assert found == pytest.approx(dispersion(sample.trace.arrival_s, window_s), rel=0.2)
+    for measured, tokens in zip((trace.prompt_tokens, trace.output_tokens), drawn, strict=True):
+        assert ks(tokens, measured) <= 0.03
+    runs = [generate(name, duration_s=float(trace.arrival_s[-1]), seed=seed).arrival_s for seed in range(20)]
+    assert ks(np.concatenate([np.diff(run) for run in runs]), np.diff(trace.arrival_s)) <= 0.03
+    for window_s in (1.0, 10.0, 120.0):
+        found = np.mean([dispersion(run, window_s) for run in runs])
+        assert found == pytest.approx(dispersion(trace.arrival_s, window_s), rel=0.2)

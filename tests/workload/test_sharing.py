@@ -19,7 +19,6 @@ from ooco_gym.workload.describe import describe, dispersion, ks
 from ooco_gym.workload.fit_arrivals import expected_dispersion, find_batches, play_arrivals
 from ooco_gym.workload.fit_sharing import follow
 from ooco_gym.workload.fitting import fit
-from ooco_gym.workload.reading import Sample
 from ooco_gym.workload.sharing import Chat, ChatRatio, hash_blocks, sharing_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
@@ -53,7 +52,7 @@ def test_the_stated_sharing_ratio_is_measured_back(form: str, ratio: float) -> N
     trace = generate(spec(sharing=sharing), duration_s=(6 if form == "chat" else 3) * 3600.0, seed=4)
     assert sharing_ratio(trace) == pytest.approx(ratio, abs=0.015)
     assert trace.mean_rate == pytest.approx(6.0, rel=0.03)
-    assert describe(Sample.of(trace))["sharing_ratio"] == sharing_ratio(trace)
+    assert describe(trace)["sharing_ratio"] == sharing_ratio(trace)
     prompt, _ = generate_lengths(LONG, 50_000, seed=2)
     if form == "chat":      # the other forms make prompts of documents and questions
         assert ks(trace.prompt_tokens, prompt) < 0.02 and trace.session is not None
@@ -149,7 +148,7 @@ def test_batches_are_made_and_found() -> None:
     trace = generate(spec(batch_s=3.0), duration_s=1800, seed=1)
     assert np.all(trace.arrival_s % 3.0 == 0) and find_batches(trace.arrival_s) == 3.0
     assert find_batches(generate(spec(), duration_s=1800, seed=1).arrival_s) == 0.0
-    fitted = fit(Sample.of(trace), name="again", source="a test")
+    fitted = fit(trace, name="again", source="a test")
     assert fitted.spec["batch_s"] == 3.0 and fitted.report["arrivals"]["ks_gaps"] < 0.03
 
 
@@ -157,7 +156,7 @@ def test_batches_are_made_and_found() -> None:
 def test_a_fit_finds_form_ratio_and_correlation(form: str) -> None:
     sharing = {"form": form, "ratio": 0.5} | ({"think_s": 30.0} if form == "chat" else {"groups": 100, "zipf": 0.9})
     trace = generate(spec(sharing=sharing, length_correlation=0.35 if form == "chat" else 0.0), duration_s=3600, seed=6)
-    fitted = fit(Sample.of(trace), name="again", source="a test")
+    fitted = fit(trace, name="again", source="a test")
     found = fitted.spec["sharing"]
     assert found["form"] == form and found["ratio"] == pytest.approx(0.5, abs=0.05)
     again = generate(fitted.spec, duration_s=3600, seed=9)
@@ -194,22 +193,12 @@ def test_the_more_alike_the_fewer_turns_a_ratio_takes() -> None:
 
 def test_a_fit_finds_think_times_and_how_alike_prompts_are() -> None:
     trace = generate(spec(sharing=SLOW, mean_rate_per_s=4.0), duration_s=3600, seed=6)
-    fitted = fit(Sample.of(trace), name="again", source="a test")
+    fitted = fit(trace, name="again", source="a test")
     found = fitted.spec["sharing"]
     assert found["think_s"] == pytest.approx(90.0, rel=0.15) and found["think_sigma"] == pytest.approx(0.9, rel=0.15)
     assert found["correlation"] == pytest.approx(0.8, abs=0.12) and found["common_blocks"] == 1
     again = generate(fitted.spec, duration_s=3600, seed=3)
     assert follow(trace).shares == pytest.approx(follow(again).shares, abs=0.04)
-
-
-def test_sessions_without_hashes_are_conversations() -> None:
-    trace = generate(spec(sharing={"form": "chat", "ratio": 0.4, "think_s": 30.0}), duration_s=3600, seed=6)
-    bare = Trace(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, session=trace.session)
-    fitted = fit(Sample.of(bare), name="again", source="a test")
-    assert fitted.spec["sharing"]["ratio"] == pytest.approx(0.4, abs=0.03)
-    assert "begins with the one before" in fitted.spec["assumed"] and fitted.report["sharing"]["trace"] is None
-    alone = Trace(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, session=np.arange(len(trace)))
-    assert fit(Sample.of(alone), name="again", source="a test").spec["sharing"] is None
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
@@ -237,7 +226,7 @@ def test_mooncake_is_fitted(tmp_path: Path) -> None:
     path = Path(os.environ.get("OOCO_GYM_DATA", "")) / "traces" / "mooncake_conversation_dev.parquet"
     if not os.environ.get("OOCO_GYM_DATA") or not path.is_file():
         pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
-    fitted = fit(Sample.of(read_trace(path)), name="again", source="a test")
+    fitted = fit(read_trace(path), name="again", source="a test")
     assert fitted.spec["sharing"]["form"] == "chat" and fitted.spec["batch_s"] == 3.0
     assert fitted.report["sharing"]["model"] == pytest.approx(fitted.report["sharing"]["trace"], abs=0.02)
     assert fitted.report["arrivals"]["ks_gaps"] < 0.03
