@@ -9,14 +9,10 @@ belief is revised while tokens are generated is in `ooco_gym.policy.lengths`.
 | `none` | nothing: what has finished so far is all that is known (the default) | |
 | `true` | the output length itself | |
 | `lognormal` | the output length times exp(`error` z), z standard normal | `error` |
-| `bucket` | which of `buckets` equally frequent ranges it is in, right in a share `accuracy`, else one off | both |
 | `rank` | how it ranks among others of its class, with this Kendall tau between said and true order | `tau` |
-| `prompt` | what outputs are like after prompts as long, by `buckets` equally frequent ranges | `buckets` |
 
-The last three say something of groups of requests, and speak in tokens because the distribution of each class's lengths
-is known, as from the workload's past: here it is that of the run, and a range has 50 requests at least. `rank` is a
-learned ranker as of arXiv 2408.15792: said and true order have a Gaussian copula. `bucket` is a classifier as of S3
-(arXiv 2306.06000).
+`rank` is a learned ranker as of arXiv 2408.15792: said and true order have a Gaussian copula. It speaks in tokens
+because the distribution of each class's lengths is known, as from the workload's past: here it is that of the run.
 """
 
 from __future__ import annotations
@@ -28,15 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, check_keys, is_number, unknown, whole_number
+from ooco_gym.errors import UserError, check_keys, is_number, unknown
 from ooco_gym.rounding import steady
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.trace import Trace
 
-TAKES = {"none": (), "true": (), "lognormal": ("error",), "bucket": ("buckets", "accuracy"), "rank": ("tau",),
-         "prompt": ("buckets",)}
-_MOST = {"error": 10.0, "accuracy": 1.0, "tau": 1.0}
-_GROUP = 50  # fewest requests that a range is made of
+TAKES = {"none": (), "true": (), "lognormal": ("error",), "rank": ("tau",)}
+_MOST = {"error": 10.0, "tau": 1.0}
 
 
 @dataclass(frozen=True)
@@ -47,15 +41,11 @@ class LengthPredictor:
         predictor: one of those above.
         error: of `lognormal`: standard deviation of the logarithm of said over true length.
         tau: of `rank`: Kendall's rank correlation of said and true lengths within a class.
-        buckets: of `bucket` and `prompt`: ranges at most.
-        accuracy: of `bucket`: share of requests whose range is right.
     """
 
     predictor: str = "none"
     error: float = 0.3
     tau: float = 0.5
-    buckets: int = 10
-    accuracy: float = 0.8
 
     @classmethod
     def load(cls, value: Any) -> LengthPredictor:
@@ -76,9 +66,7 @@ class LengthPredictor:
             if key not in TAKES[name]:
                 takes = " and ".join(TAKES[name]) or "no other key"
                 raise UserError(f"lengths.{key}={given!r}: the predictor '{name}' takes {takes}; leave it out")
-            if key == "buckets":
-                whole_number("lengths.buckets", given, 2, 10_000)
-            elif not is_number(given) or not 0.0 <= given <= _MOST[key]:
+            if not is_number(given) or not 0.0 <= given <= _MOST[key]:
                 raise UserError(f"lengths.{key}={given!r} must be a number from 0 to {_MOST[key]:g}")
         return cls(**{**raw, "predictor": name})
 
@@ -98,24 +86,16 @@ class LengthPredictor:
             if mine.size:
                 random = keyed_generator(seed, f"lengths/{self.predictor}", layer=int(online))
                 output = trace.output_tokens[mine].astype(np.float64)
-                said[mine] = self._said(output, trace.prompt_tokens[mine], random)
+                said[mine] = self._said(output, random)
         said[:, 0] = np.maximum(1.0, said[:, 0])
         return said
 
-    def _said(self, output: np.ndarray, prompt: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    def _said(self, output: np.ndarray, random: np.random.Generator) -> np.ndarray:
         if self.predictor == "true":
             return np.column_stack([output, np.zeros_like(output)])
         if self.predictor == "lognormal":
             return lognormal(output, self.error, random.standard_normal(output.size))
-        if self.predictor == "rank":
-            return _ranked(output, self.tau, random)
-        if self.predictor == "prompt":
-            return _typical(_ranges(prompt, self.buckets), output)
-        label, count = _ranges(output, self.buckets), _ranges(output, self.buckets).max() + 1
-        wrong = random.random(output.size) >= self.accuracy
-        shift = np.where(random.random(output.size) < 0.5, -1, 1)
-        shift = np.where((label + shift < 0) | (label + shift >= count), -shift, shift) * (count > 1)
-        return _typical(label + wrong * shift, output)
+        return _ranked(output, self.tau, random)
 
 
 def lognormal(output: np.ndarray, error: float, z: np.ndarray) -> np.ndarray:
@@ -139,19 +119,3 @@ def _ranked(output: np.ndarray, tau: float, random: np.random.Generator) -> np.n
     said = correlation * true + rest * random.standard_normal(output.size)
     median = steady(np.interp(correlation * said, scores, np.sort(output)))
     return np.column_stack([median, np.full(output.size, steady(rest * np.log(output).std()))])
-
-
-def _ranges(values: np.ndarray, most: int) -> np.ndarray:
-    """Which of equally frequent ranges each value is in: int[n]; equal values are in one."""
-    count = max(1, min(most, values.size // _GROUP))
-    edges = np.quantile(values, np.arange(1, count) / count)
-    return np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1]
-
-
-def _typical(label: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Median, and standard deviation of the logarithm, of the outputs of all that have the same label."""
-    said = np.empty((output.size, 2))
-    for one in np.unique(label):
-        of_it = output[label == one]
-        said[label == one] = np.median(of_it), steady(np.log(of_it).std())
-    return said

@@ -13,8 +13,7 @@ from ooco_gym.workload import LengthPredictor, generate, offline_trace
 from tests.golden.digests import Digests, digest
 
 MODELS = {"llama_3_1_8b": 1, "qwen2_5_32b": 2}  # and on how many chips
-PREDICTORS = ({"predictor": "lognormal", "error": 0.6}, {"predictor": "bucket", "buckets": 10, "accuracy": 0.6},
-              {"predictor": "rank", "tau": 0.5})
+PREDICTORS = ({"predictor": "lognormal", "error": 0.6}, {"predictor": "rank", "tau": 0.5})
 DAY_S = 86_400.0
 
 

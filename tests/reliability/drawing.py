@@ -142,7 +142,7 @@ def load_of(random: Random, limits: dict[str, float]) -> dict[str, Any]:
                                "noise": random.choice((0.0, 0.1, 1.0))}
     if random.random() < 0.3:
         fields["lengths"] = random.choice(({"predictor": "true"}, {"predictor": "lognormal", "error": 0.6},
-                                           {"predictor": "lognormal", "error": 10.0}, {"predictor": "prompt"},
+                                           {"predictor": "lognormal", "error": 10.0},
                                            {"predictor": "rank", "tau": 0.5}))
     if random.random() < 0.2:
         fields["jitter"], fields["decision_s"] = random.choice((0.05, 1.0)), random.choice((0.0, 0.003, 1.0))

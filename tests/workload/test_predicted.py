@@ -24,7 +24,7 @@ from ooco_gym.policy.lengths import (
 from ooco_gym.sim.state import state_at
 from ooco_gym.workload import LengthPredictor, Trace
 
-SPEAKING = ("true", "lognormal", "bucket", "rank", "prompt")
+SPEAKING = ("true", "lognormal", "rank")
 POOLS: dict[str, Any] = {"cluster": "pair_llama2_7b_40g", "workload": "azure_conv", "slo": "chat", "rate_scale": 0.05,
                          "offline": {"mode": "rate", "rate": 1.0}, "duration_s": 120.0, "warmup_s": 60.0}
 MIXED: dict[str, Any] = {**POOLS, "cluster": "mixed_llama2_7b_40g"}
@@ -91,7 +91,7 @@ def test_what_is_said_hangs_on_the_seed_alone(predictor: str) -> None:
     said = believe(trace, predictor=predictor)
     assert said.shape == (400, 2) and np.isfinite(said).all() and (said[:, 0] >= 1).all() and (said[:, 1] >= 0).all()
     assert np.array_equal(said, believe(trace, predictor=predictor))
-    assert np.array_equal(said, believe(trace, seed=4, predictor=predictor)) == (predictor in ("true", "prompt"))
+    assert np.array_equal(said, believe(trace, seed=4, predictor=predictor)) == (predictor == "true")
 
 
 @settings(deadline=None, max_examples=20)
@@ -121,30 +121,11 @@ def test_a_ranker_has_the_stated_kendall_tau(tau: float) -> None:
     assert tau < 1.0 or said[:, 1].max() < 1e-6
 
 
-def test_a_classifier_is_right_as_often_as_stated_and_its_spread_is_that_of_its_ranges() -> None:
-    trace = trace_of(20_000)
-    mine = ~trace.online
-    sure, said = (believe(trace, predictor="bucket", accuracy=accuracy)[mine] for accuracy in (1.0, 0.7))
-    labels = [np.unique(one[:, 0], return_inverse=True)[1] for one in (sure, said)]
-    assert abs((labels[0] == labels[1]).mean() - 0.7) < 0.02 and np.abs(labels[0] - labels[1]).max() == 1
-    assert np.median(sure[:, 1]) < np.median(said[:, 1]) < np.log(trace.output_tokens[mine]).std()
-
-
-def test_prompts_tell_what_they_tell() -> None:
-    trace = trace_of(20_000)
-    said = believe(trace, predictor="prompt")[:, 0]
-    long, short = trace.prompt_tokens > 3600, trace.prompt_tokens < 400
-    assert 1.5 < np.median(said[long]) / np.median(said[short]) < 2.3  # twice as long after the longest prompts
-    few = trace_of(60)
-    assert len(np.unique(believe(few, predictor="prompt")[~few.online, 0])) == 1  # too few to say anything
-
-
 @pytest.mark.parametrize(("value", "message"), [
     ("truth", r"unknown lengths.predictor 'truth' \(did you mean 'true'"),
     ({"predictor": "lognormal", "tau": 0.4}, "lengths.tau=0.4: the predictor 'lognormal' takes error; leave it out"),
     ({"error": 0.4}, "the predictor 'none' takes no other key"),
     ({"predictor": "rank", "tau": 1.5}, "lengths.tau=1.5 must be a number from 0 to 1"),
-    ({"predictor": "bucket", "buckets": 1}, "lengths.buckets=1 must be a whole number from 2 to"),
     ({"predictor": "lognormal", "err": 0.4}, "err"),
 ])
 def test_mistakes_are_named(value: Any, message: str) -> None:
