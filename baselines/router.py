@@ -44,8 +44,7 @@ from ooco_gym.policy.decisions import ROUTE, hook
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import is_weighted
-from ooco_gym.policy.weights import Layout, ScoresCandidates
-from ooco_gym.runtime.router_features import AGE, MOST_USE, SCORE, SOME_TOKENS, TPOT_FROM, TTFT_FROM, WEIGHED
+from ooco_gym.policy.weights import Layout
 from ooco_gym.sim.costs import length, random_below
 from ooco_gym.sim.state import PS_PER_S
 
@@ -72,9 +71,13 @@ if v.FIRST < GIVEN + MOST_GIVEN:
     raise AssertionError("the router's places of State.memory overlap those of deadline")
 DRAW_STREAM = 5  # of power_of_two's draws
 
-COLUMNS = tuple(one["name"] for one in WEIGHED)  # figures of an instance that the weights are of, as `weigh` has them
+# Figures of an instance that the weights are of, in the order of `weigh`; most are logarithms of them over the mean.
+COLUMNS = ("latency", "step", "queue", "online", "waiting", "sent", "offline", "pace", "free", "cached", "rank",
+           "ttft_use", "tpot_use", "age_queue", "age_online", "long_pace", "long_online", "load_pace")
 LAYOUT = Layout(("score",), COLUMNS)
 MOST_Z = 20.0
+TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # where the SLO begins to be near, and where more is all the same
+SOME_TOKENS = 1000.0  # added to tokens before they are compared; of a long request, one
 
 
 # --- Published rules ------------------------------------------------------------------------------------------------
@@ -213,7 +216,4 @@ def route(view):
     return best
 
 
-policy = Policy("router", ALL, mixed=True, leaves_open=True, route=route, compose=within_deadlines, layout=LAYOUT,
-                linear=ScoresCandidates(
-                    "router", tuple(param.name for param in OWN if param.name not in ("lag_s", "weights")), "route",
-                    "which engine gets an online request that has arrived", "engine", AGE, SCORE, WEIGHED))
+policy = Policy("router", ALL, mixed=True, leaves_open=True, route=route, compose=within_deadlines, layout=LAYOUT)

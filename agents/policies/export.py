@@ -43,13 +43,13 @@ def main(cfg: Any) -> dict[str, Any]:
     """
     config = plain(cfg)
     checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
-    forms, source, out, target = _forms(config), str(config["policy"]), Path(config["out"]), config.get("target")
+    forms, source, out = _forms(config), str(config["policy"]), Path(config["out"])
     agreement: dict[str, Any] = {}
     if (Path(source) / MANIFEST_FILE).is_file():
         _write_anew(Path(source), out, forms, config)
     elif not Path(source).is_dir() and is_policy(source):
         named = {"name": config["name"]} if config.get("name") else {}
-        write_linear_bundle(out, get_policy(source), known=known_of(source), forms=forms, target=target, **named)
+        write_linear_bundle(out, get_policy(source), known=known_of(source), forms=forms, **named)
     else:
         require("export")
         run = load_run(source)
@@ -61,7 +61,7 @@ def main(cfg: Any) -> dict[str, Any]:
         asked = random_observations(run, VECTORS, seed + 1)
         reference = {**dict(zip(OBSERVATION_KEYS, asked, strict=True)), "logits": run.actor.answer(*asked)[1]}
         described = {**manifest(run, agreement, config.get("name")), "network": network}
-        write_bundle(out, described, arrays, reference, forms, None, target)
+        write_bundle(out, described, arrays, reference, forms)
         if not run.timesteps:  # a copy that validation preferred to all that was learned later, or a run cut short
             rule = imitated(run.config["agent"])
             what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
@@ -84,18 +84,16 @@ def _forms(config: Mapping[str, Any]) -> list[str]:
     """The forms that the user asks for; all that there are by default.
 
     Raises:
-        UserError: an unknown form or target.
+        UserError: an unknown form.
     """
-    given, target = config.get("forms"), config.get("target")
-    if target not in (None, "c"):
-        raise unknown("target", target, ("c",))
+    given = config.get("forms")
     wanted = list(FORMS) if given is None else [given] if isinstance(given, str) else list(given)
     for form in wanted:
         if form not in FORMS:
             raise unknown("form", form, FORMS)
     if not wanted:
         raise UserError(f"forms=[] names no form; expected some of: {', '.join(FORMS)}")
-    return [form for form in FORMS if form in wanted or (form == "c" and target == "c")]
+    return [form for form in FORMS if form in wanted]
 
 
 def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, Any]) -> None:
@@ -113,8 +111,7 @@ def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, 
     kept = {key: value for key, value in known.items()
             if key not in ("schema", "manifest_sha256", "files", "forms", "reference")}
     kept["name"] = config.get("name") or kept["name"]
-    write_bundle(out, kept, read_arrays(source / ARRAYS_FILE), read_arrays(source / REFERENCE_FILE), forms, None,
-                 config.get("target"))
+    write_bundle(out, kept, read_arrays(source / ARRAYS_FILE), read_arrays(source / REFERENCE_FILE), forms)
 
 
 def arrays_of_run(run: LoadedRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, is_number, nearest
-from ooco_gym.policy.weights import Layout, ScoresCandidates, SetsParameters, read_weights
+from ooco_gym.policy.weights import Layout, SetsParameters, read_weights
 from ooco_gym.sim import state as s
 
 # Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.
@@ -119,7 +119,7 @@ class Policy:
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
     layout: Layout | None = None
-    linear: SetsParameters | ScoresCandidates | None = None
+    linear: SetsParameters | None = None
     file: str = ""
 
     def __post_init__(self) -> None:

@@ -4,20 +4,16 @@ A file of weights is an `.npz` of three plain arrays, read without pickle: `weig
 names of its `rows` and `columns`. Rows and columns that a rule has and a file has not are 0, so that a file outlives a
 rule that gains some. Where all weights are 0 a rule must answer as the policy that it was learned from.
 
-What they mean outside of the simulator, a rule says with its `Policy`:
-
-- `SetsParameters`: each row of weights moves a parameter of a rule by the figures of an engine (and a constant).
-- `ScoresCandidates`: one row; exp(weights · figures of a candidate) multiplies the score that a rule gives it, and the
-  candidate of the least score is taken. The bundle scores each by -(logarithm of the rule's score) - weights · figures.
-
-`write_linear_bundle` writes the bundle that an engine runs either from. What is known of the training of weights that
-ship stands in their policy's YAML, under `card` (`origin_of`), so that another learned policy is a file, and no code.
+A rule whose weights move the parameters of another one by the figures of an engine says so with its `Policy`
+(`SetsParameters`), and `write_linear_bundle` writes the bundle that an engine runs it from. What is known of the
+training of weights that ship stands in their policy's YAML, under `card` (`origin_of`), so that another learned policy
+is a file, and no code.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +28,6 @@ from ooco_gym.resources import conf_root, load_yaml
 
 if TYPE_CHECKING:
     from ooco_gym.policy.policy import Policy
-    from ooco_gym.runtime.networks import Sizes
 
 SUFFIX = ".npz"
 _KEYS = ("weights", "rows", "columns")
@@ -128,7 +123,6 @@ def write_weights(path: str | os.PathLike[str], layout: Layout, weights: np.ndar
                  columns=np.array([layout.columns[i] for i in columns], dtype=str))
 
 
-PLACES = 16  # candidates that the forms of a fixed size take
 ORIGIN = "card"  # key of a policy's YAML: what is known of its weights
 _KNOWN = ("training", "trained_for", "scores", "seen", "environment")  # what a manifest takes of it
 _FOR_READERS = ("decides", "fails", "live_engine")
@@ -152,7 +146,7 @@ class SetsParameters:
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
         """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
-        from ooco_gym.runtime.writing import write_parameters_bundle  # every policy names this class, few are written
+        from ooco_gym.runtime.writing import feature_row, write_parameters_bundle  # few policies are written
 
         docs, parameters = {param.name: param.doc for param in policy.params}, []
         for one in self.parameters:
@@ -164,74 +158,12 @@ class SetsParameters:
                      if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value}
         interval_s = float(policy.values.get("interval_s") or 0.0)
         facts = {"environment": self.environment, **known}
+        seen = facts.pop("seen", {})  # in training, by the feature
+        rows = [feature_row(feature) for feature in self.features]
+        rows = [{**row, "seen": list(map(float, seen[row["name"]]))} if row["name"] in seen else row for row in rows]
         return write_parameters_bundle(
-            folder, parameters=parameters, features=_noted(self.features, facts.pop("seen", {})), weights=weights,
-            rule=self.rule, interval_s=interval_s if interval_s > 0 else None, constants=constants, **facts, **how)
-
-
-@dataclass(frozen=True)
-class ScoresCandidates:
-    """Weights of the factor that multiplies a rule's score of a candidate.
-
-    Attributes:
-        rule: the policy whose score it is.
-        turned: its parameters that make the score.
-        decision: the decision point, such as `route`.
-        meaning: what is decided.
-        candidate: what a candidate is, in a word.
-        cluster: features that are of no candidate, as a manifest has them: not weighed, looked at by the guard.
-        score: the feature that is the logarithm of the rule's score.
-        features: of the columns of weights.
-    """
-
-    rule: str
-    turned: tuple[str, ...]
-    decision: str
-    meaning: str
-    candidate: str
-    cluster: tuple[dict[str, Any], ...]
-    score: dict[str, Any]
-    features: tuple[dict[str, Any], ...]
-
-    def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], *,
-              name: str | None = None, forms: Sequence[str] = ("npz",), target: str | None = None) -> Path:
-        """The bundle of weights (1, columns) over the rule as `policy` sets it."""
-        from ooco_gym.runtime.manifest import INPUTS
-        from ooco_gym.runtime.networks import Sizes, built
-        from ooco_gym.runtime.writing import LICENCE, write_bundle
-
-        rule = f"{self.rule}:" + ",".join(f"{name}={policy.values[name]}" for name in self.turned)
-        tables = {"cluster": list(self.cluster), "candidates": [
-            {**self.score, "meaning": f"{self.score['meaning']}: {rule}"}, *self.features],
-            "decision": [{"name": self.decision, "low": 0.0, "high": 1.0, "meaning": "1: this is to be decided"}]}
-        seen = known.get("seen") or {}
-        inputs: dict[str, Any] = {
-            key: {"shape": [PLACES, len(rows)] if key == "candidates" else [len(rows)], "dtype": "float32",
-                  "features": _noted(rows, seen)} for key, rows in tables.items()}
-        inputs["action_mask"] = {"shape": [PLACES], "dtype": "int8", "meaning": f"1 where there is a {self.candidate}"}
-        table = -np.concatenate([[[1.0]], np.asarray(weights, np.float64)], axis=1)
-        sizes = Sizes(len(self.cluster), 1, PLACES, table.shape[1], PLACES)
-        arrays = {"layers.0.weight": table, "layers.0.bias": np.zeros(1),
-                  "fixed.weight": np.zeros((0, sizes.cluster)), "fixed.bias": np.zeros(0)}
-        network = {"form": "scorer", "sizes": [table.shape[1], 1], "activations": ["identity"]}
-        asked = _asked(tables, sizes)
-        logits = built(network, arrays, sizes)(*asked)[1]
-        manifest = {
-            "kind": "candidates", "name": name or policy.name, "rule": rule, "history": 1,
-            "decision_point": {"name": self.decision, "meaning": self.meaning},
-            "environment": known.get("environment", "ooco-gym simulate"), "decisions": [self.decision],
-            "inputs": inputs, "batch_axis": "the first axis of every input and output, any size",
-            "outputs": {"action": {"shape": [], "dtype": "int64", "meaning": "index into actions; always a legal one"},
-                        "logits": {"shape": [PLACES], "dtype": "float32", "meaning": "less the logarithm of the score; "
-                                   "-1e8 where there is none"}},
-            "action_space": {"kind": "Discrete", "n": PLACES},
-            "actions": [f"take {self.candidate} {place}" for place in range(PLACES)], "network": network,
-            "training": {"data": {}, "seeds": [], **known.get("training", {})},
-            "scores": [dict(one) for one in known.get("scores", ())],
-            "trained_for": {"slo": {}, "loads": [], **known.get("trained_for", {})}, "licence": LICENCE,
-        }
-        reference = {**dict(zip(INPUTS, asked, strict=True)), "logits": logits}
-        return write_bundle(folder, manifest, arrays, reference, forms, None, target)
+            folder, parameters=parameters, features=rows, weights=weights, rule=self.rule,
+            interval_s=interval_s if interval_s > 0 else None, constants=constants, **facts, **how)
 
 
 def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray | None = None,
@@ -244,7 +176,7 @@ def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray 
         weights: float64[layout.size]; None: those of the policy's file.
         known: of the training: `training`, `trained_for`, `scores`, `seen` (by the feature's name) as a manifest has
             them.
-        how: `name`, `forms`, `target` of `write_parameters_bundle`.
+        how: `name`, `forms` of `write_parameters_bundle`.
 
     Returns:
         The folder.
@@ -281,21 +213,3 @@ def origin_of(file: Path) -> dict[str, Any]:
         raise UserError(f"policy file '{file}': {ORIGIN} has {strange[0]!r}; expected a mapping with some of "
                         f"{', '.join((*_KNOWN, *_FOR_READERS))}")
     return {key: value for key, value in said.items() if key in _KNOWN}
-
-
-def _noted(table: Sequence[Any], seen: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """The features with the range that each had in training, where it is known."""
-    from ooco_gym.runtime.writing import feature_row
-
-    rows = [feature_row(feature) for feature in table]
-    return [{**row, "seen": [float(end) for end in seen[row["name"]]]} if row["name"] in seen else row for row in rows]
-
-
-def _asked(tables: Mapping[str, Sequence[Mapping[str, Any]]], sizes: Sizes) -> tuple[np.ndarray, ...]:
-    """Reference vectors: cluster, candidates, which of them are there (one at least), decision."""
-    from ooco_gym.runtime.writing import VECTORS, drawn
-
-    candidates = drawn(tables["candidates"], VECTORS * sizes.places).reshape(VECTORS, sizes.places, sizes.features)
-    counts = 1 + np.arange(VECTORS) % sizes.places
-    mask = (np.arange(sizes.places) < counts[:, None]).astype(np.int8)
-    return drawn(tables["cluster"], VECTORS), candidates, mask, np.ones((VECTORS, 1), np.float32)

@@ -3,10 +3,6 @@
 The arithmetic is that of `networks`: float32, layers of a fixed size so that compilers vectorise them, and a tanh of
 our own, within 2e-7 of the library's, which has no branches. Numbers are written as hexadecimal floats, so that none is
 rounded again. The C itself is in the folder `c`: words in @ are filled in here, @name@ with the policy's name.
-
-The target `c` adds functions in the shape of xLLM's decisions and of llm-d's plug-ins. They are thin: flat arrays in,
-an answer out, and where the policy gives none (a feature that is not finite, or outside of its training) a value that
-tells the engine to use its own rule. Which of them a policy has follows from what it was trained to decide.
 """
 
 from __future__ import annotations
@@ -25,28 +21,14 @@ from ooco_gym.runtime.networks import Sizes, sizes_of
 BLOCK = 16  # hidden layers are padded to a multiple of it, for the vectors of processors
 MOST = 256  # candidates that a network without places may be given at a time
 SOURCE, HEADER, SELF_TEST, BUILD = "policy.c", "policy.h", "policy_selftest.c", "CMakeLists.txt"
-XLLM, LLMD = ("policy_xllm.h", "policy_xllm.c"), ("policy_llmd.h", "policy_llmd.c")
-# Of exp, which C libraries compute several times as fast as tanh.
-_WORDS = {"tanh": "1.0 - 2.0 / (exp(2.0 * x) + 1.0)", "relu": "x > 0.0 ? x : 0.0", "sigmoid": "1.0 / (exp(-x) + 1.0)"}
-_NONE = "(its number), or @NAME@_NONE"
-_DECISIONS = {
-    "admit_offline": (("gate", "admit"), f"Which of n waiting offline requests begins its prefill now {_NONE}."),
-    "victim": (("evict", "interrupt"), f"Which of n offline requests gives its memory up {_NONE}."),
-    "strict_limit": (("pack",), f"Which of n offline decodes enters the strict step next {_NONE}: the batch is full."),
-    "pull": (("pull",), f"Which of n decoding offline requests the strict instance pulls {_NONE}."),
-}
-"""Functions in the shape of xLLM's: the decisions that they are of, and what each says and returns."""
-_FUNCTION = "int @name@_{}(const float *cluster, const float *candidates, int n, const signed char *allowed)"
 
 
-def sources(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray],
-            target: str | None = None) -> dict[str, str]:
-    """The text of each C file of a policy by its name; with the target `c` those in the shape of engines, too."""
+def sources(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray],
+            reference: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The text of each C file of a policy by its name."""
     name = symbol(manifest)
     texts = (_parameters if manifest["kind"] == PARAMETERS else _candidates)(manifest, arrays, reference)
-    engines = engine_sources(manifest) if target == "c" else {}
-    compiled = "".join(f" {file}" for file in engines if file.endswith(".c"))
-    texts |= {**engines, BUILD: filled("CMakeLists.txt", sources=compiled)}
+    texts[BUILD] = filled("CMakeLists.txt")
     return {file: text.replace("@name@", name).replace("@NAME@", name.upper()) for file, text in texts.items()}
 
 
@@ -129,19 +111,17 @@ def _padded(array: np.ndarray, width: int, rows: int | None = None) -> np.ndarra
 def _candidates(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
                 ) -> dict[str, str]:
     sizes, network = sizes_of(manifest), manifest["network"]
-    form, parts = network["form"], max(1, len(sizes.levels))
+    parts = max(1, len(sizes.levels))
     tied = bool(sizes.levels)  # to the number of places
     most = sizes.places if tied else max(MOST, sizes.places)
-    width = -(-network.get("hidden", BLOCK) // BLOCK) * BLOCK
+    width = -(-network["hidden"] // BLOCK) * BLOCK
     constants = {"CLUSTER": sizes.cluster, "DECISIONS": sizes.decisions, "CONTEXT": sizes.context,
                  "FEATURES": sizes.features, "PLACES": sizes.places, "FIXED": sizes.fixed, "MOST": most,
-                 "PARTS": parts, "TIED": int(tied)}
-    if form != "scorer":
-        constants |= {"WIDTH": width, "HIDDEN": network["hidden"]}
+                 "PARTS": parts, "TIED": int(tied), "WIDTH": width, "HIDDEN": network["hidden"]}
     data = text_table("@name@_actions", manifest["actions"])
     data += table("int", "levels", sizes.levels) if sizes.levels else ""
     data += _limits(manifest, "cluster", "candidates")
-    data += {"candidate_scorer": _set, "scorer": _scorer}[form](arrays, sizes, network, width)
+    data += _set(arrays, sizes, network["hidden"], width)
     source = filled("prelude.c") + _enum(constants) + data + filled(
         "candidates.c", choose=_text("choose_levels.c" if sizes.levels else "choose_one.c"),
         all=sizes.actions if sizes.levels else "FIXED + n", spare=sizes.actions - most if sizes.levels else 0)
@@ -156,18 +136,11 @@ def _candidates(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
     return {SOURCE: source, HEADER: header, SELF_TEST: test}
 
 
-def _scales(arrays: Mapping[str, np.ndarray]) -> str:
-    return "".join(table("float", f"{key}_{part}", arrays[f"{key}.{part}"])
+def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, hidden: int, width: int) -> str:
+    embed = arrays["embed.weight"]
+    data = "".join(table("float", f"{key}_{part}", arrays[f"{key}.{part}"])
                    for key in ("cluster", "candidates") for part in ("mean", "deviation"))
-
-
-def _there(sizes: Sizes) -> str:
-    return "1" if sizes.levels else "mask[FIXED + candidate] != 0"
-
-
-def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any], width: int) -> str:
-    hidden, embed = network["hidden"], arrays["embed.weight"]
-    data = _scales(arrays) + table("float", "embed_weight", _padded(embed[:, : sizes.features], width))
+    data += table("float", "embed_weight", _padded(embed[:, : sizes.features], width))
     data += table("float", "embed_bias", _padded(arrays["embed.bias"], width))
     if sizes.levels:
         data += table("float", "place_weight", _padded(embed[:, sizes.features :], width))
@@ -184,44 +157,15 @@ def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, A
         data += table("float", f"{name}_weight", _padded(arrays[f"{name}.weight"].T, width))
         data += table("float", f"{name}_bias", arrays[f"{name}.bias"])
     return data + filled("network.c", "set.c", place="place_weight + candidate * WIDTH" if sizes.levels else "NULL",
-                         there=_there(sizes), heads=_text("heads_levels.c" if sizes.levels else "heads_fixed.c"))
+                         there="1" if sizes.levels else "mask[FIXED + candidate] != 0",
+                         heads=_text("heads_levels.c" if sizes.levels else "heads_fixed.c"))
 
 
-def _scorer(arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any], width: int) -> str:
-    data = "".join(table("double", f"fixed_{part}", arrays[f"fixed.{part}"]) for part in ("weight", "bias"))
-    sees = _text("sees_cluster.c") if network["sizes"][0] > sizes.features else ""
-    constants, layers = _layers(arrays, network, sizes.features)
-    return constants + data + layers + filled("scorer.c", cluster_too=sees, first=network["sizes"][1])
-
-
-# --- Plain layers, and parameters -------------------------------------------------------------------------------------
-def _layers(arrays: Mapping[str, np.ndarray], network: Mapping[str, Any], inputs: int) -> tuple[str, str]:
-    """Constants of plain layers, and a function `layers(beside, given, answer)` that runs them in double: `given` are
-    the first `inputs` numbers, `beside` what bias and all other inputs bring to the first layer."""
-    sizes, data, steps = network["sizes"], "", ""
-    last = len(sizes) - 2
-    for place, (before, after, name) in enumerate(zip(sizes[:-1], sizes[1:], network["activations"], strict=True)):
-        data += table("double", f"layer{place}_weight", np.asarray(arrays[f"layers.{place}.weight"]).T)
-        data += table("double", f"layer{place}_bias", arrays[f"layers.{place}.bias"])
-        source, bias = ("given", "beside") if place == 0 else (f"held{place - 1}", f"layer{place}_bias")
-        target = "answer" if place == last else f"held{place}"
-        steps += ("" if place == last else f"    double held{place}[{after}];\n") + (
-            f"    memcpy({target}, {bias}, {after} * sizeof *{target});\n"
-            f"    for (int in = 0; in < {inputs if place == 0 else before}; in++) {{\n"
-            f"        for (int out = 0; out < {after}; out++) {{\n"
-            f"            {target}[out] += layer{place}_weight[in * {after} + out] * {source}[in];\n"
-            "        }\n    }\n")
-        if name != "identity":
-            steps += (f"    for (int out = 0; out < {after}; out++) {{\n        double x = {target}[out];\n"
-                      f"        {target}[out] = {_WORDS[name]};\n    }}\n")
-    head = "static void layers(const double *restrict beside, const double *restrict given, double *restrict answer)"
-    return data, f"{head}\n{{\n{steps}}}\n\n"
-
-
+# --- Parameters -------------------------------------------------------------------------------------------------------
 def _parameters(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
                 ) -> dict[str, str]:
     parameters, count = manifest["parameters"], len(manifest["inputs"]["cluster"]["features"])
-    data, layers = _layers(arrays, manifest["network"], count)
+    data = "".join(table("double", name, arrays[name]) for name in ("weight", "bias"))
     data += _limits(manifest, "cluster")
     for key in ("base", "step", "low", "high"):
         data += table("double", f"of_{key}", [one[key] for one in parameters])
@@ -232,30 +176,5 @@ def _parameters(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray], r
                        for place, one in enumerate(parameters))
     header = filled("parameters.h", features=count, parameters=len(parameters), about=_about(manifest), listed=listed)
     held = table("float", "cluster", reference["cluster"]) + table("double", "wanted", reference["parameters"])
-    return {SOURCE: filled("prelude.c") + constants + names + data + layers + filled("parameters.c"), HEADER: header,
+    return {SOURCE: filled("prelude.c") + constants + names + data + filled("parameters.c"), HEADER: header,
             SELF_TEST: filled("selftest_parameters.c", count=len(reference["cluster"]), data=held)}
-
-
-# --- Functions of engines ---------------------------------------------------------------------------------------------
-def engine_sources(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The text of the engines' files of a policy by name; none where its answers fit no engine's function."""
-    if manifest["kind"] == PARAMETERS:
-        shares = [f"{place}: {one['name']}" for place, one in enumerate(manifest["parameters"])
-                  if one["low"] >= 0.0 and one["high"] <= 1.0]
-        return dict(zip(LLMD, (filled("usage.h", shares=", ".join(shares)), filled("usage.c")),
-                        strict=True)) if shares else {}
-    if manifest.get("parts"):
-        return {}  # a vector of levels is no choice among candidates
-    kinds = [row["name"] for row in manifest["inputs"]["decision"]["features"]]
-    trained = [name for name in manifest["decisions"] if name in kinds]
-    first = kinds.index(trained[0]) if trained else 0
-    texts = {LLMD[0]: filled("llmd.h"), LLMD[1]: filled("llmd.c", decision=first)}
-    functions = {function: kinds.index(name) for name in trained
-                 for function, (of, _) in _DECISIONS.items() if name in of}
-    if functions:
-        texts[XLLM[0]] = filled("xllm.h", declarations="".join(
-            filled("declared.h", said=_DECISIONS[name][1], function=_FUNCTION.format(name)) for name in functions))
-        texts[XLLM[1]] = filled("xllm.c") + "\n".join(
-            f"{_FUNCTION.format(name)}\n{{\n    return chosen({place}, cluster, candidates, n, allowed);\n}}\n"
-            for name, place in functions.items())
-    return texts

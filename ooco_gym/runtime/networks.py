@@ -1,16 +1,15 @@
 """Networks of policies in numpy, as `weights.npz` keeps them.
 
-`onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. Two forms score
-actions, called with cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D); they answer
-with actions int64 (n,), or (n, P) levels of a vector, and logits float32 (n, A), `MASKED` where illegal.
-`candidate_scorer` is that of `agents.policies.networks`, with the scaling of features; `scorer` is what a search over
-few weights finds. The form `layers` sets parameters of a rule. Weights are (outputs, inputs), as PyTorch
-keeps them.
+`onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. The form
+`candidate_scorer`, that of `agents.policies.networks` with the scaling of features, scores actions: called with cluster
+(n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D), it answers with actions int64 (n,), or (n, P) levels of
+a vector, and logits float32 (n, A), `MASKED` where illegal. The form `linear` sets parameters of a rule. Weights are
+(outputs, inputs), as PyTorch keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,9 +21,6 @@ from ooco_gym.runtime.manifest import PARAMETERS
 MASKED = np.float32(-1e8)  # the logit of an illegal action
 FARTHEST = np.float32(8.0)  # deviations from the mean at which a scaled feature is cut
 _MOST_EXPONENT = 80.0  # far beyond any bounds, and far from overflow
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "identity": lambda x: x, "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": lambda x: 0.5 * (1 + np.tanh(0.5 * x))}
 
 
 class Sizes(NamedTuple):
@@ -58,15 +54,8 @@ def sizes_of(manifest: Mapping[str, Any]) -> Sizes:
 
 
 # --- A network of its arrays ----------------------------------------------------------------------------------------
-def shapes_of(described: Mapping[str, Any], sizes: Sizes | None = None) -> dict[str, tuple[int, ...]]:
-    """The arrays by name, with their shapes, of a manifest's `network`; without sizes: of plain layers alone."""
-    if described["form"] in ("layers", "scorer"):
-        shapes = {f"layers.{place}.{name}": shape for place, (before, after) in enumerate(pairwise(described["sizes"]))
-                  for name, shape in (("weight", (after, before)), ("bias", (after,)))}
-        if sizes is not None:
-            shapes |= {"fixed.weight": (sizes.fixed, sizes.cluster), "fixed.bias": (sizes.fixed,)}
-        return shapes
-    assert sizes is not None
+def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """The arrays of a network that scores actions by name, with their shapes, of a manifest's `network`."""
     hidden, own = described["hidden"], max(sizes.levels, default=1)
     shapes = {f"{key}.{part}": (count,) for key, count in (("cluster", sizes.cluster), ("candidates", sizes.features))
               for part in ("mean", "deviation")}
@@ -80,15 +69,13 @@ def shapes_of(described: Mapping[str, Any], sizes: Sizes | None = None) -> dict[
     return shapes
 
 
-def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Any:
+def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes) -> CandidateScorer:
     """The network that scores actions, of a manifest's `network` and its arrays.
 
     Raises:
         UserError: they do not fit each other, or the sizes of inputs and actions.
     """
-    _check(described, arrays, sizes)
-    if described["form"] == "scorer":
-        return LayerScorer(arrays, described["activations"], sizes)
+    _check(shapes_of(described, sizes), arrays)
     return CandidateScorer({name: array.astype(np.float32) for name, array in arrays.items()}, sizes)
 
 
@@ -98,44 +85,24 @@ def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
     Raises:
         UserError: the arrays do not fit the manifest.
     """
-    described = manifest["network"]
     if manifest["kind"] != PARAMETERS:
-        return built(described, arrays, sizes_of(manifest))
-    _check(described, arrays)
-    ends, wanted = (described["sizes"][0], described["sizes"][-1]), (
-        len(manifest["inputs"]["cluster"]["features"]), len(manifest["parameters"]))
-    if ends != wanted:
-        raise UserError(f"the network takes {ends[0]} numbers and gives {ends[1]}; expected one for each of "
-                        f"{wanted[0]} features, and {wanted[1]} parameters")
-    layers, scales = Layers(arrays, described["activations"]), Scales(manifest["parameters"])
-    return lambda features: (scales(layers(features.astype(np.float64))),)
+        return built(manifest["network"], arrays, sizes_of(manifest))
+    count = len(manifest["parameters"])
+    _check({"weight": (count, len(manifest["inputs"]["cluster"]["features"])), "bias": (count,)}, arrays)
+    weight, bias = np.ascontiguousarray(arrays["weight"].T, np.float64), np.asarray(arrays["bias"], np.float64)
+    scales = Scales(manifest["parameters"])
+    return lambda features: (scales(features.astype(np.float64) @ weight + bias),)
 
 
-def _check(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes | None = None) -> None:
-    wanted, found = shapes_of(described, sizes), {name: np.shape(array) for name, array in arrays.items()}
+def _check(wanted: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:
+    found = {name: np.shape(array) for name, array in arrays.items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(f"the network's array '{name}' has shape {found.get(name)}; expected {wanted.get(name)}, "
                             "as its manifest says; export the policy again")
 
 
-# --- Plain layers -----------------------------------------------------------------------------------------------------
-class Layers:
-    """y = activation(weight · x + bias), layer after layer, in float64."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], activations: Sequence[str]) -> None:
-        self._steps = [(np.ascontiguousarray(arrays[f"layers.{place}.weight"].T, np.float64),
-                        np.asarray(arrays[f"layers.{place}.bias"], np.float64), ACTIVATIONS[name])
-                       for place, name in enumerate(activations)]
-        self.inputs = len(self._steps[0][0])
-
-    def __call__(self, x: Any) -> Any:
-        """Outputs (..., outputs) for inputs (..., inputs)."""
-        for weight, bias, activation in self._steps:
-            x = activation(x @ weight + bias)
-        return x
-
-
+# --- Parameters -------------------------------------------------------------------------------------------------------
 class Scales:
     """From the network's outputs to values within bounds.
 
@@ -198,29 +165,6 @@ class CandidateScorer:
         pooled = np.tanh(state @ w["pool.weight"] + w["pool.bias"])
         fixed = pooled @ w["fixed.weight"] + w["fixed.bias"]
         return answered(np.concatenate([fixed, scores[:, :, 0]], axis=1), mask)
-
-
-class LayerScorer:
-    """Fixed actions are scored by the cluster, each candidate by layers over its features, and the cluster's if wanted.
-
-    All of it in float64: a sum of few large features loses nothing.
-    """
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], activations: Sequence[str], sizes: Sizes) -> None:
-        self.sizes, self._layers = sizes, Layers(arrays, activations)
-        self._weight, self._bias = (array.astype(np.float64).T for array in (arrays["fixed.weight"],
-                                                                             arrays["fixed.bias"]))
-
-    def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
-        """Actions and logits."""
-        offered, sizes = candidates, self.sizes
-        if self._layers.inputs > sizes.features:
-            beside = cluster[:, None] + np.zeros((sizes.places, 1), np.float32)
-            offered = np.concatenate([candidates, beside], axis=2)
-        scores = self._layers(offered)[:, :, 0]
-        if sizes.fixed:
-            scores = np.concatenate([cluster @ self._weight + self._bias, scores], axis=1)
-        return answered(scores.astype(np.float32), mask)
 
 
 def answered(scores: Any, mask: Any, levels: tuple[int, ...] = ()) -> tuple[Any, Any]:

@@ -36,13 +36,13 @@ LICENCE = "Apache-2.0"
 
 
 def write_parameters_bundle(
-    directory: str | Path, *, parameters: Sequence[Mapping[str, Any]], features: Sequence[Any], weights: Any = None,
-    layers: Sequence[tuple[Any, Any, str]] | None = None, rule: str = "deadline",
+    directory: str | Path, *, parameters: Sequence[Mapping[str, Any]], features: Sequence[Any], weights: Any,
+    rule: str = "deadline",
     environment: str = "ooco_gym/Batching-v0", name: str | None = None, decision_point: str = "parameters",
     interval_s: float | None = None, constants: Mapping[str, float] | None = None, seen: Any = None,
     training: Mapping[str, Any] | None = None,
     scores: Sequence[Mapping[str, Any]] = (), trained_for: Mapping[str, Any] | None = None, licence: str = LICENCE,
-    forms: Sequence[str] = ("npz",), target: str | None = None,
+    forms: Sequence[str] = ("npz",),
 ) -> Path:
     """Writes a policy of kind `parameters`: the parameters of a rule by context.
 
@@ -52,8 +52,7 @@ def write_parameters_bundle(
             `meaning` if known, in the order of the network's outputs.
         features: of the input, in their order: `Contracted` (such as `features.ENGINE`), or mappings with
             `name`, `low`, `high`.
-        weights: (P, F + 1) of a linear network, z = weights · [features, 1]; or `layers` instead.
-        layers: (weight (outputs, inputs), bias (outputs,), activation) of each layer.
+        weights: (P, F + 1) of a linear network, z = weights · [features, 1].
         rule: the rule whose parameters they are.
         environment: where it was trained.
         name: what the policy is called; None: the rule's name with `adaptive_` before it.
@@ -66,7 +65,6 @@ def write_parameters_bundle(
         trained_for: `slo` (a mapping), `loads` (a list of mappings).
         licence: SPDX identifier.
         forms: `npz`, and `onnx` and `c` if wanted.
-        target: `c` for a function in the shape of llm-d's UsageLimitPolicy beside the form `c`.
 
     Returns:
         The folder.
@@ -75,19 +73,13 @@ def write_parameters_bundle(
         UserError: shapes do not fit each other, a parameter's base is not within its bounds, or a form needs an extra
             that is not installed.
     """
-    if (weights is None) == (not layers):
-        raise UserError("give either weights (P, F + 1) of a linear network or its layers")
-    given = [] if layers is None else [(np.asarray(weight, np.float64), np.asarray(bias, np.float64), activation)
-                                       for weight, bias, activation in layers]
-    if weights is not None:
-        rows = np.asarray(weights, np.float64)
-        if rows.ndim != 2 or rows.shape[1] < 2:
-            raise UserError(f"weights have shape {rows.shape}; expected (parameters, features + 1), the constant last")
-        given = [(rows[:, :-1], rows[:, -1], "identity")]
-    arrays = {f"layers.{place}.{name}": array for place, (weight, bias, _) in enumerate(given)
-              for name, array in (("weight", weight), ("bias", bias))}
-    if not all(np.isfinite(array).all() for array in arrays.values()):
+    rows = np.asarray(weights, np.float64)
+    if rows.shape != (len(parameters), len(features) + 1):
+        raise UserError(f"weights have shape {rows.shape}; expected ({len(parameters)}, {len(features) + 1}): "
+                        "(parameters, features + 1), the constant last")
+    if not np.isfinite(rows).all():
         raise UserError("the weights are not finite")
+    arrays = {"weight": rows[:, :-1], "bias": rows[:, -1]}
     table = [feature_row(feature) for feature in features]
     if seen is not None:
         bounds = np.asarray(seen, np.float64)
@@ -108,20 +100,18 @@ def write_parameters_bundle(
         "outputs": {"parameters": {"shape": [len(parameters)], "dtype": "float64",
                                    "meaning": "values of parameters, in their order"}},
         "parameters": [dict(one) for one in parameters], **({"constants": dict(constants)} if constants else {}),
-        "network": {"form": "layers", "sizes": [given[0][0].shape[1], *(len(bias) for _, bias, _ in given)],
-                    "activations": [activation for *_, activation in given]},
+        "network": {"form": "linear"},
         "training": {"data": {}, "seeds": [], **(training or {})}, "scores": [dict(one) for one in scores],
         "trained_for": {"slo": {}, "loads": [], **(trained_for or {})}, "licence": licence,
     }
     vectors = drawn(table, VECTORS)
     _whole(manifest, forms, VECTORS)
     reference = {"cluster": vectors, "parameters": network_of(manifest, arrays)(vectors)[0]}
-    return write_bundle(directory, manifest, arrays, reference, forms, None, target)
+    return write_bundle(directory, manifest, arrays, reference, forms)
 
 
 def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None,
-                 reference: Mapping[str, np.ndarray], forms: Sequence[str], graph: bytes | None = None,
-                 target: str | None = None) -> Path:
+                 reference: Mapping[str, np.ndarray], forms: Sequence[str], graph: bytes | None = None) -> Path:
     """Writes a bundle's files, then the manifest with their digests.
 
     Args:
@@ -131,7 +121,6 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
         reference: of `reference.npz`.
         forms: among `onnx`, `npz`, `c`.
         graph: the content of `policy.onnx`; None: it is made of the arrays.
-        target: `c` for functions shaped as those of engines, too.
 
     Raises:
         UserError: a form that cannot be written, a manifest that is not as the schema says.
@@ -153,7 +142,7 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
     if "c" in forms:
         from ooco_gym.runtime.c_source import sources
 
-        contents |= {name: text.encode("ascii") for name, text in sources(manifest, held, reference, target).items()}
+        contents |= {name: text.encode("ascii") for name, text in sources(manifest, held, reference).items()}
     tables = {ARRAYS_FILE: held, REFERENCE_FILE: reference} if "npz" in forms else {REFERENCE_FILE: reference}
     for name, content in {**tables, **contents}.items():
         with atomic_write(folder / name) as temporary:

@@ -1,10 +1,8 @@
 """What is around a rule inside vLLM: it is asked for each iteration, its answer is looked at before anything is done,
 and what it does is counted. A rule never stops the server.
 
-A rule that raises, takes too long or answers nonsense is passed over for that iteration. One of another package
-(`rule: module:function`) runs in a thread of its own, so that it can be left waiting; ours run in line. After
-`MOST_IN_A_ROW` failures the rule rests for `REST_S`. A learned policy (`Adjuster`) sets the rule's parameters anew
-every so often.
+A rule that raises or answers nonsense is passed over for that iteration. After `MOST_IN_A_ROW` failures it rests for
+`REST_S`. A learned policy (`Adjuster`) sets the rule's parameters anew every so often.
 
 Where `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` shows the counters beside its
 own; else `metrics_port` serves them by themselves. They also go to the log, once a minute.
@@ -27,7 +25,6 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime.beliefs import Belief, Fitted, Learned
 from ooco_gym.runtime.bundle import Policy
 from ooco_gym.runtime.features import ENGINE, ArrivalRates, Blocks
-from ooco_gym.runtime.guard import Stalled, TimeLimit
 from ooco_gym.runtime.rules import Engine, Plan, Rule
 from ooco_gym.vllm.replica import Compiled, Replica
 from ooco_gym.vllm.rules import RULES, make_rule
@@ -145,7 +142,7 @@ class Decider:
         if settings.rule in RULES:
             rule = make_rule(settings.rule, settings.values)
         elif settings.rule != STOCK:
-            rule = Threaded(_foreign(settings.rule, settings.values), settings.time_budget_s)
+            rule = _foreign(settings.rule, settings.values)
         learned = None
         if settings.bundle is not None and rule is not None:
             if not isinstance(rule, Compiled):
@@ -173,11 +170,6 @@ class Decider:
                 self.learned.look(engine, self.belief)
             plan = self.rule.compose(engine, self.belief)
             check(plan, engine, running, waits)
-        except Stalled:
-            self.watch.fell_back("was still busy", "with an iteration that it was too late for")
-            return None
-        except TimeoutError:
-            return self._failed("stalled", f"more than {self.settings.time_budget_s:g} s")
         except NonsenseError as error:
             return self._failed("answered nonsense", str(error))
         except Exception as error:
@@ -218,28 +210,6 @@ def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable
              "nothing to do, though there is")):
         if wrong:
             raise NonsenseError(said)
-
-
-class Threaded(Rule):
-    """A rule in a thread of its own, which is left waiting where it takes longer than its budget."""
-
-    def __init__(self, rule: Rule, budget_s: float) -> None:
-        self._rule, self._budget_s, self._limit = rule, budget_s, TimeLimit(most_late=1)
-
-    def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """The rule's answer.
-
-        Raises:
-            Late: it does not come in time.
-            Stalled: it is still at an earlier question.
-        """
-        def answer() -> Plan:
-            try:
-                return self._rule.compose(engine, belief)
-            except BaseException as error:  # one that would end the server, too
-                raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-        return self._limit.call(answer, self._budget_s)
 
 
 def _foreign(name: str, values: Mapping[str, Any]) -> Rule:

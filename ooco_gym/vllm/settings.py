@@ -50,7 +50,6 @@ class Settings:
     field: str | None = None
     belief: str = LEARNED
     violation_budget: float = 0.03
-    time_budget_s: float = 0.05
     shadow: bool = False
     metrics_port: int | None = None
     metrics_address: str = THIS_MACHINE
@@ -108,7 +107,6 @@ def parse_settings(values: Mapping[str, Any], where: str = "settings",
              "policy, which is there"),
             ("violation_budget", is_number(settings.violation_budget) and settings.violation_budget > 0,
              "a number above 0"),
-            ("time_budget_s", is_number(settings.time_budget_s) and settings.time_budget_s > 0, "a number above 0"),
             ("shadow", isinstance(settings.shadow, bool), "true or false"),
             ("any_version", isinstance(settings.any_version, bool), "true or false"),
             ("metrics_port", port is None or (is_whole(port) and 0 <= port < 65536), "a port, or null"),

@@ -24,9 +24,6 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 STATES = 10_000
-UNEQUAL = {"name": "four_unequal", "model": "qwen2_5_7b", "kv_fraction": 0.9, "block_tokens": 16, "max_batch": 512,
-           "mixed": [{"chip": "h100", "count": 1}, {"chip": "a100_80g", "count": 1}, {"chip": "l40s", "count": 2}],
-           "slo": "chat"}
 
 
 def shipped():
@@ -78,58 +75,11 @@ def recorded_looks(count):
     return np.array(features), np.array(values)
 
 
-def recorded_routes(count, policy):
-    """What a router sees when online requests arrive, and the instances that the compiled rule chooses."""
-    from ooco_gym.runtime.router_features import observe_choices
-    from ooco_gym.scenario import Scenario
-
-    seen, chosen = {"age": [], "candidates": []}, []
-    scenario = Scenario(cluster=UNEQUAL, workload="doc_qa", online_rate=5.334, duration_s=300.0, warmup_s=20.0,
-                        offline={"mode": "rate", "rate": 4.0})
-    for simulation, pending, answer in asked(scenario, f"{policy}:lag_s=2.0,prefix_caching=on", "route"):
-        slot, state = int(pending.request), simulation.state
-        if not state.requests[slot]["urgent"]:
-            continue
-        chosen.append(answer())
-        age, candidates = observe_choices(*described(state, slot, chosen[-1], simulation.policy.values))
-        seen["age"].append(age)
-        seen["candidates"].append(candidates)
-        if len(chosen) == count:
-            break
-    return np.array(seen["age"]), np.array(seen["candidates"]), np.array(chosen)
-
-
-def described(state, slot, sent_to, values):
-    """A request and the engines as a router of one's own would describe them: what the compiled one noted of the
-    request that it sent is taken back, and the rule's score is computed here."""
-    from ooco_gym.policy import router_view as v
-    from ooco_gym.sim import state as s
-
-    memory, one = state.memory, state.requests[slot]
-    tokens, engines = int(one["prompt_tokens"] + one["generated_tokens"]), []
-    pace = memory[: state.config.relaxed_count, v.PACE_S]
-    for place in range(len(pace)):
-        m, here = memory[place], place == sent_to
-        sent, sent_tokens = m[v.SENT] - here, m[v.SENT_TOKENS] - here * (tokens - m[v.CACHED])
-        load = m[v.ONLINE] + (values["waiting_weight"] - 1) * m[v.WAITING] + values["sent_weight"] * sent + 1
-        ahead = m[v.QUEUE] + values["sent_weight"] * sent_tokens
-        score = load * (tokens - m[v.CACHED] + values["queue_weight"] * ahead)
-        engines.append({
-            "rule_score": score * (m[v.PACE_S] / pace.mean()) ** values["speed_share"], "latency_s": m[v.LATENCY_S],
-            "step_s": m[v.STEP_S], "num_prompt_tokens_ahead": m[v.QUEUE], "num_online": m[v.ONLINE],
-            "num_waiting_online": m[v.WAITING], "num_offline": m[v.OFFLINE], "num_sent": sent,
-            "num_sent_tokens": sent_tokens, "seconds_per_token": m[v.PACE_S], "free_share": m[v.FREE],
-            "num_cached_tokens": m[v.CACHED]})
-    request = {"num_tokens": tokens, "ttft_slo": one["ttft_slo_ps"] / s.PS_PER_S,
-               "tpot_slo": one["tpot_slo_ps"] / s.PS_PER_S}
-    return request, engines, (state.clock.now_ps - (memory[0, v.LOOKED] - 1.0)) / s.PS_PER_S
-
-
 def in_torch(arrays, x):
     """The linear layer of a bundle."""
     torch = pytest.importorskip("torch")
-    layer = torch.nn.Linear(x.shape[-1], len(arrays["layers.0.bias"]), dtype=torch.float64)
-    layer.load_state_dict({key: torch.as_tensor(arrays[f"layers.0.{key}"]) for key in ("weight", "bias")})
+    layer = torch.nn.Linear(x.shape[-1], len(arrays["bias"]), dtype=torch.float64)
+    layer.load_state_dict({key: torch.as_tensor(arrays[key]) for key in ("weight", "bias")})
     with torch.inference_mode():
         return layer(torch.as_tensor(x, dtype=torch.float64))
 
@@ -167,37 +117,6 @@ def policy_bounds(policy, key="cluster"):
     return np.array([[row[end] for row in rows] for end in ("low", "high")])
 
 
-@pytest.mark.slow
-def test_all_forms_of_learned_router_choose_the_same_engine(tmp_path):
-    from c_double import COMPILERS, asked_in_c, library
-
-    out = tmp_path / "bundle"
-    exported("learned_router", out)
-    policy, graph = Policy.load(out, form="npz"), Policy.load(out, form="onnx")
-    age, candidates, chosen = recorded_routes(STATES, "learned_router")
-    count, engines, width = candidates.shape
-    padded = np.zeros((count, len(policy.actions), width), np.float32)
-    padded[:, :engines] = candidates
-    mask = np.zeros((count, len(policy.actions)), np.int8)
-    mask[:, :engines] = 1
-    parts = (age, padded, mask, np.ones((count, 1), np.float32))
-    answers = {"npz": policy._network(*parts)[1], "onnx": graph._network(*parts)[1],
-               "torch": in_torch(read_arrays(out / "weights.npz"), candidates).numpy()[:, :, 0]}
-    if COMPILERS:
-        answers["c"] = asked_in_c(library(out, "policy", tmp_path), "learned_router", parts, len(policy.actions))[1]
-    for form, logits in answers.items():
-        error = np.abs(logits[:, :engines].astype(np.float64) - answers["torch"]).max()
-        assert error <= 1e-5, f"{form}: logits differ by {error:.1e}"
-        others = np.flatnonzero(logits[:, :engines].argmax(axis=1) != chosen)
-        assert not len(others), f"{form}: another engine than the compiled rule in {len(others)} of {count:,} states"
-    assert len(set(chosen.tolist())) == engines and age.max() > 1.0
-    for key, seen in (("cluster", age), ("candidates", candidates)):
-        low, high = policy_bounds(policy, key)
-        assert ((seen >= low) & (seen <= high)).all()
-    rule = -candidates[:, :, 0]
-    assert (rule.argmax(axis=1) != chosen).any(), "the weights never changed the rule's choice"
-
-
 @pytest.mark.parametrize("name", shipped())
 def test_a_shipped_policy_with_weights_says_what_it_is(name, tmp_path):
     """Whatever conf/policy ships is exported by its name, in all forms, and says where it comes from."""
@@ -217,18 +136,18 @@ def test_a_shipped_policy_with_weights_says_what_it_is(name, tmp_path):
 def test_other_weights_take_nothing_from_the_shipped_ones(tmp_path):
     from ooco_gym.policy.weights import write_weights
 
-    layout = get_policy("learned_router").layout
+    layout = get_policy("learned_deadline").layout
     write_weights(tmp_path / "mine.npz", layout, np.full(layout.size, 0.5))
-    exported(f"learned_router:weights={tmp_path / 'mine.npz'}", tmp_path / "bundle", forms=["npz"])
+    exported(f"learned_deadline:weights={tmp_path / 'mine.npz'}", tmp_path / "bundle", forms=["npz"])
     manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
     assert manifest["training"] == {"data": {}, "seeds": []} and manifest["scores"] == []
     own = tmp_path / "mine.yaml"
-    own.write_text("extends: learned_router\nname: mine\nweights: mine.npz\n"
+    own.write_text("extends: learned_deadline\nname: mine\nweights: mine.npz\n"
                    "card:\n  training: {seeds: [7], data: {a: b}}\n")
     exported(str(own), tmp_path / "own", forms=["npz"])
     manifest = json.loads((tmp_path / "own" / "manifest.json").read_text())
     assert manifest["training"]["seeds"] == [7] and manifest["scores"] == [] and manifest["name"] == "mine"
-    own.write_text("extends: learned_router\nweights: mine.npz\ncard: {trainning: {}}\n")
+    own.write_text("extends: learned_deadline\nweights: mine.npz\ncard: {trainning: {}}\n")
     with pytest.raises(UserError, match="card has 'trainning'"):
         exported(str(own), tmp_path / "wrong")
 
@@ -243,6 +162,7 @@ def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
 @pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
                                             ("learned_gate", "no engine runs a bundle of its weights"),
                                             ("admitter", "no engine runs a bundle of its weights"),
+                                            ("learned_router", "no engine runs a bundle of its weights"),
                                             ("adaptive_deadline", "names no file of weights"),
                                             ("learned_dead", "learned_dead")])
 def test_what_has_no_weights_is_not_exported(name, said, tmp_path):

@@ -18,13 +18,11 @@ FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 NETWORKS = {
     "set": ({"form": "candidate_scorer", "hidden": 20}, ()),
     "set of levels": ({"form": "candidate_scorer", "hidden": 16}, (3, 2, 4, 2)),
-    "linear": ({"form": "scorer", "sizes": [3, 1], "activations": ["identity"]}, ()),
-    "logit": ({"form": "scorer", "sizes": [8, 6, 1], "activations": ["relu", "sigmoid"]}, ()),
 }
 DECISIONS = ["gate", "evict", "pull"]
 
 
-def scorer_bundle(folder, name, seed=0, places=4, forms=("npz", "c"), target=None, **changes):
+def scorer_bundle(folder, name, seed=0, places=4, forms=("npz", "c"), **changes):
     """A bundle of kind candidates: 5 cluster features, candidates of 3, three kinds of decision."""
     network, levels = NETWORKS[name]
     actions = sum(levels) if levels else places + 2
@@ -50,7 +48,7 @@ def scorer_bundle(folder, name, seed=0, places=4, forms=("npz", "c"), target=Non
         "licence": "Apache-2.0", **changes}
     reference = {**dict(zip(("cluster", "candidates", "action_mask", "decision"), asked, strict=True)),
                  "logits": logits}
-    return write_bundle(folder, manifest, arrays, reference, forms, None, target)
+    return write_bundle(folder, manifest, arrays, reference, forms)
 
 
 def observations(sizes, count, seed):
@@ -64,15 +62,13 @@ def observations(sizes, count, seed):
             np.eye(sizes.decisions, dtype=np.float32)[random.integers(0, sizes.decisions, count)])
 
 
-def parameter_bundle(folder, hidden=8, **changes):
+def parameter_bundle(folder, **changes):
     random = np.random.default_rng(3)
     parameters = [{"name": "tpot_share", "base": 0.9, "scale": "log", "step": 0.3, "low": 0.1, "high": 2.0},
                   {"name": "offline_share", "base": 0.5, "scale": "linear", "step": 0.2, "low": 0.0, "high": 1.0}]
     features = [{"name": f"x{i}", "low": -1.0, "high": 1.0} for i in range(6)]
-    layers = [(random.normal(size=(hidden, 6)), random.normal(size=hidden), "tanh"),
-              (random.normal(size=(2, hidden)), random.normal(size=2), "identity")]
-    return write_parameters_bundle(folder, layers=layers, parameters=parameters, features=features,
-                                   **{"forms": ("npz", "c"), **changes})
+    return write_parameters_bundle(folder, weights=random.normal(size=(2, 7)), parameters=parameters,
+                                   features=features, **{"forms": ("npz", "c"), **changes})
 
 
 def sign(folder):

@@ -34,10 +34,9 @@ def test_numpy_and_c_answer_alike(tmp_path, name):
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 @pytest.mark.parametrize("name", [*NETWORKS, "parameters"])
 def test_the_self_test_passes_under_sanitizers(tmp_path, name, compiler):
-    folder = parameter_bundle(tmp_path / "bundle", target="c") if name == "parameters" else scorer_bundle(
-        tmp_path / "bundle", name, target="c")
-    engines = sorted(path.name for path in folder.glob("policy_*.c") if path.name != "policy_selftest.c")
-    test = compiled(folder, compiler, tmp_path / "test", (*SOURCES, *engines), SANITIZERS)
+    folder = parameter_bundle(tmp_path / "bundle") if name == "parameters" else scorer_bundle(
+        tmp_path / "bundle", name)
+    test = compiled(folder, compiler, tmp_path / "test", SOURCES, SANITIZERS)
     done = subprocess.run([str(test), "64"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "32 of 32 reference vectors are answered as they should be" in done.stdout
@@ -97,51 +96,9 @@ def test_parameters_in_c_are_those_of_numpy(tmp_path):
         assert held.adaptive_deadline_outside(x.ctypes.data_as(ctypes.c_void_p)) == outside
 
 
-def test_functions_in_the_shape_of_engines(tmp_path):
-    """xLLM: which candidate, none, or the engine's own rule; llm-d: scores from 0 to 1 and an order of evictions."""
-    policy = Policy.load(scorer_bundle(tmp_path / "bundle", "set", target="c"))
-    held = library(tmp_path / "bundle", "policy", tmp_path, ("policy.c", "policy_xllm.c", "policy_llmd.c"))
-    sizes, seen = sizes_of(policy.manifest), set()
-    cluster, candidates, _, _ = observations(sizes, 300, 2)
-
-    def at(array):
-        return np.ascontiguousarray(array).ctypes.data_as(ctypes.c_void_p)
-
-    for one, offered in zip(cluster, candidates, strict=True):
-        for function, kind in (("admit_offline", 0), ("pull", 2)):
-            action = policy.decide({"cluster": one, "candidates": offered, "decision": np.eye(3)[kind]},
-                                   np.ones(sizes.actions))
-            wanted = action - 2 if action >= 2 else -1 - action
-            got = getattr(held, f"test_set_{function}")(at(one), at(offered), 4, None)
-            assert got == wanted
-            seen.add(got)
-        scores = np.zeros(4)
-        assert held.test_set_score(at(one), at(offered), 4, at(scores)) == 0
-        _, logits = policy.preferences({"cluster": one[None], "candidates": offered[None],
-                                        "decision": np.eye(3)[[0]]}, np.ones((1, sizes.actions)))
-        np.testing.assert_allclose(scores, np.exp(logits[0, 2:] - logits[0, 2:].max()), rtol=1e-4)
-        a, b = at(offered[0]), at(offered[1])
-        assert held.test_set_less(at(one), a, b) + held.test_set_less(at(one), b, a) == 1
-    assert len(seen) > 3
-    assert held.test_set_pull(at(np.full(5, 9.0, np.float32)), at(candidates[0]), 4, None) == -2, "outside"
-    assert held.test_set_admit_offline(at(cluster[0]), at(candidates[0]), 4, at(np.zeros(4, np.int8))) in (-1, -2)
-
-
-def test_usage_limits_do_not_rise(tmp_path):
-    policy = Policy.load(parameter_bundle(tmp_path / "bundle", target="c"))
-    held = library(tmp_path / "bundle", "policy", tmp_path, ("policy.c", "policy_llmd.c"))
-    x, ceilings = np.full(6, 0.25, np.float32), np.full(3, -1.0)
-    given = (x.ctypes.data_as(ctypes.c_void_p), 1, 3, ceilings.ctypes.data_as(ctypes.c_void_p))
-    assert held.adaptive_deadline_ceilings(*given) == 0
-    share = policy.decide(x)["offline_share"]
-    assert ceilings.tolist() == pytest.approx([1.0, share, share])
-    x[:], ceilings[:] = 9.0, -1.0
-    assert held.adaptive_deadline_ceilings(*given) != 0 and (ceilings == -1.0).all(), "nothing is gated"
-
-
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake on this machine")
 def test_the_cmake_example_builds_and_tests(tmp_path):
-    folder = scorer_bundle(tmp_path / "bundle", "linear", target="c")
+    folder = scorer_bundle(tmp_path / "bundle", "set")
     for command in (["cmake", "-S", str(folder), "-B", str(tmp_path / "build"), "-DCMAKE_BUILD_TYPE=Release"],
                     ["cmake", "--build", str(tmp_path / "build")], ["ctest", "--test-dir", str(tmp_path / "build")]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

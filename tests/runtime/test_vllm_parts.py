@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ooco_gym.runtime.beliefs import FITTED_SCHEMA, Fitted, Learned
 from ooco_gym.runtime.features import ENGINE
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm import deciding
-from ooco_gym.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Threaded, Watch
+from ooco_gym.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Watch
 from ooco_gym.vllm.rules import make_rule
 from ooco_gym.vllm.settings import Settings, parse_settings, read_settings
 
@@ -122,7 +121,7 @@ def decider(rule: Any) -> Decider:
     (Plan({"x": 1}, [], []), "answered nonsense"), (Plan({0: 0}, [], []), "answered nonsense"),
     (Plan({0: 10_000}, [], []), "answered nonsense"), (Plan({0: 1}, [0], []), "answered nonsense"),
     (Plan({0: 1}, [], [0]), "answered nonsense"), (Plan({0: True}, [], []), "answered nonsense"),
-    (Plan({100: 4}, [100, 100], []), "answered nonsense"), (TimeoutError(), "stalled"),
+    (Plan({100: 4}, [100, 100], []), "answered nonsense"),
     (Plan({"unknown": 3}, ["unknown"], []), "answered nonsense"),
 ])
 def test_what_cannot_be_followed_is_left_to_vllm(answer: Any, reason: str) -> None:
@@ -146,24 +145,6 @@ def test_a_rule_that_keeps_failing_rests_and_comes_back() -> None:
 def test_shadow_counts_and_leaves_it_to_vllm() -> None:
     made = Decider(Settings(shadow=True))
     assert made.decide(engine_of, waits) is None and made.watch.counts["decisions"] == 1
-
-
-def test_a_rule_that_stalls_is_not_waited_for() -> None:
-    slow = [True]
-
-    def answer(engine: Engine) -> Plan:
-        if slow[0]:
-            time.sleep(0.3)
-        return Plan({0: 1}, [], [])
-    rule = Threaded(Bad(answer), 0.05)
-    began = time.perf_counter()
-    for _ in range(3):
-        with pytest.raises(TimeoutError):
-            rule.compose(engine_of(), Learned())
-    assert time.perf_counter() - began < 0.25
-    slow[0] = False
-    time.sleep(0.4)
-    assert rule.compose(engine_of(), Learned()).tokens == {0: 1}
 
 
 # --- A learned policy -----------------------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ int @name@_decide(const float *features, double *values)
         }
         x[i] = features[i];
     }
-    layers(layer0_bias, x, z);
     for (int i = 0; i < PARAMETERS; i++) {
+        z[i] = bias[i];
+        for (int j = 0; j < FEATURES; j++) {
+            z[i] += weight[i * FEATURES + j] * x[j];
+        }
         if (!isfinite(z[i])) {
             return @NAME@_BROKEN;
         }
