@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from ooco_gym.cluster import Cluster
-from ooco_gym.errors import UserError, check_keys, is_number
+from ooco_gym.errors import UserError, check_keys, is_number, whole_number
 from ooco_gym.peak import label, short_name, stored_peak_factor
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
@@ -88,6 +89,12 @@ class Scenario:
     _open: ClassVar[tuple[str, ...]] = ()  # of a scenario: fields that its workload decides
 
     def __post_init__(self) -> None:
+        for name in ("workload", "cluster"):
+            value = getattr(self, name)
+            if not isinstance(value, (str, os.PathLike, Mapping)) and (value is not None or name == "workload"):
+                raise UserError(f"{name}={value!r} must be a name in conf/{name}, a path or a mapping")
+        if not isinstance(self.offline or {}, Mapping):
+            raise UserError(f"offline={self.offline!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
         if self.start_s is not None and not is_number(self.start_s):
             raise UserError(f"start_s={self.start_s!r} must be a number of seconds")
         for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter", "decision_s"):
@@ -112,10 +119,7 @@ class Scenario:
                             "iteration")
         if self.duration_s == 0:
             raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise UserError(f"seed={self.seed!r} must be a whole number")
-        if not -(2**63) <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed} must be a whole number of at most 63 bits")
+        whole_number("seed", self.seed, -(2**63), 2**63 - 1)
         rate = self.offline.get("rate")
         if rate is not None and (not is_number(rate) or rate < 0):
             raise UserError(f"offline.rate={rate!r} must be a number of requests a second, at least 0")
@@ -145,9 +149,6 @@ class Scenario:
     def on_kind(self, mixed: bool) -> Scenario:
         """This scenario, SLO and load kept, on the cluster that policies of one kind schedule: its own, or its twin.
 
-        Args:
-            mixed: for policies that schedule mixed instances, rather than relaxed and strict ones.
-
         Raises:
             UserError: that takes a twin, and the cluster names none, or one that is of the same kind or not equal.
         """
@@ -164,11 +165,7 @@ class Scenario:
         return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
 
     def load_slo(self) -> Slo:
-        """The SLO, loaded; the cluster's own preset where none is named.
-
-        Raises:
-            UserError: an unknown key, a figure out of range, or a TTFT that not even one prompt token can meet.
-        """
+        """The SLO, loaded; the cluster's own preset where none is named. One that no instance can meet is refused."""
         return _met_by(self.read_slo(), tuple(self.load_cluster().deployments(self.timing)))
 
     def read_slo(self) -> Slo:
@@ -182,11 +179,7 @@ class Scenario:
         return Slo(**raw)
 
     def load_classes(self) -> tuple[RequestClass, ...]:
-        """All classes of requests, what each leaves open filled in; none where the scenario names no classes.
-
-        Raises:
-            UserError: an unknown key, or a promise that none can be given or the cluster cannot meet.
-        """
+        """All classes of requests, what each leaves open filled in; none where the scenario names no classes."""
         return _classes_met(parse_classes(self.classes), self.load_slo(),
                             tuple(self.load_cluster().deployments(self.timing)))
 
@@ -212,9 +205,8 @@ class Scenario:
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
 
-        Under an SLO for which none is stored, the load is that of the cluster's own preset: a tighter SLO does not
-        change the arrivals. A preset of which something was changed has the preset's load until `ooco-gym capacity` has
-        found its own (`scale_note` says so).
+        Under an SLO for which none is stored, it is that of the cluster's own preset; a preset of which something was
+        changed has the preset's until `ooco-gym capacity` has found its own (`scale_note` says so).
 
         Raises:
             UserError: none is given and none stored.
@@ -234,7 +226,12 @@ class Scenario:
         if self.rate_scale is not None:
             return float(self.rate_scale), ""
         if self.online_rate is not None:
-            return self._scale_for(self.online_rate), ""
+            start_s, duration_s = self.window()
+            own = resolve_workload(self.workload).window_rate(start_s, duration_s)
+            if own == 0:
+                raise UserError(f"online_rate={self.online_rate:g}: workload '{short_name(self.workload)}' has no "
+                                f"request to be scaled in the window of {duration_s:g} s from start_s={start_s:g}")
+            return self.online_rate / own, ""
         if self.from_file:
             return 1.0, ""
         bearer = self.peak_factor_scenario()
@@ -246,23 +243,15 @@ class Scenario:
             return factor, ""
         cluster = self.load_cluster()
         preset = (short_name(without_classes(self.workload)), cluster.name)
+        find = "'ooco-gym capacity only_peak=true workload=… cluster=…' (as given here)"
         factor = self._stored_factor(*preset) if preset[1] in names("cluster") else None
         if factor is not None:
             return factor, (f"the online load is {factor:.4g} of the workload's own rate, the peak factor of "
                             f"'{preset[0]}' on '{preset[1]}' as shipped, from which yours differ: "
-                            f"{self._find_command()} finds their own, and rate_scale=… sets another")
+                            f"{find} finds their own, and rate_scale=… sets another")
         raise UserError(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it with "
-                        f"{self._find_command()}, or give rate_scale=… (it multiplies the workload's own rate) or "
+                        f"{find}, or give rate_scale=… (it multiplies the workload's own rate) or "
                         "online_rate=… (requests a second)")
-
-    def _scale_for(self, rate: float) -> float:
-        """The factor that gives so many online requests a second in the measured window."""
-        start_s, duration_s = self.window()
-        own = resolve_workload(self.workload).window_rate(start_s, duration_s)
-        if own == 0:
-            raise UserError(f"online_rate={rate:g}: workload '{short_name(self.workload)}' has no request to be scaled "
-                            f"in the window of {duration_s:g} s from start_s={start_s:g}")
-        return rate / own
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
         """The stored factor under the scenario's SLO, else under the cluster's own preset."""
@@ -271,14 +260,6 @@ class Scenario:
             if factor is not None:
                 return factor
         return None
-
-    def _find_command(self) -> str:
-        """The command that finds the peak factor; what has no short name is the user's to name again."""
-        words = ["ooco-gym capacity only_peak=true"]
-        for group, value in (("workload", self.workload), ("cluster", self.cluster)):
-            given = isinstance(value, Mapping) and label(group, value) != short_name(value)
-            words.append(f"{group}={'…' if given else short_name(value)}")
-        return f"'{' '.join(words)}'" + (" (… as given here)" if "=…" in " ".join(words) else "")
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""
@@ -318,38 +299,21 @@ class Scenario:
 
 @dataclass(frozen=True)
 class ResolvedScenario:
-    """A scenario with everything loaded that it names; it is complete, valid and never looks anything up.
+    """A scenario with everything loaded that it names; it is complete, valid and never looks anything up."""
 
-    Attributes:
-        given: the scenario as it was given, by name.
-        cluster: the cluster.
-        deployments: (role, deployment) of each instance, relaxed ones before strict ones.
-        slo: the SLO, which the cluster can meet.
-        protocol: the protocol, with the scenario's own warm-up and drain.
-        predictor: what policies believe of latencies.
-        workload: the online load, specifications read and trace files open.
-        scale: (factor on the online rate, a sentence where it is another preset's load or "").
-        offline: the offline load.
-        start_s: where the measured window begins: time of day, or time in a trace file.
-        duration_s: length of the measured window, in seconds.
-        lengths: what is believed of output lengths.
-        classes: all classes of requests, `online` and `offline` first (`workload.classes.with_defaults`); none where
-            the scenario names no classes.
-    """
-
-    given: Scenario
+    given: Scenario  # as it was given, by name
     cluster: Cluster
-    deployments: tuple[tuple[str, Deployment], ...]
-    slo: Slo
-    protocol: Protocol
-    predictor: Predictor
-    workload: Workload
-    scale: tuple[float, str]
+    deployments: tuple[tuple[str, Deployment], ...]  # (role, deployment) of each instance, relaxed before strict ones
+    slo: Slo  # which the cluster can meet
+    protocol: Protocol  # with the scenario's own warm-up and drain
+    predictor: Predictor  # of latencies
+    workload: Workload  # the online load, specifications read and trace files open
+    scale: tuple[float, str]  # factor on the online rate, and a sentence where it is another preset's load
     offline: OfflineLoad
-    start_s: float
-    duration_s: float
+    start_s: float  # of the measured window: time of day, or time in a trace file
+    duration_s: float  # of the measured window
     lengths: LengthPredictor
-    classes: tuple[RequestClass, ...] = ()
+    classes: tuple[RequestClass, ...] = ()  # all, `online` and `offline` first; none where the scenario names none
 
     @property
     def seed(self) -> int:
@@ -381,11 +345,7 @@ class ResolvedScenario:
         return given.on_kind(mixed).resolve(like=self) if "cluster" in given._open else self
 
     def promised(self, trace: Trace) -> Trace:
-        """The trace with each request under the promise of its class, where there are named ones.
-
-        Raises:
-            UserError: a request's class is none of the scenario's.
-        """
+        """The trace with each request under the promise of its class, where there are named ones."""
         if not self.classes and trace.class_id is None:
             return trace
         classes = self.classes or with_defaults((), self.slo.ttft_s, self.slo.tpot_s)
@@ -397,37 +357,34 @@ class ResolvedScenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields of the scenario as JSON-able values, with what was left open resolved."""
-        values = {**asdict(self.given), "duration_s": self.duration_s}
-        del values["classes"]
+        values = {key: value for key, value in asdict(self.given).items() if key not in ("classes", "lengths")}
         if self.classes:
             values["classes"] = {one.name: {key: value for key, value in asdict(one).items() if key != "name"}
                                  for one in self.classes}
-        del values["lengths"]
         if self.lengths.predictor != "none":  # a scenario without one reads as it did before
             values["lengths"] = asdict(self.lengths)
-        return {**values, "slo": asdict(self.slo), "rate_scale": self.rate_scale, "online_rate": None,
-                "predictor": asdict(self.predictor), "protocol": asdict(self.protocol)}
+        return {**values, "duration_s": self.duration_s, "rate_scale": self.rate_scale, "online_rate": None,
+                **{part: asdict(getattr(self, part)) for part in ("slo", "predictor", "protocol")}}
 
 
 def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
     """The SLO, refused where no instance that prefills gives a first token in time."""
-    fastest_s = _first_token_s(deployments)
-    if fastest_s > slo.ttft_s:
-        raise UserError(f"slo.ttft_s={slo.ttft_s:g} cannot be met: the prefill of one prompt token takes "
-                        f"{fastest_s:.4g} s on this cluster; raise slo.ttft_s or take more chips")
+    _check_ttft("slo", slo.ttft_s, deployments)
     return slo
 
 
 def _classes_met(classes: tuple[RequestClass, ...], slo: Slo,
                  deployments: tuple[tuple[str, Deployment], ...]) -> tuple[RequestClass, ...]:
-    """The classes, what is open filled in, refused where no instance gives one of them a first token in time."""
-    if not classes:
-        return ()
+    """The same of classes, what is open filled in."""
     for one in classes:
-        if one.ttft_s is not None and one.ttft_s < _first_token_s(deployments):
-            raise UserError(f"classes.{one.name}.ttft_s={one.ttft_s:g} cannot be met: the prefill of one prompt token "
-                            f"takes {_first_token_s(deployments):.4g} s on this cluster; raise it or take more chips")
-    return with_defaults(classes, slo.ttft_s, slo.tpot_s)
+        _check_ttft(f"classes.{one.name}", one.ttft_s, deployments)
+    return with_defaults(classes, slo.ttft_s, slo.tpot_s) if classes else ()
+
+
+def _check_ttft(where: str, ttft_s: float | None, deployments: tuple[tuple[str, Deployment], ...]) -> None:
+    if ttft_s is not None and ttft_s < _first_token_s(deployments):
+        raise UserError(f"{where}.ttft_s={ttft_s:g} cannot be met: the prefill of one prompt token takes "
+                        f"{_first_token_s(deployments):.4g} s on this cluster; raise it or take more chips")
 
 
 @lru_cache(maxsize=64)

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.compile.references import Handle
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import short_name
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.policy import Policy, list_policies, policy_of
@@ -26,7 +26,6 @@ from ooco_gym.workload import Trace, merge
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
-
 LOG_ENTRIES = 65_536
 
 
@@ -63,10 +62,10 @@ class Run:
         served = self.requests[self.requests["generated_tokens"] > 0]
         if not len(served):
             return []
-        batch = max((int((self.samples[key]).max()) for key in ("urgent", "offline") if len(self.samples.get(key, ()))),
-                    default=None)
-        tokens, budget = int(served["prompt_tokens"].max()), self.params.get("max_num_batched_tokens",
-                                                                             self.params.get("chunk_size"))
+        sampled = [self.samples[key] for key in ("urgent", "offline") if len(self.samples.get(key, ()))]
+        batch = max((int(counts.max()) for counts in sampled), default=None)
+        tokens = int(served["prompt_tokens"].max())
+        budget = self.params.get("max_num_batched_tokens", self.params.get("chunk_size"))
         if budget and all(role == "mixed" for role, _ in self.scenario.deployments):
             tokens = min(tokens, int(budget))  # longer prompts come in chunks
         longest = {"max_batch": batch, "max_tokens": tokens,
@@ -146,7 +145,6 @@ class Simulation:
         """
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
-        self.outside, self.bulk, self.log = outside, bulk, log
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
@@ -158,18 +156,15 @@ class Simulation:
         predicted = self.scenario.lengths.believe(trace, self.scenario.seed)
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
-                                 class_blind=self.policy.class_blind, bulk=self.bulk,
+                                 class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
                                  weights=self.policy.weights,
-                                 log_capacity=LOG_ENTRIES if self.log else 0)
+                                 log_capacity=LOG_ENTRIES if log else 0)
         self.rules = self.policy.hooks()
-        if self.outside:
+        if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything
-        names = [point.name for point in POINTS]
-        for name in self.outside:
-            if name not in names:
-                raise UserError(f"unknown decision point '{name}'; expected one of: {', '.join(names)}")
-        self._hooks = addresses([ask_outside if point.name in self.outside else rule
+        check_keys("outside", outside, [point.name for point in POINTS])
+        self._hooks = addresses([ask_outside if point.name in outside else rule
                                  for point, rule in zip(POINTS, self.rules, strict=True)])
         self._answer = s.ASK
         self._logged: list[np.ndarray] = []
@@ -219,12 +214,11 @@ class Simulation:
         index = int(self.state.pending.point)
         return POINTS[index - 1].name if index != s.NO_POINT else None
 
-    def rule_answer(self, policy: Policy | None = None) -> int:
-        """What the policy's own rule (or another policy's) answers to the open decision."""
+    def rule_answer(self) -> int:
+        """What the policy's own rule answers to the open decision."""
         pending = self.state.pending
-        hooks = self.rules if policy is None else policy.hooks()
-        return int(call_rule(self.state, hooks[int(pending.point) - 1], int(pending.instance), int(pending.request),
-                             int(pending.count)))
+        return int(call_rule(self.state, self.rules[int(pending.point) - 1], int(pending.instance),
+                             int(pending.request), int(pending.count)))
 
     def events(self) -> np.ndarray:
         """The events logged so far: LOG[n]."""
@@ -239,14 +233,13 @@ class Simulation:
 
 
 def _check_architecture(policy: Policy, cluster: Cluster) -> None:
-    """Refuses a policy on instances of the other kind; says which cluster of its kind there is, and its own like."""
+    """Refuses a policy on instances of the other kind; says which cluster of its kind there is."""
     mixed, kinds = bool(cluster.mixed), ("relaxed and strict instances", "mixed instances")
     if policy.mixed == mixed:
         return
-    like = f"{policy.name}_pd" if policy.mixed else policy.name.removesuffix("_pd")
-    known = like != policy.name and like in list_policies()
-    instead = f", or policy={like}, which carries it to {kinds[mixed]}" if known else ""
     where = f"{short_name(cluster.twin)}, the same chips" if cluster.twin else ("pair_7b", "mixed_7b")[policy.mixed]
+    like = f"{policy.name}_pd"
+    instead = f", or policy={like}, which carries it to {kinds[mixed]}" if like in list_policies() else ""
     raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster.name}' has "
                     f"{kinds[mixed]}; take cluster={where}{instead}")
 
@@ -305,6 +298,9 @@ class Sampler:
     """Samples an episode at regular times: shares of the interval by kind of work, memory, queues, rates."""
 
     _BUSY = ("online_prefill_ps", "offline_prefill_ps", "decode_ps")
+    _COUNTS: ClassVar[dict[str, str]] = {
+        "urgent": "urgent_members", "offline": "offline_members", "looked": "looked_tokens", "cached": "cached_tokens",
+        "online_waiting": "online_waiting", "offline_waiting": "offline_waiting"}
 
     def __init__(self, state: s.State, sample_s: float) -> None:
         self.state, self.sample_s = state, sample_s
@@ -322,11 +318,7 @@ class Sampler:
             row[key.replace("_ps", "_share")] = np.clip(share, 0.0, 1.0)
             self._busy[key] = instances[key].copy()
         row["kv_share"] = 1.0 - instances["free_blocks"] / instances["total_blocks"]
-        row["urgent"] = instances["urgent_members"].copy()
-        row["offline"] = instances["offline_members"].copy()
-        row["looked"], row["cached"] = instances["looked_tokens"].copy(), instances["cached_tokens"].copy()
-        row["online_waiting"] = instances["online_waiting"].copy()
-        row["offline_waiting"] = instances["offline_waiting"].copy()
+        row |= {key: instances[field].copy() for key, field in self._COUNTS.items()}
         seen, finished = int(self.state.clock.next_arrival), float(self.state.observed.offline_seen)
         row["online_arrivals_per_s"] = np.count_nonzero(self.state.requests["online"][self._seen:seen]) / self.sample_s
         row["offline_finished_per_s"] = (finished - self._finished) / self.sample_s

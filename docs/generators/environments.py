@@ -20,7 +20,7 @@ from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CLOCK
-from ooco_gym.envs.config import PACK_SETTINGS
+from ooco_gym.envs.config import PACK_SETTINGS, episode_config
 from ooco_gym.envs.decision import PARTNER, kinds
 from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.policy import get_policy
@@ -248,7 +248,9 @@ def _rewards() -> list[str]:
 
 
 def _arguments() -> list[str]:
-    rows = [(f"`{name}`", f"`{parameter.annotation}`") for name, parameter in _parameters(DecisionEnv)]
+    common = [(name, one) for name, one in _parameters(episode_config)
+              if name not in ("default", "most_candidates", "terms")]
+    rows = [(f"`{name}`", f"`{parameter.annotation}`") for name, parameter in (*common, *_parameters(DecisionEnv))]
     vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
               for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "flat")]
     return [table(("argument", "type"), rows),
@@ -260,9 +262,9 @@ def _arguments() -> list[str]:
             "than one pays."]
 
 
-def _parameters(owner: type) -> list[tuple[str, inspect.Parameter]]:
-    """The arguments of a class that have names of their own."""
-    parameters = inspect.signature(owner.__init__).parameters
+def _parameters(owner: Any) -> list[tuple[str, inspect.Parameter]]:
+    """The arguments of a function or a class that have names of their own."""
+    parameters = inspect.signature(owner.__init__ if isinstance(owner, type) else owner).parameters
     return [(name, one) for name, one in parameters.items()
             if name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD]
 

@@ -8,13 +8,12 @@ registers itself when its file is imported (`vector.register`).
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import load_env_creator
 
 from ooco_gym.errors import UserError
 
@@ -25,23 +24,12 @@ _CLASSES = {"admission": ("Admission",), "batching": ("Batching",), "colocation"
 ENVIRONMENTS = {f"ooco_gym/{name}-v0": f"{__name__}.{module}:{name}Env" for module, names in _CLASSES.items()
                 for name in names}
 """Ids of this package's environments, each with its class as `module:class`."""
-RENAMED = {f"ooco_gym/{name}-v1": f"ooco_gym/{name}Predicted-v0" for name in ("Eviction", "Migration")}
 
 
 def register_all() -> None:
-    """Registers every environment of this package, once; each also as a native vector environment.
-
-    Under its earlier name one is found, and says what it is called now: a spec of that name would be a newer version.
-    """
+    """Registers every environment of this package, once; each also as a native vector environment."""
     for env_id, entry_point in ENVIRONMENTS.items():
         add(env_id, entry_point)
-    for old, new in RENAMED.items():
-        refuse = partial(_refuse, old, new)
-        gym.registry.setdefault(old, EnvSpec(new, entry_point=refuse, vector_entry_point=refuse))
-
-
-def _refuse(old: str, new: str, **arguments: Any) -> Any:
-    raise UserError(f"environment '{old}' is called '{new}' now: it is another task than -v0, no newer version of it")
 
 
 def add(env_id: str, entry_point: str) -> None:

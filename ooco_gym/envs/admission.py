@@ -65,10 +65,6 @@ def fill_entry(state, buffers, i, k, computed, need, so_far):
     """Writes the `ENTRY` features of candidate k, but for `late`, which needs the engine's slacks.
 
     Args:
-        state: the episode.
-        buffers: of all episodes.
-        i: the episode.
-        k: the candidate, a waiting offline request.
         computed: its tokens that are in memory.
         need: free blocks that its context takes.
         so_far: `as_priced`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from operator import index as whole
 from typing import Any, ClassVar
 
@@ -12,12 +11,11 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatten_space
 
 from ooco_gym.envs import features
-from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL, PARTNER_ACTION
+from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.custom import Figure, Term
 from ooco_gym.envs.decision import Decision, candidate_columns, slot_names
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.snapshots import Snapshot, Snapshots
 from ooco_gym.envs.viewer import Watch
 from ooco_gym.errors import UserError
@@ -75,11 +73,10 @@ class DecisionEnv(gym.Env):
     has their number as `illegal_actions`.
 
     ## Rendering
-    `human` is a live view in the terminal, `render_fps` times a second at most: what each instance runs, its KV memory
-    and queues, misses, the last decision. `rgb_array` (needs the extra `render`) is a timeline of the last three
-    minutes: kinds of work and KV memory of each instance, transfers, decisions by what was answered, queues, misses
-    against their budget, as sampled at each decision; Gymnasium's `RecordVideo` (needs moviepy) makes films of it.
-    `ansi` is a line of text on the instances.
+    `rgb_array` (needs the extra `render`) is a timeline of the last three minutes: kinds of work and KV memory of each
+    instance, transfers, queues, misses against their budget, as sampled at each decision; Gymnasium's `RecordVideo`
+    (needs moviepy) makes films of it. `ansi` is a line of text on the instances; `human` prints it, `render_fps` times
+    a second at most.
 
     ## Snapshots
     `state = env.unwrapped.snapshot()` copies the episode in a fraction of a millisecond, `env.unwrapped.restore(state)`
@@ -100,23 +97,14 @@ class DecisionEnv(gym.Env):
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
 
-    def __init__(self, scenario: Any = None, partner: Any = None, window_s: float | None = None,
-                 warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
-                 interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                 levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
-                 action: str | None = None, controls: Mapping[str, Any] | None = None,
-                 vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
-                 shift: str | None = None, render_mode: str | None = None, flat: bool = False,
-                 **unknown: Any) -> None:
+    def __init__(self, *, render_mode: str | None = None, flat: bool = False, **arguments: Any) -> None:
         self.render_mode = render_mode
-        self.config: EpisodeConfig = episode_config(
-            self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
-            candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
-            levels=levels, shares=shares, action=action, controls=controls, vary=vary, shifts=shifts, shift=shift,
-            most_candidates=self.most_candidates, terms=self.terms, **unknown)
+        self.config: EpisodeConfig = episode_config(self.default_scenario, most_candidates=self.most_candidates,
+                                                    terms=self.terms, **arguments)
         self.episodes = self._new_episodes()
         self.parts_space, self.action_space = spaces_of(self.episodes)
-        self._flat, self.observation_space = observed_as(flat, self.parts_space)
+        self._flat = bool(flat)
+        self.observation_space = flatten_space(self.parts_space) if flat else self.parts_space
         self._attach()
         self._started = False
 
@@ -211,7 +199,7 @@ class DecisionEnv(gym.Env):
         return self._mask.astype(bool)
 
     def render(self) -> Any:
-        """A picture, uint8 (height, width, 3), or a line of text, as the class says; None in the terminal's live view.
+        """A picture, uint8 (height, width, 3), or a line of text, as the class says; None where lines are printed.
 
         Raises:
             UserError: a picture before the first reset.
@@ -219,22 +207,13 @@ class DecisionEnv(gym.Env):
         shown = self._watch.render()
         return None if shown is None else shown[0]
 
-    def close(self) -> None:
-        """Ends the live view."""
-        self._watch.close()
-
-    def snapshot(self, into: Snapshot | None = None) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """A copy of where the episode stands, for `restore`; wrappers and the drawing of windows are not part of it.
-
-        Args:
-            into: a snapshot that is not needed any more; its memory is used again.
 
         Raises:
             UserError: not reset yet.
         """
-        taken = self._snapshots.take(into)
-        taken.recording = self._watch.copied(0)
-        return taken
+        return self._snapshots.take()
 
     def restore(self, state: Snapshot) -> tuple[Any, dict[str, Any]]:
         """Goes on where a snapshot stands: of this environment, or of another one of the same arguments.
@@ -247,16 +226,13 @@ class DecisionEnv(gym.Env):
         """
         self._snapshots.put_back(state)
         self.window, self._started = state.window, True
-        self._watch.put_back(0, state.recording)
+        self._watch.begin(0)
         return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
 
     # --- For agents and evaluation ---------------------------------------------------------------------------------
     def partner_action(self) -> Any:
         """The action that does what the partner would do."""
-        if self.config.box:
-            return np.full(self._actions.shape, np.nan, np.float32)
-        controls = self.episodes.controls
-        return PARTNER_ACTION if controls is None else controls.tuned.copy()
+        return self.episodes.partner_actions()[0]
 
     def rule_action(self, name: str) -> Any:
         """The action that expresses what another policy's rule would do now.
@@ -264,14 +240,7 @@ class DecisionEnv(gym.Env):
         Raises:
             UserError: no policy of that name.
         """
-        self.episodes.check_rule(name)
-        if self.episodes.controls is not None or self.config.box:
-            return self.partner_action()
-        return self.episodes.rule_action(0, name)
-
-    def seat_of(self, name: str) -> str:
-        """The seat of a policy here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
-        return seat_of(self.episodes, name)
+        return self.episodes.rule_actions(name)[0]
 
     @property
     def rules(self) -> list[str]:
@@ -321,17 +290,6 @@ def box_actions(action: Any, space: spaces.Space) -> np.ndarray:
         raise UserError(f"step({action!r}): expected an action of {space}")
     scaled = np.rint(np.clip(0.5 + 0.5 * np.nan_to_num(values), 0.0, 1.0) * BOX_ONE).astype(np.int64)
     return np.where(np.isnan(values).any(axis=-1, keepdims=True), ILLEGAL, scaled)
-
-
-def observed_as(flat: bool, parts: spaces.Dict) -> tuple[bool, spaces.Space]:
-    """Whether observations are vectors, and their space then.
-
-    Raises:
-        UserError: `flat` is neither true nor false.
-    """
-    if not isinstance(flat, bool):
-        raise UserError(f"flat={flat!r} must be True (an observation is one vector) or False (its parts by name)")
-    return flat, flatten_space(parts) if flat else parts
 
 
 def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:

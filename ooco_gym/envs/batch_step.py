@@ -23,11 +23,10 @@ class BatchStep:
 
     Args:
         episodes: the buffers are theirs.
-        flat: observations are vectors.
     """
 
-    def __init__(self, episodes: Episodes, flat: bool = False) -> None:
-        buffers, self._flat = episodes.buffers, flat
+    def __init__(self, episodes: Episodes) -> None:
+        buffers = episodes.buffers
         self._address, self._count = episodes.address, len(buffers.turns)
         n, actions = buffers.mask.shape
         masks = ("action_mask", np.int8, (n, actions))
@@ -35,20 +34,17 @@ class BatchStep:
                                    ("candidates", np.float32, (n, buffers.candidates[0].size)),
                                    ("decision", np.float32, buffers.decision.shape), masks])
         self._figures = np.dtype([*((key, np.float64, (n,)) for key in _FIGURES), masks])
-        size = sum(part[0].size for part in (buffers.cluster, buffers.candidates, buffers.mask, buffers.decision))
-        self._sizes = n * size if flat else -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
+        self._sizes = -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
 
-    def take(self, infos: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Observations and rewards; figures and masks of legality go into `infos`."""
+    def take(self, infos: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Parts of the observations, and rewards; figures and masks of legality go into `infos`."""
         observed_size, figures_size = self._sizes
         observed, figures, rewards = np.empty(observed_size, np.float32), np.empty(figures_size), np.empty(self._count)
-        copy_out(self._address, self._flat, observed, figures, rewards)
+        copy_out(self._address, observed, figures, rewards)
         named: Any = np.ndarray((), self._figures, figures)
         for key in _FIGURES:
             infos[key] = named[key]
         infos["action_mask"] = named["action_mask"]
-        if self._flat:
-            return observed.reshape(self._count, -1), rewards
         parts: Any = np.ndarray((), self._observed, observed)
         return {"cluster": parts["cluster"], "candidates": parts["candidates"], "action_mask": parts["action_mask"],
                 "decision": parts["decision"]}, rewards
@@ -64,45 +60,23 @@ def _copied(source, out, begin):
     return end
 
 
-@inner
-def _copy_parts(buffers, observed):
-    """Copies cluster, candidates, decision and, as bytes, the mask."""
-    end = _copied(buffers.cluster.reshape(buffers.cluster.size), observed, 0)
-    end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
-    end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
-    _copied(buffers.mask.reshape(buffers.mask.size), observed.view(np.int8), 4 * end)
-
-
-@inner
-def _copy_rows(buffers, observed):
-    """Copies the episodes' observations as vectors, one after the other: the parts in the order of their names."""
-    end = 0
-    for i in range(buffers.turns.shape[0]):
-        candidates = buffers.candidates[i]
-        end = _copied(buffers.mask[i], observed, end)
-        end = _copied(candidates.reshape(candidates.size), observed, end)
-        end = _copied(buffers.cluster[i], observed, end)
-        end = _copied(buffers.decision[i], observed, end)
-
-
-@jit(types.void(types.int64, types.boolean, types.float32[::1], types.float64[::1], types.float64[::1]))
-def copy_out(buffers_address, flat, observed, figures, rewards):
+@jit(types.void(types.int64, types.float32[::1], types.float64[::1], types.float64[::1]))
+def copy_out(buffers_address, observed, figures, rewards):
     """Copies what a step returns.
 
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
-        flat: whether observations are vectors.
-        observed: takes cluster, candidates, decision and, as bytes, the mask; or all of them as vectors.
+        observed: takes cluster, candidates, decision and, as bytes, the mask.
         figures: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
         rewards: takes the reward of each episode.
     """
     buffers = buffers_at(buffers_address)
     episodes = rewards.size
-    if flat:
-        _copy_rows(buffers, observed)
-    else:
-        _copy_parts(buffers, observed)
     mask = buffers.mask.reshape(buffers.mask.size)
+    end = _copied(buffers.cluster.reshape(buffers.cluster.size), observed, 0)
+    end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
+    end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
+    _copied(mask, observed.view(np.int8), 4 * end)
     _copied(mask, figures.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
     account, begin = buffers.account, 0
     for column in range(r.TERM, r.ELAPSED + 1):

@@ -48,15 +48,7 @@ def feature_of(one: Contracted) -> Feature:
 
 @inner
 def fill_engine(state, instance, account, notes, out):
-    """Writes the `ENGINE` features of a mixed instance, as `engine_row` finds them.
-
-    Args:
-        state: at the decision.
-        instance: the engine.
-        account: of the reward, which keeps the block of 10 minutes.
-        notes: float64[NOTES], what this environment keeps of the episode.
-        out: float32[features].
-    """
+    """Writes the `ENGINE` features of a mixed instance, as `engine_row` finds them; what it notes goes to `notes`."""
     row = engine_stack()
     engine_row(state, instance, (account[BUDGET], account[BLOCK_ARRIVED], account[BLOCK_VIOLATED]), notes, row)
     for index in range(out.size):
@@ -109,17 +101,12 @@ def _limits(online_ps, offline_ps, tokens):
 
 @inner
 def compose(state, instance, limit_ps, online_share, offline_share):
-    """Composes the next iteration by times. It is never empty where a request can run.
+    """Composes the next iteration by times. It is never empty where a request can run. Returns its tokens.
 
     Args:
-        state: the episode, at a `compose` decision.
-        instance: that is asked.
         limit_ps: how long the iteration may take, as believed; online decodes may exceed it.
         online_share: share of the time beside online decodes that online prompts may take.
         offline_share: share of it up to which offline work may fill the iteration; 0: none.
-
-    Returns:
-        Its tokens.
     """
     spec, batch, count, context = state.instances[instance], state.members[BATCH, instance], 0, np.int64(0)
     for place in range(spec.running):

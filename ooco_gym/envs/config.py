@@ -23,8 +23,9 @@ PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how ful
 LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
-_KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
-         "interval_s", "levels", "shares", "action", "controls", "vary", "shifts", "splits")
+_DEFAULTS = {"partner": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
+             "interval_s": 1.0, **dict.fromkeys(("levels", "shares", "action", "controls", "vary", "shifts"))}
+_KEYS = ("id", "name", "description", "scenario", "splits", *_DEFAULTS)
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,11 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
     Args:
         default: name in `conf/env`.
         scenario: None, a name in `conf/env`, a YAML path, a mapping of scenario fields, or a `Scenario`.
-        partner: a policy's name (`ooco`, `hygen:latency_budget_s=0.045`), or a mapping with `name` and parameters.
-        window_s, warmup_s, candidates, reward, interval_s: as `partner`, None takes the default's.
         workload, cluster: in short for these fields of the scenario.
         shift: name of one of the default's distribution shifts.
-        levels, shares, action, controls, vary, shifts: instead of the default's, as in `conf/env`.
         most_candidates: more than the environment can ever offer are cut to this.
         terms: of the reward, which the environment has of its own.
-        **others: refused, with the nearest name that there is.
+        **others: refused, with the nearest name that there is; all the rest is as in `conf/env`, None as there.
 
     Raises:
         UserError: unknown names or keys, or figures out of range.
@@ -103,26 +101,23 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
     if not (scenario is None or isinstance(scenario, (str, os.PathLike, Mapping, Scenario))):
         raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
                         "or a Scenario")
-    base = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
-    given_settings = {"levels": levels, "shares": shares, "action": action, "controls": controls, "vary": vary,
-                      "shifts": shifts}
-    usual = dict(base)
-    base.update({key: value for key, value in given_settings.items() if value is not None})
+    usual = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
+    given = {"partner": partner, "window_s": window_s, "warmup_s": warmup_s, "candidates": candidates,
+             "reward": reward, "interval_s": interval_s, "levels": levels, "shares": shares, "action": action,
+             "controls": controls, "vary": vary, "shifts": shifts}
+    base = {**_DEFAULTS, **usual, **{key: value for key, value in given.items() if value is not None}}
     check_keys("env", {**base, **others}, _KEYS)
-
-    def given_or_default(name: str, given: Any, default: Any) -> Any:
-        return given if given is not None else base.get(name, default)
-
+    if base["action"] not in (None, "discrete", "box"):
+        raise UserError(f"action={base['action']!r} must be discrete (one of the candidates) or box (a vector of "
+                        "numbers)")
     chosen = _scenario(base, scenario, {"workload": workload, "cluster": cluster}, shift)
-    size = whole_number("candidates", given_or_default("candidates", candidates, 8), 1, MOST_CANDIDATES)
+    size = whole_number("candidates", base["candidates"], 1, MOST_CANDIDATES)
     return EpisodeConfig(
-        chosen, _partner(given_or_default("partner", partner, "ooco")),
-        _seconds("window_s", given_or_default("window_s", window_s, 1800.0), 0.001),
-        _seconds("warmup_s", given_or_default("warmup_s", warmup_s, 300.0), 0.0), min(most_candidates, size),
-        reward_weights(given_or_default("reward", reward, "penalty"), terms),
-        _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
-        _mapping("shares", base.get("shares"), "online and offline to lists of shares"), _is_box(base.get("action")),
-        _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
+        chosen, _partner(base["partner"]), _seconds("window_s", base["window_s"], 0.001),
+        _seconds("warmup_s", base["warmup_s"], 0.0), min(most_candidates, size), reward_weights(base["reward"], terms),
+        _seconds("interval_s", base["interval_s"], 0.001), _levels(base["levels"]),
+        _mapping("shares", base["shares"], "online and offline to lists of shares"), base["action"] == "box",
+        _mapping("controls", base["controls"], "parameters of the partner to the size of a step"),
         _vary(chosen, _unless_given(base, {} if vary is not None else scenario, shift, chosen.from_file, usual)))
 
 
@@ -203,20 +198,12 @@ def _partner(value: Any) -> Any:
 
 
 def _levels(value: Any) -> tuple[float, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, (Sequence, np.ndarray)) or not all(is_number(level) for level in value):
-        raise UserError(f"levels={value!r} must be a list of shares of the TPOT SLO, such as [0.8, 0.9, 1.0]")
-    if len(value) > MOST_CANDIDATES:
-        raise UserError(f"levels has {len(value)} entries: give at most {MOST_CANDIDATES} shares of the TPOT SLO")
-    return tuple(float(level) for level in value)
-
-
-def _is_box(value: Any) -> bool:
-    """Whether actions are vectors of numbers."""
-    if value not in (None, "discrete", "box"):
-        raise UserError(f"action={value!r} must be discrete (one of the candidates) or box (a vector of numbers)")
-    return value == "box"
+    listed = () if value is None else value
+    is_list = isinstance(listed, (Sequence, np.ndarray))
+    if not is_list or not all(map(is_number, listed)) or len(listed) > MOST_CANDIDATES:
+        raise UserError(f"levels={value!r} must be a list of shares of the TPOT SLO, such as [0.8, 0.9, 1.0], at most "
+                        f"{MOST_CANDIDATES}")
+    return tuple(map(float, listed))
 
 
 def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None, trace: bool,
@@ -254,25 +241,15 @@ def _changed(where: str, scenario: Scenario, changes: Mapping[str, Any]) -> Scen
     """The scenario with some fields changed; the error for a value that it cannot have begins with `where`."""
     merged = _merged(scenario, changes)
     try:
-        _check_kinds(merged)
         return scenario.with_(**merged)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def _check_kinds(fields: Mapping[str, Any]) -> None:
-    """Refuses what is no source of a workload or cluster at all: `Scenario` takes any and fails at the first use."""
-    for name in ("workload", "cluster"):
-        value = fields.get(name, "")
-        if not isinstance(value, (str, os.PathLike, Mapping)):
-            raise UserError(f"{name}={value!r} must be a name in conf/{name}, a path or a mapping")
-    if not isinstance(fields.get("offline") or {}, Mapping):
-        raise UserError(f"offline={fields['offline']!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
-
-
 def _is_trace(fields: Mapping[str, Any]) -> bool:
     """Whether fields of a scenario name a trace file as its workload."""
-    return fields.get("workload") is not None and from_file(of_trace(fields["workload"]))
+    workload = fields.get("workload")
+    return isinstance(workload, (str, os.PathLike, Mapping)) and from_file(of_trace(workload))
 
 
 def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shift: str | None) -> Scenario:
@@ -283,8 +260,6 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
         if given.get("online_rate") is not None:
             fields.pop("rate_scale", None)
         fields.update(given)
-    _check_kinds(fields)
-    _check_kinds(changes)
     if _is_trace({**fields, **changes}) and not _is_trace(usual):  # its own load, but for what is said
         fields = {key: value for key, value in fields.items()
                   if key not in (*LOADS, "offline") or value != usual.get(key)}
@@ -294,7 +269,6 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
         if not isinstance(shift, str) or shift not in shifts:
             raise unknown("shift", shift, shifts)
         changes.update(_merged(chosen, _mapping(f"shifts.{shift}", shifts[shift], "scenario fields to values")))
-        _check_kinds(changes)
     return chosen.with_(**changes) if changes else chosen
 
 

@@ -55,18 +55,7 @@ class Figure(NamedTuple):
 
 def check(terms: Sequence[Term], figures: Sequence[Figure], known_terms: Sequence[str],
           known_figures: Sequence[str]) -> None:
-    """Refuses what cannot be told apart, scaled or shown.
-
-    Args:
-        terms: of an environment's class.
-        figures: of the same class.
-        known_terms: names of terms that are taken.
-        known_figures: names of figures that are taken.
-
-    Raises:
-        UserError: a name twice, a negative weight, an unknown scale, a limit that is not positive, or bounds without
-            0, which the end of an episode shows.
-    """
+    """Refuses terms and figures of a class that cannot be told apart (also from those known), scaled or shown."""
     features = [figure.feature for figure in figures]
     for kind, names in (("term", [*known_terms, *(term.name for term in terms)]),
                         ("figure", [*known_figures, *(feature.name for feature in features)])):
@@ -100,12 +89,7 @@ def scales_of(figures: Sequence[Figure]) -> np.ndarray:
 
 @inlined
 def scaled(value, scale):
-    """A reading as it is observed: on its scale, cut at its bounds.
-
-    Args:
-        value: in the feature's unit.
-        scale: float64[4], a row of `scales_of`.
-    """
+    """A reading as it is observed: on its scale (a row of `scales_of`), cut at its bounds."""
     kind = scale[KIND]
     if kind == 1.0:
         value /= scale[LIMIT]

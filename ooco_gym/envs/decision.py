@@ -38,12 +38,8 @@ class OpenDecision(NamedTuple):
         return int(self.turn[PICKED])
 
     def closest(self, requests: np.ndarray, wanted: int) -> int:
-        """The action of the request that a rule wants, or of the one offered that is closest in length.
-
-        Args:
-            requests: int32[k], requests offered, in the order of the candidates.
-            wanted: a request.
-        """
+        """The action of the request that a rule wants, or of the one offered (int32[k], in the order of the
+        candidates) that is closest in length."""
         if not len(requests):
             return 0
         same = np.flatnonzero(requests == wanted)
@@ -222,17 +218,12 @@ def add_quantiles(state, chosen, count, found):
 
 @inlined
 def add_spread(ordered, chosen, count, left, low, high):
-    """Fills `chosen` up with every so many of the first entries of `ordered`, evenly, from the first to the last.
+    """Fills `chosen`, int32[K], up from `count` on with every so many of the first entries of `ordered`, evenly, from
+    the first to the last. Returns how many are chosen.
 
     Args:
-        ordered: int[at least left + those left out].
-        chosen: int32[K], written from `count` on.
-        count: how many are chosen by now.
         left: entries to choose from.
         low, high: indices in `ordered` that are left out, the lower one first; `left` and beyond: none is.
-
-    Returns:
-        How many are chosen.
     """
     offered = min(chosen.size - count, left)
     intervals = max(1, offered - 1)
@@ -278,13 +269,7 @@ def in_unit(feature: Feature, value: float) -> tuple[float, str]:
 
 
 def meaning(decision: str, action: int, partner: str = "the partner") -> str:
-    """What an action of a choice means.
-
-    Args:
-        decision: name of its kind, but `control`.
-        action: 0, 1 or 2 + k.
-        partner: its name.
-    """
+    """What an action (0, 1 or 2 + k) of a choice means; `decision` is the name of its kind, but `control`."""
     if action == DECLINE_ACTION:
         return kinds()[decision].no
     if action == PARTNER_ACTION:

@@ -47,7 +47,7 @@ class Episodes:
             with the step's term and the total so far.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
         threads: that step them, at most one for each.
-        watchers: objects whose `begin`, `opened` and `took` are called as episodes go, such as `recording.Recorder`.
+        watchers: objects whose `begin` and `took` are called as episodes go, such as `viewer.Watch`.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0,
@@ -147,7 +147,7 @@ class Episodes:
         turn[b.OPEN] = 1
         begin(self._handle.address, self._run, i)
         for watcher in self.watchers:
-            watcher.opened(i)
+            watcher.took(i)
 
     def _warm(self, i: int, seed: int, number: int) -> Simulation:
         """The simulation of a window at its start, after the warm-up; from the bank where it is kept there."""
@@ -312,19 +312,6 @@ class Episodes:
         assert simulation is not None
         return simulation.scenario.remarks + simulation.notes
 
-    def line(self, i: int) -> str | None:
-        """One line of text on the instances of episode i; None before its start."""
-        simulation = self.simulations[i]
-        if simulation is None:
-            return None
-        parts = [f"t={simulation.now_s:9.2f} s"]
-        for instance in simulation.state.instances:
-            free = instance["free_blocks"] / instance["total_blocks"]
-            parts.append(f"{s.ROLE_NAMES[instance['role']]}: {s.ACTIVITY_NAMES[instance['activity']]}, "
-                         f"{instance['urgent_members']} online, {instance['offline_members']} offline, "
-                         f"{instance['offline_waiting']} waiting, {free:.0%} KV free")
-        return " | ".join(parts) + "\n"
-
     def rule_answer(self, i: int, name: str) -> tuple[int, np.ndarray]:
         """What a policy's rule answers to the decision that is open in episode i, and the requests that it picks.
 
@@ -350,8 +337,15 @@ class Episodes:
         state.instances["pull_wake_ps"], pending.route_step = wake, turn
         return answer, written
 
-    def check_rule(self, name: Any) -> None:
-        """Refuses what names no policy.
+    def partner_actions(self) -> np.ndarray:
+        """The actions that do what the partner would do: (N,), or (N, P)."""
+        count, parts = self.buffers.actions.shape
+        if self.config.box:
+            return np.full((count, parts), np.nan, np.float32)
+        return np.full(count, b.PARTNER_ACTION) if self.controls is None else np.tile(self.controls.tuned, (count, 1))
+
+    def rule_actions(self, name: Any) -> np.ndarray:
+        """The actions that express what a policy's rule would do now: (N,), or (N, P).
 
         Raises:
             UserError: no policy of that name.
@@ -361,6 +355,9 @@ class Episodes:
         if name not in self._known_rules:
             policy_of(name)
             self._known_rules.add(name)
+        if self.controls is not None or self.config.box:
+            return self.partner_actions()
+        return np.array([self.rule_action(i, name) for i in range(len(self.simulations))])
 
     def _rule(self, i: int, name: str) -> Policy:
         """A policy as the scenario of episode i prepares it."""
@@ -396,6 +393,7 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
     wrong_pools = not cluster.mixed and bool(kinds & engines)  # which never ask an engine, whatever else they do
     if not wrong_pools and any(_may_come_up(kind, cluster, partner, config.candidates) for kind in kinds):
         return
+    why, instead = f"partner '{partner.name}' leaves nothing to decide", "partner deadline"
     if wrong_pools:
         why, instead = "its instances are relaxed and strict ones", "cluster mixed_7b with partner deadline"
     elif s.ROUTE in kinds:
@@ -405,10 +403,6 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
     elif partner.class_blind:
         why = f"partner '{partner.name}' treats offline requests as online ones"
         instead = f"partner {'deadline' if cluster.mixed else 'ooco'}"
-    else:
-        instead = "partner deadline"
-        why = ("its blocks have two owners, so that no request gives way" if b.RECLAIM in kinds else
-               "the partner admits offline requests within its own rule")
     names = " or ".join(decision.name for decision in decisions)
     raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' beside partner '{partner.name}': "
                     f"{why}; choose others, such as {instead}")

@@ -73,14 +73,8 @@ def fast_rate(state):
 
 @inner
 def fill_cluster(state, instance, day_s, out):
-    """Writes the CLUSTER features of a decision on `instance`, but for those that the episode keeps (the last four).
-
-    Args:
-        state: at a decision, with what is read here flushed.
-        instance: where the decision is taken.
-        day_s: the time of day, in seconds.
-        out: float32[CLUSTER_SIZE].
-    """
+    """Writes the CLUSTER features of a decision on `instance` at a time of day, float32[CLUSTER_SIZE], but for those
+    that the episode keeps (the last four)."""
     row = _cluster_row()
     _fill_row(state, instance, day_s, row)
     for index in range(ROW):
@@ -189,18 +183,12 @@ def _guard(state, instance):
 
 @inlined
 def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
-    """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`.
-
-    Its logarithms are left to `take_logs`, for all candidates at once.
+    """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`: candidate k.
 
     Args:
-        state: the episode.
-        instance: of the believed prefill latency.
-        slot: the request.
         blocks_of: blocks that count as the whole of the memory.
-        rate: `online_rate` over the shortest horizon.
-        logs: `stack_logs()`.
-        k: which candidate it is.
+        rate: `fast_rate`.
+        logs: `stack_logs()`: logarithms are left to `take_logs`, for all candidates at once.
         out: float32[CANDIDATE_SIZE]; what does not apply is left 0.
     """
     request, now = state.requests[slot], state.clock.now_ps
@@ -233,13 +221,7 @@ def fill_believed(state, slot, out):
 
 @inlined
 def take_logs(logs, count, candidates):
-    """Writes the features of `count` requests that are logarithms.
-
-    Args:
-        logs: `stack_logs()`, as `fill_request` has left them.
-        count: of the candidates.
-        candidates: float32[at least count, CANDIDATE_SIZE].
-    """
+    """Writes the features of the first `count` candidates that are logarithms, as `fill_request` has left them."""
     for index in range(LOG_COUNT * count, LOG_COUNT * count + -LOG_COUNT * count % CHUNK):
         logs[index] = 0.0
     chunk = _chunk()  # what no other function has seen is known to overlap with nothing: else this is no vector code

@@ -1,6 +1,6 @@
 """Draws an episode as a picture, `render_mode="rgb_array"`: the last minutes of every instance, the queues, the SLOs.
 
-Pillow (of the extra `render`) draws what was recorded (`recording`).
+Pillow (of the extra `render`) draws what was sampled (`viewer.Sample`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,24 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.ImageColor import getrgb
 
-from ooco_gym.envs.recording import DECLINED, OWN, PARTNERS, WORK, Answered, Sample, clock_of
 from ooco_gym.sim import state as s
 
 SPAN_S = 180.0  # of the past that is shown
 # As `ooco_gym.report.pages` has them: kinds of work, transfers and idle, then lines.
-COLOURS = ("#882255", "#DDCC77", "#44AA99")
+WORK = {"online prefill": "#882255", "offline prefill": "#DDCC77", "decode": "#44AA99"}
 TRANSFERS, IDLE = "#0072B2", "#ECECEC"
 KV_COLOUR, LIMIT_COLOUR, PLAIN, TEXT, GREY = "#111111", "#B00020", "#FAFAFA", "#222222", "#666666"
-MARKS = {PARTNERS: ("as partner", "#7F7F7F"), DECLINED: ("declined", "#E69F00"), OWN: ("own choice", "#0072B2")}
 WIDTH, LEFT, RIGHT = 960, 150, 12  # of the picture and its margins, in pixels
 _PLOT = WIDTH - LEFT - RIGHT
-_TOP, _GAP, _MARKS, _LINK, _QUEUES, _SLOS, _FOOT = 52, 6, 12, 14, 64, 52, 26
+_TOP, _GAP, _LINK, _QUEUES, _SLOS, _FOOT = 52, 6, 14, 64, 52, 26
 _LANES = 336  # the height that instances share
 
 
 class Picture:
-    """A picture under way: names to the left, and rows in which a column of pixels is a stretch of time.
+    """A picture under way: names to the left, and rows in which a column of pixels is a stretch of time."""
 
-    Args:
-        samples, answers: what has been recorded of the episode.
-        state: of its simulation.
-    """
-
-    def __init__(self, samples: Sequence[Sample], answers: Sequence[Answered], state: s.State) -> None:
-        self.answers, self.state, self.now_ps = answers, state, samples[-1].time_ps
+    def __init__(self, samples: Sequence[Any], state: s.State) -> None:
+        self.state, self.now_ps = state, samples[-1].time_ps
         span_ps = round(SPAN_S * s.PS_PER_S)
         self.first_ps = max(samples[0].time_ps, self.now_ps - span_ps)
         self.edges = self.first_ps + np.linspace(0.0, span_ps, _PLOT + 1)
@@ -49,29 +42,24 @@ class Picture:
         self.held = np.clip(np.searchsorted(self.times, np.minimum(past, self.now_ps), "right") - 1, 0, None)
 
     def drawn(self, title: str, window_start_ps: int, budget: float, day_s: float) -> np.ndarray:
-        """The picture of the episode as it stands.
+        """The picture of the episode as it stands: uint8 (height, 960, 3), as high as instances and links ask for.
 
         Args:
             title: the environment's name.
             window_start_ps: time at which its window begins.
             budget: share of online requests that may miss an SLO.
             day_s: time of day at time 0, in seconds.
-
-        Returns:
-            uint8 (height, 960, 3); the height depends on the number of instances alone.
         """
         count, links = self.state.instances.size, self.state.links.size
         high = max(10, min(72, _LANES // count))
-        lanes = _TOP + _MARKS + _GAP
-        transfers = lanes + count * (high + _GAP)
+        transfers = _TOP + count * (high + _GAP)
         queues = transfers + (_LINK + _GAP if links else 0)
         slos = queues + _QUEUES + _GAP
         self.image = Image.new("RGB", (WIDTH, slos + _SLOS + _FOOT + _GAP), "white")
         self.draw = ImageDraw.Draw(self.image)
         self._head(title, window_start_ps, day_s)
-        self._decisions()
         for index in range(count):
-            self._instance(index, lanes + index * (high + _GAP), high)
+            self._instance(index, _TOP + index * (high + _GAP), high)
         if links:
             self._work(transfers, _LINK, [[sample.transfers_ps for sample in self.samples]], (TRANSFERS,))
             self._write(8, transfers, "transfers")
@@ -82,30 +70,22 @@ class Picture:
 
     # --- Rows of the picture ----------------------------------------------------------------------------------------
     def _head(self, title: str, window_start_ps: int, day_s: float) -> None:
-        seconds = (self.now_ps - window_start_ps) / s.PS_PER_S
-        self._write(8, 4, f"{title}   {seconds:.2f} s, {clock_of(day_s + self.now_ps / s.PS_PER_S)}", size=15)
-        if self.answers:
-            self._write(520, 6, f"last: {self.answers[-1].line()}"[:62])
+        seconds, day = (self.now_ps - window_start_ps) / s.PS_PER_S, int(day_s + self.now_ps / s.PS_PER_S) % 86_400
+        clock = f"{day // 3600:02d}:{day // 60 % 60:02d}:{day % 60:02d}"
+        self._write(8, 4, f"{title}   {seconds:.2f} s, {clock}", size=15)
         x = LEFT
         links = [("transfer", TRANSFERS)] if self.state.links.size else []
-        for name, colour in (*zip(WORK, COLOURS, strict=True), *links, ("idle", IDLE), ("KV memory", KV_COLOUR)):
-            self._key(x, 10, name, colour)
+        for name, colour in (*WORK.items(), *links, ("idle", IDLE), ("KV memory", KV_COLOUR)):
+            self.draw.rectangle((x, 30, x + 9, 39), colour)
+            self._write(x + 14, 27, name, GREY)
             x += 30 + 7 * len(name)
-        for row, (name, colour) in enumerate(MARKS.values()):
-            self._key(WIDTH - RIGHT - 210 + 72 * row, 3, name, colour)
-
-    def _decisions(self) -> None:
-        """A tick for each decision, in the colour of what was answered."""
-        self._write(8, _TOP - 2, "decisions")
-        for one in self.answers[bisect_left(self.answers, self.first_ps, key=lambda one: one.time_ps):]:
-            self._tick(one.time_ps, _TOP, _MARKS, MARKS[one.kind][1])
 
     def _instance(self, index: int, top: int, high: int) -> None:
         """What an instance has run, and a line of its memory in use."""
         spec = self.state.instances[index]
         name = f"{index}: {s.ROLE_NAMES[int(spec['role'])]}"
         sums = np.array([sample.work_ps[:, index] for sample in self.samples]).T
-        self._work(top, high, sums, COLOURS)
+        self._work(top, high, sums, tuple(WORK.values()))
         memory = np.array([sample.kv_share[index] for sample in self.samples])
         self._line(top, high, memory, KV_COLOUR)
         if high < 40:
@@ -119,7 +99,7 @@ class Picture:
     def _waiting(self, top: int) -> None:
         """Requests that wait for their prefill, on a scale of logarithms that both classes share."""
         lines = (("offline", "#857700", [sample.offline_waiting for sample in self.samples]),
-                 ("online", COLOURS[0], [sample.online_waiting for sample in self.samples]))
+                 ("online", WORK["online prefill"], [sample.online_waiting for sample in self.samples]))
         most = max(10, *(max(values) for _, _, values in lines))
         self._plain(top, _QUEUES)
         self._write(8, top, f"waiting (log, to {most})")
@@ -156,10 +136,6 @@ class Picture:
     def _write(self, x: int, y: int, text: str, colour: str = TEXT, size: int = 12) -> None:
         self.draw.text((x, y), text, fill=colour, font=ImageFont.load_default(size=size))
 
-    def _key(self, x: int, wide: int, name: str, colour: str) -> None:
-        self.draw.rectangle((x, 30, x + wide - 1, 39), colour)
-        self._write(x + wide + 4, 27, name, GREY)
-
     def _plain(self, top: int, height: int) -> None:
         self.draw.rectangle((LEFT, top, LEFT + _PLOT - 1, top + height - 1), PLAIN)
 
@@ -173,13 +149,8 @@ class Picture:
         self.draw.line([(LEFT + column, at) for column, at in enumerate(y.tolist())], colour, width=2)
 
     def _work(self, top: int, height: int, sums: Any, colours: Sequence[str]) -> None:
-        """Draws the shares of each kind of work in the time of each column, stacked from below.
-
-        Args:
-            top, height: of the row.
-            sums: time spent on it so far at each sample, float64[kinds, samples].
-            colours: of the kinds.
-        """
+        """Shares of each kind of work in the time of each column, stacked from below; `sums`, float64[kinds, samples],
+        is the time spent so far."""
         shares = np.array([np.diff(np.interp(self.edges, self.times, one)) for one in sums]) / np.diff(self.edges)
         rows = (height - 0.5 - np.arange(height)) / height
         which = (rows[:, None, None] >= np.cumsum(shares, axis=0)[None]).sum(axis=1)

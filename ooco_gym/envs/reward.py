@@ -20,9 +20,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.custom import reading_at
 from ooco_gym.sim.memory import late_area
-from ooco_gym.sim.state import (
-    PS_PER_S,
-)
+from ooco_gym.sim.state import PS_PER_S
 
 TERMS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
 COSTS = ("ttft", "tpot")  # terms that are online requests beyond an SLO: info["cost_<term>"]
@@ -125,8 +123,7 @@ def open_account(state, weights, budget, account, own):
     """Opens the account at the beginning of an episode: nothing before it counts.
 
     Args:
-        state: the episode.
-        weights, account, own: as of `update_account`; the account is written.
+        weights, account, own: as of `update_account`.
         budget: share of the online requests that may miss an SLO.
     """
     account[:] = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,6 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy, is_policy, list_policies, policy_of, split_name
 
 PARTNER = "partner"
-Ask = Callable[..., Any]  # (method of an environment, arguments) -> what it says in each slot
 
 
 class RuleAgent:
@@ -34,16 +34,8 @@ class RuleAgent:
 
     def predict(self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
                 ) -> tuple[Any, Any]:
-        """Answers the open decisions.
-
-        Args:
-            observation: of the environment as it stands; of a single one, only whether it is a batch is looked at.
-            state: returned as it is.
-            episode_start, deterministic: without effect.
-
-        Returns:
-            The action (those of all slots of a vector, and of a batch, as an array), and `state`.
-        """
+        """Answers the open decisions: the action (those of all slots of a vector, and of a batch, as an array), and
+        `state` as it is. Of an observation only whether it is a batch is looked at."""
         actions = self._ask()
         if not self._many and _batched(observation, self._space):
             actions = [actions]
@@ -59,8 +51,7 @@ def make_agent(name: str, env: Any) -> RuleAgent:
 
     Args:
         name: a policy (`ooco`, `echo_pd`, `ooco:interrupt=slack`), or `partner`, which takes the others.
-        env: an environment of ours, wrapped or not; a vector of them: Gymnasium's native, sync or async ones, or a
-            `VecEnv` of Stable-Baselines3.
+        env: an environment of ours, wrapped or not, or a native vector of them (`gym.make_vec`).
 
     Raises:
         UserError: no policy of that name, one that has no say at these decisions, or no environment of ours.
@@ -69,20 +60,18 @@ def make_agent(name: str, env: Any) -> RuleAgent:
         shown = f"Policy '{name.name}'" if isinstance(name, Policy) else repr(name)
         raise UserError(f"make_agent({shown}): expected a registered policy's name, such as 'ooco'; a policy of your "
                         "own is registered as CONTRIBUTING.md says, or plays as partner=POLICY")
-    if not hasattr(env, "unwrapped"):
-        raise UserError(f"make_agent: {type(env).__name__} is no environment of ooco_gym")
-    env, many = _vector_of(env)
-    ask = _asking(env)
-    try:
-        seat = ask("seat_of", name)
-    except AttributeError as error:
-        raise UserError(f"make_agent: {type(env).__name__} is no environment of ooco_gym") from error
-    problem = seat[0] if many else seat
-    if problem not in ("", PARTNER):
-        raise UserError(problem)
-    call = ("partner_action",) if problem == PARTNER else ("rule_action", name)
-    space = getattr(env, "single_observation_space", env.observation_space)
-    return RuleAgent(name, lambda: ask(*call), many, space)
+    inside = getattr(env, "unwrapped", env)
+    if not isinstance(getattr(inside, "episodes", None), Episodes):
+        raise UserError(f"make_agent: {type(env).__name__} is no environment of ooco_gym; episodes side by side are "
+                        "asked as one native vector (gym.make_vec)")
+    seat, many = seat_of(inside.episodes, name), isinstance(inside, VectorEnv)
+    if seat not in ("", PARTNER):
+        raise UserError(seat)
+    plural = "s" if many else ""
+    ask = getattr(inside, f"partner_action{plural}")
+    if seat != PARTNER:
+        ask = partial(getattr(inside, f"rule_action{plural}"), name)
+    return RuleAgent(name, ask, many, env.single_observation_space if many else env.observation_space)
 
 
 def seat_of(episodes: Episodes, name: str) -> str:
@@ -106,31 +95,6 @@ def seat_of(episodes: Episodes, name: str) -> str:
         return (f"policy '{name}' has no say here: it schedules {kinds[policy.mixed]}, the cluster has {kinds[mixed]}; "
                 "choose another policy or cluster")
     return ""
-
-
-def _vector_of(env: Any) -> tuple[Any, bool]:
-    """The environment to ask, and whether it has several slots; a `VecEnv` around a vector of Gymnasium's gives that.
-    """
-    if hasattr(env, "env_method"):  # Stable-Baselines3's, which is not needed here
-        inner = getattr(env.unwrapped, "env", None)
-        return (inner if isinstance(inner, VectorEnv) else env), True
-    return env, isinstance(env, VectorEnv)
-
-
-def _asking(env: Any) -> Ask:
-    """How the slots of an environment are asked."""
-    if hasattr(env, "env_method"):
-        return env.env_method
-    inside = env.unwrapped
-    if isinstance(env, VectorEnv) and not hasattr(inside, "rule_actions"):
-        return lambda method, *arguments: list(inside.call(method, *arguments))
-    plural = {"rule_action": "rule_actions", "partner_action": "partner_actions"} if isinstance(env, VectorEnv) else {}
-
-    def ask(method: str, *arguments: Any) -> Any:
-        answer = getattr(inside, plural.get(method, method))(*arguments)
-        return [answer] if plural and method not in plural else answer
-
-    return ask
 
 
 def _batched(observation: Any, space: gym.Space) -> bool:

@@ -64,15 +64,7 @@ def _running(state, instance):
 
 @inner
 def fill_target(state, instance, slot, default, out):
-    """Writes the `TARGET` features of an engine that a request may be sent to.
-
-    Args:
-        state: at a `route` decision.
-        instance: the engine.
-        slot: the request, which has just arrived.
-        default: whether the partner would send it there.
-        out: float32[CANDIDATE_SIZE].
-    """
+    """Writes the `TARGET` features of an engine that an arrival may be sent to; `default`: the partner would."""
     spec, request, tokens = state.instances[instance], state.requests[slot], length(state, slot)
     table, tpot_ps = spec.belief, state.config.default_tpot_ps
     computed, shared, idle = get_computed_blocks(state, instance, slot)

@@ -6,16 +6,14 @@ the rows of those that have, and shares one array of the others with all copies 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
-from ooco_gym.policy.policy import Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.records import bytes_of
 
@@ -35,7 +33,6 @@ class Snapshot:
         buffer: uint8, these rows, then the state's other arrays.
         built: uint8, all rows of requests; those after `arrived` as they were built.
         rows: of the step buffers.
-        recording: what was recorded of the episode, where anything is.
     """
 
     key: tuple[Any, ...]
@@ -44,7 +41,6 @@ class Snapshot:
     buffer: np.ndarray
     built: np.ndarray
     rows: dict[str, np.ndarray]
-    recording: Any = None
 
 
 class Snapshots:
@@ -55,11 +51,8 @@ class Snapshots:
         self.key = _key(episodes)
         self._built: tuple[tuple[int, int], int, np.ndarray] | None = None
 
-    def take(self, into: Snapshot | None = None) -> Snapshot:
+    def take(self) -> Snapshot:
         """Copies where the episode stands.
-
-        Args:
-            into: a snapshot that is not needed any more; its memory is used again.
 
         Raises:
             UserError: no episode has begun.
@@ -70,11 +63,8 @@ class Snapshots:
         state, buffers = simulation.state, self.episodes.buffers
         arrived = int(state.clock.next_arrival)
         views = [bytes_of(state.requests)[: arrived * _ROW], *_views(state)]
-        size = sum(view.size for view in views)
-        buffer = into.buffer if into is not None and into.buffer.size >= size else np.empty(size, np.uint8)
-        _pack(views, buffer)
         rows = {name: getattr(buffers, name)[self.index].copy() for name in b.ROWS}
-        return Snapshot(self.key, window, arrived, buffer, self._as_built(window, state, arrived), rows)
+        return Snapshot(self.key, window, arrived, np.concatenate(views), self._as_built(window, state, arrived), rows)
 
     def _as_built(self, window: tuple[int, int], state: s.State, arrived: int) -> np.ndarray:
         """All rows of requests as they stood when fewer than now had arrived in this window; shared by its copies."""
@@ -105,7 +95,10 @@ class Snapshots:
         requests = bytes_of(state.requests)
         if first < last:
             requests[first:last] = snapshot.built[first:last]
-        _unpack(snapshot.buffer, [requests[:first], *_views(state)])
+        at = 0
+        for view in (requests[:first], *_views(state)):
+            view[:] = snapshot.buffer[at : at + view.size]
+            at += view.size
         for name, row in snapshot.rows.items():
             getattr(episodes.buffers, name)[i] = row
         episodes.buffers.handles[i] = simulation.handle.address
@@ -113,35 +106,14 @@ class Snapshots:
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:
     """What an environment was made of, as plain values: they are compared across processes."""
-    config: EpisodeConfig = episodes.config
-    shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
-    return (tuple(decision.name for decision in episodes.decisions), _partner_key(episodes._partner), config.window_s,
-            config.warmup_s, config.interval_s, repr(config.scenario), repr(dict(config.vary)), shapes,
-            tuple(config.weights.tolist()), tuple(config.levels), repr(dict(config.controls)),
-            repr(dict(config.shares)), config.box)
-
-
-def _partner_key(partner: Policy) -> tuple[Any, ...]:
-    """Its name, its rules and its parameters; those that only a scenario sets are left out."""
+    config, partner = episodes.config, episodes._partner
     rules = tuple((getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "")) for rule in partner.hooks())
     numbers = tuple((param.name, param.number(partner.values[param.name], partner.name))
-                    for param in partner.params if param.name in partner.values)
-    return partner.name, partner.class_blind, rules, numbers
+                    for param in partner.params if param.name in partner.values)  # not those that only a scenario sets
+    shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
+    return (tuple(decision.name for decision in episodes.decisions), partner.name, partner.class_blind, rules, numbers,
+            shapes, tuple(config.weights.tolist()), repr(replace(config, partner=None, weights=None)))
 
 
 def _views(state: s.State) -> list[np.ndarray]:
     return [bytes_of(array) for name in _COPIED if (array := getattr(state, name)).size]
-
-
-def _pack(views: list[np.ndarray], buffer: np.ndarray) -> None:
-    at = 0
-    for view in views:
-        buffer[at : at + view.size] = view
-        at += view.size
-
-
-def _unpack(buffer: np.ndarray, views: list[np.ndarray]) -> None:
-    at = 0
-    for view in views:
-        view[:] = buffer[at : at + view.size]
-        at += view.size

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium.spaces.utils import flatten_space
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -15,22 +16,19 @@ from gymnasium.vector.utils import batch_space
 from ooco_gym import jobs
 from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.base import DecisionEnv, box_actions, observed_as, spaces_of
+from ooco_gym.envs.base import DecisionEnv, box_actions, spaces_of
 from ooco_gym.envs.batch_step import BatchStep
-from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION
+from ooco_gym.envs.buffers import OPEN
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
-from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.snapshots import Snapshots
 from ooco_gym.envs.viewer import Watch
 from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
-_ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
-_FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
 WINDOWS = 1_000  # of a seed, to be drawn from
-_OF_THE_BUFFERS = ("episodes", "_arrays", "_rows", "_own", "_actions", "_out", "_flags", "_watch")  # of `_attach`
+_OF_THE_BUFFERS = ("episodes", "_arrays", "_own", "_actions", "_out", "_flags", "_watch")  # of `_attach`
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -45,8 +43,6 @@ class DecisionVectorEnv(VectorEnv):
         train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
             for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
         train_stream: keys what each slot draws from `train_seeds`.
-        train_group: so many neighbouring slots draw the same windows and play them at the same time: where one comes
-            to its end, the others are truncated, so that all of them begin the next one together.
         bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
             `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
         idle: where autoreset is `Disabled`, episodes that are over wait for their reset while the others go on, with
@@ -54,8 +50,7 @@ class DecisionVectorEnv(VectorEnv):
         threads: that step the episodes, the caller's among them, and at most one for each episode; results are the same
             for any number. More than one pays with many episodes or long steps, on cores that have nothing else to do
             (docs/own_agents.md). None: one for each core that this process may use (`jobs.threads`).
-        flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`;
-            the compiled step writes them.
+        flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`.
         **arguments: as of the single environment.
 
     What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
@@ -68,8 +63,7 @@ class DecisionVectorEnv(VectorEnv):
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
-                 train_group: int = 1, idle: bool = False, threads: int | None = 1,
-                 flat: bool = False, **arguments: Any) -> None:
+                 idle: bool = False, threads: int | None = 1, flat: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
         self._threads = jobs.threads() if threads is None else whole_number("threads", threads, 1)
@@ -88,17 +82,15 @@ class DecisionVectorEnv(VectorEnv):
                                                     terms=self.single.terms, **arguments)
         self.episodes = self._new_episodes()
         self.parts_space, self.single_action_space = spaces_of(self.episodes)
-        self._flat, self.single_observation_space = observed_as(flat, self.parts_space)
+        self._flat = bool(flat)
+        self.single_observation_space = flatten_space(self.parts_space) if flat else self.parts_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._attach()
         self._randoms: list[np.random.Generator] = []
         self._train_seeds = _train_seeds(train_seeds)
         stream = whole_number("train_stream", train_stream, 0)
-        self._group = whole_number("train_group", train_group, 1)
-        if num_envs % self._group:
-            raise UserError(f"train_group={train_group} does not divide num_envs={num_envs}: groups are of equal size")
-        self._train_randoms = [np.random.default_rng([stream, i // self._group]) for i in range(num_envs)]
+        self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
         self._steps = np.zeros(num_envs, np.int64)  # where they are limited
         self._started = False
@@ -115,15 +107,14 @@ class DecisionVectorEnv(VectorEnv):
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": buffers.cluster, "candidates": buffers.candidates.reshape(self.num_envs, -1),
                         "action_mask": buffers.mask, "decision": buffers.decision}
-        self._rows = [self._arrays[key] for key in self.parts_space]
         vectors = self.episodes.controls is not None or self.config.box
         self._actions = buffers.actions if vectors else buffers.actions[:, 0]
-        self._out = BatchStep(self.episodes, self._flat)
+        self._out = BatchStep(self.episodes)
         everyone = np.ones(self.num_envs, bool)
         everyone.flags.writeable = False
         self._own = {f"reward/{name}": buffers.account[:, column]
                      for name, (column, _) in self.episodes.own_terms.items()}
-        self._flags = {key: everyone for key in (*_FLAGS, *(f"_{key}" for key in self._own)) if key != "_reward"}
+        self._flags = {f"_{key}": everyone for key in (*INFO_KEYS, "action_mask", *self._own) if key != "reward"}
 
     def _look(self) -> None:
         """Notes what a step asks first: whether an episode is over, and how many steps none can come to its limit."""
@@ -131,19 +122,19 @@ class DecisionVectorEnv(VectorEnv):
         self._free = math.inf if self._most is None else self._most - 1 - int(self._steps.max())
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that a copy in another process needs to go on here."""
+        """All that a copy in another process, or a training that is resumed, needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_BUFFERS}
         begun = [i for i, simulation in enumerate(self.episodes.simulations) if simulation is not None]
-        return {**kept, "_taken": {i: (Snapshots(self.episodes, i).take(), self._watch.copied(i)) for i in begun}}
+        return {**kept, "_taken": {i: Snapshots(self.episodes, i).take() for i in begun}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         taken = state.pop("_taken")
         self.__dict__.update(state)
         self.episodes = self._new_episodes()
         self._attach()
-        for i, (snapshot, recorded) in taken.items():
+        for i, snapshot in taken.items():
             Snapshots(self.episodes, i).put_back(snapshot)
-            self._watch.put_back(i, recorded)
+            self._watch.begin(i)
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -174,7 +165,7 @@ class DecisionVectorEnv(VectorEnv):
         infos = {"action_mask": self.episodes.buffers.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
                  "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
         infos |= self._notes(np.flatnonzero(chosen))
-        return self._observations(), infos
+        return self._observed(self._copies()), infos
 
     def _reset_mask(self, mask: Any) -> np.ndarray:
         if mask is None:
@@ -232,45 +223,44 @@ class DecisionVectorEnv(VectorEnv):
             return self._turned(ended)
         self._free -= 1
         n, infos = self.num_envs, self._flags.copy()
-        observations, rewards = self._out.take(infos)
+        parts, rewards = self._out.take(infos)
         for key, column in self._own.items():
             infos[key] = column.copy()
-        infos |= self._illegal()
-        return observations, rewards, np.zeros(n, bool), np.zeros(n, bool), infos
+        illegal = self.episodes.illegal()
+        if illegal is not None:
+            infos |= {"illegal_action": illegal, "_illegal_action": illegal.copy()}
+        return self._observed(parts), rewards, np.zeros(n, bool), np.zeros(n, bool), infos
 
     def _turned(self, ended: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """The end of a step in which episodes may end or begin."""
         buffers, going = self.episodes.buffers, ~self._over
         resets = np.flatnonzero(self._over) if self.mode == AutoresetMode.NEXT_STEP else np.empty(0, int)
-        truncated = np.zeros(self.num_envs, bool)
+        truncated, same = np.zeros(self.num_envs, bool), self.mode == AutoresetMode.SAME_STEP
         truncated[ended] = True
         if self._most is not None:
             truncated |= going & (self._steps >= self._most)
-        if self._group > 1:
-            truncated |= going & np.repeat(truncated.reshape(-1, self._group).any(1), self._group)
         rewards = np.where(going, buffers.account[:, r.TERM + _REWARD], 0.0)
-        infos = self._infos(None if going.all() else going)
-        infos |= self._illegal()
-        if ended:
-            infos["summary"] = self._summaries(ended)
-            infos["_summary"] = _mask_of(self.num_envs, ended)
+        told = going & ~truncated if same else going
+        infos, illegal = self._infos(told), self.episodes.illegal()
+        if illegal is not None:
+            infos |= {"illegal_action": illegal & told, "_illegal_action": illegal & told}
+        for i in np.flatnonzero(truncated).tolist():
+            last = {"summary": self.summary(i)} if i in ended else {}
+            if same:
+                last = {"final_obs": self._observed(self._copies(i)),
+                        "final_info": self._last_info(i, illegal is not None and bool(illegal[i])) | last}
+            infos = self._add_info(infos, last, i)
         self._over |= truncated
         buffers.turns[truncated, OPEN] = 0
-        if self.mode == AutoresetMode.SAME_STEP and truncated.any():
+        if same:
             resets = np.flatnonzero(truncated)
-            infos = self._final(infos, truncated)
         for i in resets:  # next-step mode: this step was their reset
             self._start(int(i), None)
         if len(resets):
             infos["action_mask"] = buffers.mask.copy()
             infos |= self._notes(resets)
         self._look()
-        return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, infos
-
-    def _illegal(self) -> dict[str, np.ndarray]:
-        """Of which episodes the action was illegal, as information; nothing where all were legal."""
-        was = self.episodes.illegal()
-        return {} if was is None else {"illegal_action": was, "_illegal_action": was.copy()}
+        return self._observed(self._copies()), rewards, np.zeros(self.num_envs, bool), truncated, infos
 
     def _notes(self, begun: np.ndarray) -> dict[str, np.ndarray]:
         """The notes of episodes that have just begun, as information; nothing where there are none."""
@@ -293,45 +283,23 @@ class DecisionVectorEnv(VectorEnv):
             return
         self._actions[:] = values
 
-    def _infos(self, present: np.ndarray | None = None) -> dict[str, Any]:
-        """Information on the steps of the episodes `present` (None: all); the others have just been reset."""
-        columns = self.episodes.buffers.account[:, _INFO].T.copy()
-        masks = np.ones((len(INFO_KEYS) + 1, self.num_envs), bool)
-        if present is not None:
-            columns[:, ~present] = 0.0
-            masks[:_ELAPSED] = present
+    def _infos(self, present: np.ndarray) -> dict[str, Any]:
+        """Information on the steps of the episodes `present`; the others have just been reset."""
+        columns = np.where(present, self.episodes.buffers.account[:, _INFO].T, 0.0)
         infos: dict[str, Any] = dict(zip(INFO_KEYS, columns, strict=True))
-        infos.update(zip(_FLAGS, masks, strict=True))
-        del infos["reward"], infos["_reward"]
-        for key, column in self._own.items():
-            infos[key] = column.copy() if present is None else np.where(present, column, 0.0)
-            infos[f"_{key}"] = np.ones(self.num_envs, bool) if present is None else present.copy()
-        infos["action_mask"] = self.episodes.buffers.mask.copy()
+        infos |= {key: np.where(present, column, 0.0) for key, column in self._own.items()}
+        del infos["reward"]
+        infos |= {f"_{key}": present.copy() for key in infos}
+        everyone = np.ones((2, self.num_envs), bool)
+        infos["action_mask"], (infos["_action_mask"], infos["_elapsed_s"]) = self.episodes.buffers.mask.copy(), everyone
         return infos
 
-    def _summaries(self, ended: Sequence[int]) -> dict[str, np.ndarray]:
-        """The figures of the episodes that have come to the end of their window."""
-        rows = [self.episodes.summary(i) for i in ended]
-        summary: dict[str, np.ndarray] = {}
-        for key in {key: None for row in rows for key in row}:
-            having = [i for i, row in zip(ended, rows, strict=True) if key in row]
-            summary[key] = np.zeros(self.num_envs)
-            summary[key][having] = [row[key] for row in rows if key in row]
-            summary[f"_{key}"] = _mask_of(self.num_envs, having)
-        return summary
-
-    def _final(self, infos: dict[str, Any], over: np.ndarray) -> dict[str, Any]:
-        """Same-step mode: what belongs to the steps that were the last ones goes to `final_obs` and `final_info`."""
-        last = np.full(self.num_envs, None, object)
-        for i in np.flatnonzero(over):
-            last[i] = (np.concatenate([array[i] for array in self._rows]) if self._flat
-                       else {key: array[i].copy() for key, array in self._arrays.items()})
-        final = _only(infos, over)
-        infos = {key: value for key, value in _only(infos, ~over).items() if key.lstrip("_") != "summary"}
-        infos["_action_mask"], infos["_elapsed_s"] = np.ones((2, self.num_envs), bool)
-        infos["final_obs"], infos["_final_obs"] = last, over.copy()
-        infos["final_info"], infos["_final_info"] = final, over.copy()
-        return infos
+    def _last_info(self, i: int, illegal: bool) -> dict[str, Any]:
+        """As the single environment tells its step."""
+        info = self.episodes.info(i)
+        del info["reward"]
+        info["action_mask"] = self.episodes.buffers.mask[i].copy()
+        return info | {"illegal_action": True} if illegal else info
 
     def action_masks(self) -> np.ndarray:
         """Legality of each action of each episode, bool (N, A)."""
@@ -339,23 +307,11 @@ class DecisionVectorEnv(VectorEnv):
 
     def partner_actions(self) -> np.ndarray:
         """The actions that do what the partner would do: (N,), or (N, P)."""
-        controls = self.episodes.controls
-        if self.config.box:
-            return np.full(self._actions.shape, np.nan, np.float32)
-        if controls is None:
-            return np.full(self.num_envs, PARTNER_ACTION)
-        return np.tile(controls.tuned, (self.num_envs, 1))
+        return self.episodes.partner_actions()
 
     def rule_actions(self, name: str) -> np.ndarray:
         """The actions that express what a policy's rule would do now: (N,), or (N, P)."""
-        self.episodes.check_rule(name)
-        if self.episodes.controls is not None or self.config.box:
-            return self.partner_actions()
-        return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
-
-    def seat_of(self, name: str) -> str:
-        """The seat of a policy here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
-        return seat_of(self.episodes, name)
+        return self.episodes.rule_actions(name)
 
     def summary(self, i: int) -> dict[str, float]:
         """The protocol's figures of episode i so far."""
@@ -379,10 +335,12 @@ class DecisionVectorEnv(VectorEnv):
         shown = self._watch.render()
         return None if shown is None else tuple(shown)
 
-    def _observations(self) -> Any:
-        if self._flat:
-            return np.concatenate(self._rows, axis=1)
-        return {key: array.copy() for key, array in self._arrays.items()}
+    def _copies(self, i: Any = slice(None)) -> dict[str, np.ndarray]:
+        return {key: array[i].copy() for key, array in self._arrays.items()}
+
+    def _observed(self, parts: dict[str, np.ndarray]) -> Any:
+        """Observations of these parts, in the form that was asked for."""
+        return np.concatenate([parts[key] for key in self.parts_space], axis=-1) if self._flat else parts
 
 
 def _train_seeds(seeds: Any) -> list[int] | None:
@@ -391,26 +349,6 @@ def _train_seeds(seeds: Any) -> list[int] | None:
     if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Iterable) or not (listed := list(seeds)):
         raise UserError(f"train_seeds={seeds!r} must be a list of seeds, one at least; None lets reset choose them")
     return [whole_number(f"train_seeds[{index}]", seed, 0) for index, seed in enumerate(listed)]
-
-
-def _mask_of(count: int, chosen: Sequence[int]) -> np.ndarray:
-    """True at the slots chosen: bool (count,)."""
-    slots = np.zeros(count, bool)
-    slots[chosen] = True
-    return slots
-
-
-def _only(infos: dict[str, Any], kept: np.ndarray) -> dict[str, Any]:
-    """Vector infos with nothing but what belongs to the slots `kept`."""
-    cut: dict[str, Any] = {}
-    for key, value in infos.items():
-        if isinstance(value, dict):
-            cut[key] = _only(value, kept)
-        elif key.startswith("_"):
-            cut[key] = value & kept
-        else:
-            cut[key] = np.where(kept.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros((), value.dtype))
-    return cut
 
 
 def register(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:

@@ -113,8 +113,6 @@ def engine_row(state, instance, spent, notes, row):
     What else is of use to its caller is left in `notes` and, sorted, in State.scratch[0]: slacks of online requests.
 
     Args:
-        state: at the decision.
-        instance: the engine.
         spent: (the share of online requests that may miss an SLO, online arrivals and violations in all before the
             present block of 10 minutes).
         notes: float64[7 or more], kept for the caller from call to call.

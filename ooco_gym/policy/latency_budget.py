@@ -338,13 +338,7 @@ def open_sums(row):
 def fewest_tokens(state, instance, row, slot, computed, need):
     """The fewest tokens that a waiting offline request must get to enter the open iteration; 0: it does not fit in.
 
-    Args:
-        state: the episode.
-        instance: whose iteration it is.
-        row: int64[OPEN_FIGURES], the open iteration.
-        slot: the request.
-        computed: its tokens that are in memory.
-        need: free blocks that its whole context takes.
+    Of the request `computed` tokens are in memory, and its whole context takes `need` free blocks.
     """
     headroom = must_stay_free(state, instance, row[OPEN_HEADROOM], row[OPEN_GROWN])
     if row[OPEN_LEFT] <= 0 or not has_seat(state, instance) or need + headroom > num_free_blocks(state, instance):

@@ -40,21 +40,6 @@ def believed_output(state, slot, survival):
     return max(generated + 1.0, median * steady(odds ** (1.0 / shape)))
 
 
-def believed_outputs(said, generated, survival):
-    """As `believed_output` of requests that a predictor has spoken of, as arrays: int64[n].
-
-    Args:
-        said: float64[n, 2], medians and spreads (`State.predicted`).
-        generated: int64[n], output tokens so far.
-        survival: float64[n], in (0, 1]: uniform draws make the result one.
-    """
-    median, shape = said[:, 0], SHAPE / np.maximum(1e-6, said[:, 1])
-    with np.errstate(over="ignore"):
-        odds = (1.0 + (generated / median) ** shape) / survival - 1.0
-    total = np.where(said[:, 1] > 1e-6, median * np.minimum(odds, 1e300) ** (1.0 / shape), median)
-    return np.maximum(generated + 1, np.rint(total).astype(np.int64))
-
-
 @inlined
 def believed_remaining(state, slot):
     """Output tokens that a request is believed to generate yet (median), at least 1."""

@@ -197,10 +197,5 @@ class Policy:
 
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
         """By which waiting offline requests are found in order, smallest first: float64[requests]; None: they are not.
-
-        Args:
-            trace: all requests (`workload.Trace`).
-            seed: keys every random draw.
-            predicted: float64[requests, 2], what is believed of output lengths, or None.
         """
         return None if self.order is None else self.order(self, trace, seed, predicted)

@@ -72,11 +72,7 @@ def is_policy(text: str) -> bool:
 
 
 def get_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
-    """Finds a policy and sets some of its parameters.
-
-    Args:
-        name: a registered name or a file, or either with `:param=value,param=value`.
-        values: parameters to set besides.
+    """Finds a policy by a registered name or a file, or either with `:param=value,…`, and sets `values` besides.
 
     Raises:
         UserError: unknown policy, file or parameter, or a value that the parameter cannot have.
@@ -138,11 +134,7 @@ def parameters_in(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_of(text: str) -> dict[str, Any]:
-    """What the YAML of a policy, as a user writes it, says of the training of its weights; nothing of other weights.
-
-    Raises:
-        UserError: as `get_policy`, or the YAML says it wrongly.
-    """
+    """What the YAML of a policy, as a user writes it, says of the training of its weights; nothing of other weights."""
     base, _ = split_name(text)
     if base.endswith(_PYTHON) or (not is_file(base) and base not in names("policy")):
         return {}
@@ -172,11 +164,6 @@ def _from_file(location: str) -> Policy:
 
 
 def _existing(path: str) -> str:
-    """The path of a file.
-
-    Raises:
-        UserError: there is none.
-    """
     if not os.path.isfile(path):
         folder = Path(path).parent
         known = sorted(str(folder / one.name) for one in folder.glob(f"*{Path(path).suffix}"))
@@ -194,21 +181,13 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
 
 
 def module_of_file(path: str) -> ModuleType:
-    """The module of a Python file, read once in a process.
-
-    Raises:
-        UserError: it is not Python, or imports what is not installed.
-    """
+    """The module of a Python file, read once in a process."""
     return _module(os.path.abspath(_existing(path)))
 
 
 @lru_cache(maxsize=64)
 def _module(path: str) -> ModuleType:
-    """Imports a file: as a part of its package where it is in one, else under a name of its own.
-
-    Raises:
-        UserError: it is not Python, or imports what is not installed.
-    """
+    """Imports a file: as a part of its package where it is in one, else under a name of its own."""
     inside = _dotted(Path(path))
     if inside:
         return import_module(inside)
@@ -240,11 +219,7 @@ def _dotted(path: Path) -> str:
 
 
 def as_mapping(policy: str) -> dict[str, Any]:
-    """A policy as a mapping that `policy_of` takes: `name`, where it is in a file also `file`, and every parameter.
-
-    Raises:
-        UserError: as `get_policy`.
-    """
+    """A policy as a mapping that `policy_of` takes: `name`, where it is in a file also `file`, and every parameter."""
     found = get_policy(policy)
     return {"name": found.name, **({"file": found.file} if found.file else {}), **found.values}
 
@@ -282,11 +257,7 @@ def _written(value: Any) -> str:
 
 
 def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
-    """What `policy_of` accepts, as a name: `name` or `name:param=value,…`.
-
-    Raises:
-        UserError: a mapping without a name.
-    """
+    """What `policy_of` accepts, as a name: `name` or `name:param=value,…`."""
     if isinstance(value, str):
         return value
     if isinstance(value, Policy):

@@ -82,9 +82,6 @@ def estimate(state, instance, slot, age_s, sent_weight, drain):
     """Works out what the request would meet on an instance.
 
     Args:
-        state: of the episode.
-        instance: where.
-        slot: the request.
         age_s: of the figures.
         sent_weight: how much counts of what was sent since the look.
         drain: how much of the time since the look the instance is believed to have computed prompts.

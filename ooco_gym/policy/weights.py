@@ -31,19 +31,13 @@ if TYPE_CHECKING:
 
 SUFFIX = ".npz"
 _KEYS = ("weights", "rows", "columns")
-_MOST = 100_000  # weights: a file that claims more is none of ours
 
 
 class Layout(NamedTuple):
-    """What the weights of a rule belong to.
+    """What the weights of a rule belong to."""
 
-    Attributes:
-        rows: what is set.
-        columns: by what, in their order; the last one is a constant.
-    """
-
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
+    rows: tuple[str, ...]  # what is set
+    columns: tuple[str, ...]  # by what; the last one is a constant
 
     @property
     def size(self) -> int:
@@ -90,12 +84,9 @@ def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a f
         raise UserError(f"weights file '{path}' cannot be read: {' '.join(str(error).split())[:200]}; expected a "
                         f"{SUFFIX} of plain arrays") from error
     names = [str(name) for name in rows.ravel()], [str(name) for name in columns.ravel()]
-    if values.shape != (len(names[0]), len(names[1])) or values.size > _MOST or values.dtype.kind != "f":
-        raise UserError(f"weights file '{path}': 'weights' is {values.dtype}{list(values.shape)}; expected numbers, "
-                        f"{len(names[0])} rows of {len(names[1])} as 'rows' and 'columns' name them")
-    if not np.isfinite(values).all():
-        raise UserError(f"weights file '{path}' holds weights that are not finite; it is damaged, or its search went "
-                        "wrong")
+    if values.shape != (len(names[0]), len(names[1])) or values.dtype.kind != "f" or not np.isfinite(values).all():
+        raise UserError(f"weights file '{path}': 'weights' is {values.dtype}{list(values.shape)}; expected finite "
+                        f"numbers, {len(names[0])} rows of {len(names[1])} as 'rows' and 'columns' name them")
     for what, given, known in zip(("row", "column"), names, layout, strict=True):
         for name in given:
             if name not in known:
@@ -109,13 +100,7 @@ def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a f
 
 
 def write_weights(path: str | os.PathLike[str], layout: Layout, weights: np.ndarray) -> None:
-    """Writes a file of weights: rows and columns of which all are 0 are left out.
-
-    Args:
-        path: where, ending in .npz.
-        layout: what they belong to.
-        weights: float64[size].
-    """
+    """Writes a file (.npz) of weights, float64[layout.size]: rows and columns of which all are 0 are left out."""
     values = np.asarray(weights, float).reshape(len(layout.rows), len(layout.columns))
     rows, columns = np.flatnonzero(values.any(1)), np.flatnonzero(values.any(0))
     with atomic_write(Path(path)) as temporary, temporary.open("wb") as file:
@@ -130,19 +115,12 @@ _FOR_READERS = ("decides", "fails", "live_engine")
 
 @dataclass(frozen=True)
 class SetsParameters:
-    """Weights that move the parameters of a rule.
+    """Weights that move the parameters of a rule."""
 
-    Attributes:
-        rule: the rule whose parameters they are.
-        parameters: `name`, `scale`, `step`, `low`, `high` of each row of weights, in their order.
-        features: of the columns but the constant, which is the last: as `feature_row` takes them.
-        environment: whose observations have these features.
-    """
-
-    rule: str
-    parameters: tuple[Any, ...]
-    features: tuple[Any, ...]
-    environment: str
+    rule: str  # whose parameters they are
+    parameters: tuple[Any, ...]  # `name`, `scale`, `step`, `low`, `high` of each row of weights, in their order
+    features: tuple[Any, ...]  # of the columns but the constant, which is the last: as `feature_row` takes them
+    environment: str  # whose observations have these features
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
         """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
@@ -168,18 +146,14 @@ class SetsParameters:
 
 def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray | None = None,
                         known: Mapping[str, Any] | None = None, **how: Any) -> Path:
-    """Writes the bundle of a policy whose rule has a table of weights.
+    """Writes the bundle of a policy whose rule has a table of weights into a folder, which is returned.
 
     Args:
-        folder: the bundle's; files of the same names are replaced.
         policy: the rule with its parameters.
         weights: float64[layout.size]; None: those of the policy's file.
         known: of the training: `training`, `trained_for`, `scores`, `seen` (by the feature's name) as a manifest has
             them.
         how: `name`, `forms` of `write_parameters_bundle`.
-
-    Returns:
-        The folder.
 
     Raises:
         UserError: the policy has no such weights, or none is given; or a form cannot be written.

@@ -95,7 +95,7 @@ def test_to_admit_none_is_legal_where_the_iteration_has_other_work():
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"cluster": "pair_7b", "partner": "ooco"}, "cluster mixed_7b with partner deadline"),
-    ({"partner": "vllm_priority"}, "admits offline requests within its own rule"),
+    ({"partner": "vllm_priority"}, "leaves nothing to decide"),
     ({"action": "box"}, "this environment's actions are candidates")])
 def test_invalid_arguments_raise_user_errors(changes, words):
     with pytest.raises(UserError, match=words):

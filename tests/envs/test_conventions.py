@@ -18,7 +18,6 @@ from gymnasium.utils.env_checker import check_env
 
 from ooco_gym import UserError, candidate_table
 from ooco_gym.cli.commands import read_choice
-from ooco_gym.envs import RENAMED
 from ooco_gym.resources import conf_root, load_yaml
 
 # Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
@@ -69,17 +68,6 @@ def test_what_was_not_measured_of_chips_is_in_the_info_of_a_reset():
 def test_the_core_installation_makes_an_environment_by_its_module_prefix():
     done = subprocess.run([sys.executable, "-W", "error:chip", "-c", BARE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "True"]
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_another_task_is_no_newer_version(old, new):
-    """Gymnasium's checker called a v0 out of date beside a v1, which asks the same with predicted lengths."""
-    assert new in gym.registry and old not in {spec.id for spec in gym.registry.values()}
-    with warnings_as_errors():
-        gym.make(f"{old.removesuffix('-v1')}-v0").close()
-    for maker in (gym.make, gym.make_vec):
-        with pytest.raises(UserError, match=f"'{old}' is called '{new}' now"):
-            maker(old)
 
 
 @pytest.mark.parametrize("name", ["eviction", "migration"])

@@ -27,7 +27,7 @@ def refused(name, policy):
     if any(part in name for part in blind) and policy_of(policy).class_blind:
         return "offline requests as online ones"
     if "Reclaiming" in name and policy == "bros":
-        return "blocks have two owners"
+        return "leaves nothing to decide"
     return ""
 
 

@@ -90,8 +90,7 @@ def _vector() -> Iterator[Episode]:
                 yield Episode(f"{name}, vector, {mode}, {chooser}",
                               lambda name=name, mode=mode, chooser=chooser: _play_vector(name, mode, chooser))
         yield Episode(f"{name}, vector, training windows",
-                      lambda name=name: _play_vector(name, "SameStep", "random", train_seeds=[1000, 1001], bank=4,
-                                                     train_group=2))
+                      lambda name=name: _play_vector(name, "SameStep", "random", train_seeds=[1000, 1001], bank=4))
 
 
 def arguments(name: str, **changes: Any) -> dict[str, Any]:

@@ -38,11 +38,11 @@ def _save(path: Path, **arrays: object) -> str:
 
 @pytest.mark.parametrize("arrays, words", [
     ({"weights": [[1.0]], "rows": ["share"]}, "no array 'columns'"),
-    ({"weights": [[1.0, 2.0]], "rows": ["share"], "columns": ["slack"]}, "expected numbers, 1 rows of 1"),
-    ({"weights": [[np.nan]], "rows": ["share"], "columns": ["slack"]}, "not finite"),
+    ({"weights": [[1.0, 2.0]], "rows": ["share"], "columns": ["slack"]}, "finite numbers, 1 rows of 1"),
+    ({"weights": [[np.nan]], "rows": ["share"], "columns": ["slack"]}, "finite numbers"),
     ({"weights": [[1.0]], "rows": ["shares"], "columns": ["slack"]}, "'shares' (did you mean 'share'?)"),
     ({"weights": [[1.0, 1.0]], "rows": ["share"], "columns": ["slack", "slack"]}, "twice"),
-    ({"weights": [["x"]], "rows": ["share"], "columns": ["slack"]}, "expected numbers"),
+    ({"weights": [["x"]], "rows": ["share"], "columns": ["slack"]}, "finite numbers"),
     ({"weights": np.array([[object()]]), "rows": ["share"], "columns": ["slack"]}, "cannot be read"),
 ])
 def test_what_is_no_file_of_weights_is_refused(tmp_path: Path, arrays: dict[str, object], words: str) -> None:

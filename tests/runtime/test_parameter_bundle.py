@@ -90,7 +90,7 @@ def test_an_observation_that_is_none_is_named(tmp_path, given, words):
 @pytest.mark.parametrize("changes, words", [
     ({"weights": np.zeros((3, F + 1))}, "weights have shape (3, 45); expected (2, 45)"),
     ({"weights": np.full((2, F + 1), np.nan)}, "not finite"),
-    ({"weights": np.zeros(4)}, "expected (parameters, features + 1)"),
+    ({"weights": np.zeros(4)}, "(parameters, features + 1)"),
     ({"parameters": [{**PARAMETERS[0], "base": 3.0}, PARAMETERS[1]]}, "base of parameter 'tpot_share' is 3.0"),
     ({"parameters": [{**PARAMETERS[0], "scale": "cubic"}, PARAMETERS[1]]}, "'cubic' is not one of ['linear', 'log']"),
     ({"seen": np.zeros((2, 3))}, "expected (2, 44)"),

@@ -16,7 +16,6 @@ from ooco_gym.compile import jit
 from ooco_gym.policy.lengths import (
     add_future,
     believed_output,
-    believed_outputs,
     density,
     peak_tokens,
     reference_worth,
@@ -143,12 +142,11 @@ def test_a_belief_is_the_distribution_given_what_has_been_generated(running: Sim
     state.requests["generated_tokens"][slot] = round(grown * median)
     survival, out = np.array([0.84, 0.5, 0.16]), np.empty(3)
     _quantiles(running.handle.address, np.full(3, slot), survival, out)
-    again = believed_outputs(state.predicted[[slot] * 3], np.full(3, round(grown * median)), survival)
     state.requests["generated_tokens"][slot] = before
     shape = np.pi / np.sqrt(3.0) / spread
     drawn = median * (1.0 / np.random.default_rng(1).random(2_000_000) - 1.0) ** (1.0 / shape)
     expected = np.quantile(drawn[drawn > round(grown * median)], 1.0 - survival)
-    assert np.allclose(out, expected, rtol=0.02) and np.array_equal(again, np.rint(out))
+    assert np.allclose(out, expected, rtol=0.02)
 
 
 @settings(deadline=None, max_examples=60)
