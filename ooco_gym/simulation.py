@@ -259,12 +259,11 @@ def prepared(policy: Policy, facts: Facts) -> Policy:
 def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, Any] | Policy = "ooco", *,
              params: Mapping[str, Any] | None = None, sample_s: float = 60.0, log: bool = False,
              bulk: bool = True) -> Run:
-    """Plays a scenario under a policy.
+    """Plays a scenario under a policy: a name (`ooco`, `ooco:slo_margin=0.85`), a mapping with parameters, or a
+    `Policy`.
 
     Args:
-        scenario: what is played.
-        policy: a name (`ooco`, `ooco:slo_margin=0.85`), a mapping with parameters, or a `Policy`.
-        params: parameters to set besides.
+        scenario, policy, params: what is played, and parameters to set besides.
         sample_s: interval of the samples over time, in seconds.
         log: whether every event is logged (`Run.log`).
         bulk: many decode steps at once; off, one at a time, with the same result.

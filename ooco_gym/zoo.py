@@ -28,10 +28,8 @@ def names() -> list[str]:
 
 
 def list_policies(kind: str | None = None) -> list[str]:
-    """Names of the policies that simulate and play.
-
-    Args:
-        kind: `rule`, or `learned`, whose weights a search found (`load_policy` loads them); None: both.
+    """Names of the policies that simulate and play, of a `kind`: `rule`, or `learned`, whose weights a search found;
+    None: both.
 
     Raises:
         UserError: another kind.
@@ -57,12 +55,9 @@ def card(name: str) -> dict[str, Any]:
 
 
 def load_policy(name: str | Path, threads: int = 1) -> Policy | Bundle:
-    """Loads a learned policy.
-
-    Args:
-        name: of a policy of the package, which is then a `Policy` to simulate, compare and make agents of; or the `out`
-            folder of `ooco-gym export`, which is then a bundle that answers observations.
-        threads: of onnxruntime, where a bundle is a graph alone.
+    """Loads a learned policy of the package by name, a `Policy` to simulate, compare and make agents of; or the `out`
+    folder of `ooco-gym export`, a bundle that answers observations (`threads` of onnxruntime, where it is a graph
+    alone).
 
     Raises:
         UserError: neither a name nor a folder, a broken bundle, or onnxruntime is not installed.

@@ -12,16 +12,9 @@ SCALE = 0.05
 
 
 class Free(NamedTuple):
-    """A parameter to be found.
-
-    Attributes:
-        name: field of the parameters.
-        start: where the search begins.
-        low: least value.
-        high: greatest value.
-        above: what is added to it (1 for exponents), so that the search is over `log(value - above)`.
-        off: whether a value at `low` means that the term does not count, and 0 is written.
-    """
+    """A parameter to be found between `low` and `high` from `start` on. `above` is added to it (1 for exponents), so
+    that the search is over `log(value - above)`; `off`: a value at `low` means that the term does not count, and 0
+    is written."""
 
     name: str
     start: float

@@ -27,15 +27,9 @@ _ARRAYS = ("arch", "prefill", "batch", "q", "context", "seconds")
 
 
 class Dense(NamedTuple):
-    """An operator of an iteration that depends on the number of tokens only.
-
-    Attributes:
-        kind: "gemm", "lm_head" or "elementwise".
-        times: runs in an iteration.
-        d_in: inner width of a GEMM.
-        d_out: outer width of a GEMM, or the bytes moved for each token.
-        op: name of the measured rows; '' takes any of the shape.
-    """
+    """An operator of an iteration that depends on the number of tokens only, of `kind` "gemm", "lm_head" or
+    "elementwise", run `times` times: `d_out` is the outer width of a GEMM, or the bytes moved for each token; `op`
+    names the measured rows, '' takes any of the shape."""
 
     kind: str
     times: int
@@ -62,17 +56,9 @@ class Architecture(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Composed iterations of several architectures, arrays over iterations [n].
-
-    Attributes:
-        architectures: what is run.
-        arch: index of the architecture.
-        prefill: whether the iteration is a prefill.
-        batch: prompts or requests.
-        q: new tokens of each.
-        context: tokens of context of each, the new ones among them.
-        seconds: sum of the measured operators.
-    """
+    """Composed iterations of several architectures, arrays over iterations [n]: which of these, whether it is a
+    prefill, prompts or requests, new tokens of each, tokens of context of each (the new ones among them), sum of the
+    measured operators."""
 
     architectures: tuple[Architecture, ...]
     arch: np.ndarray

@@ -23,18 +23,17 @@ class Deployment:
     """One instance: `model` on `tp * pp` chips.
 
     A single iteration runs through the pipeline's stages one after the other, so its latency is their sum plus the
-    transfer of activations. Weights and KV memory are spread evenly over all chips.
+    transfer of activations. Weights and KV memory are spread evenly over all chips. What of the chip was not
+    measured is in `remarks`; a command says it once.
 
     Attributes:
         kv_fraction: share of each chip's memory that weights and KV cache may take together.
         timing: name of the timing form (`ooco_gym.perf.timing`).
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
-        lines_to: mean context, in tokens, up to which the two lines of a decode step are fitted; None: as many as fit
-            in the KV memory at the batch size.
+        lines_to: mean context, in tokens, up to which the lines of a decode step are fitted; None: as many as fit in
+            the KV memory at the batch size.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
-
-    What of the chip was not measured is in `remarks`; a command says it once.
 
     Raises:
         UserError: the weights do not fit, or the model cannot be split that way.

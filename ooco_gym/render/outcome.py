@@ -85,8 +85,8 @@ def figure(summary: Row, metric: str) -> float:
 
 
 def metrics_of(params: Sequence[Row], wanted: Sequence[str] = ()) -> list[str]:
-    """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what the prefix
-    cache found where one is kept."""
+    """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what a prefix
+    cache found."""
     cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
     return list(dict.fromkeys([LATE, SERVED, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
 

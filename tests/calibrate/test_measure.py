@@ -92,6 +92,7 @@ def test_all_kinds_of_iterations_are_measured_in_every_pass(measured: tuple[Path
 def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]]) -> None:
     out, summary = measured
     assert list(summary["serving"]) == ["light", "half", "saturated"]
+    ttft = {}
     for name, share in (("light", 0.2), ("half", 0.5), ("saturated", 3.0)):
         table = pq.read_table(out / "serve" / name / "requests.parquet")
         assert table.schema.remove_metadata() == REQUESTS
@@ -111,9 +112,9 @@ def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]])
         if name == "saturated":
             busy = np.array([row["waiting"] > 0 for row in rows[:-1]])
             assert begins[1:][busy] == pytest.approx(ends[:-1][busy])
-        ttft = columns["first_token_s"] - columns["arrival_s"]
-        assert summary["serving"][name]["ttft_median_ms"] == pytest.approx(1e3 * np.median(ttft))
-    assert summary["serving"]["light"]["ttft_median_ms"] < 0.2 * summary["serving"]["saturated"]["ttft_median_ms"]
+        ttft[name] = np.median(columns["first_token_s"] - columns["arrival_s"])
+        assert summary["serving"][name]["requests"] == table.num_rows
+    assert ttft["light"] < 0.2 * ttft["saturated"]
 
 
 def test_the_same_seed_measures_the_same_batches(tmp_path: Path) -> None:

@@ -17,15 +17,8 @@ BURST, MOST_REQUESTS = 400, 750  # requests that measure the capacity, and of a 
 
 
 class Limits(NamedTuple):
-    """What an engine can hold, as it tells after its start.
-
-    Attributes:
-        max_num_seqs: most requests in one iteration.
-        max_num_batched_tokens: most tokens in one iteration.
-        max_model_len: longest request, prompt and output together.
-        kv_tokens: tokens that its KV memory holds.
-        block_tokens: tokens of one block.
-    """
+    """What an engine can hold, as it tells after its start: most requests and most tokens in one iteration, longest
+    request (prompt and output together), tokens that its KV memory holds, and tokens of one block."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -53,7 +46,8 @@ def sizes(first: int, last: int, factor: float) -> list[int]:
 
 
 def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
-    """One pass over all designed states, in random order, with sizes a little different in every pass.
+    """One pass over all designed states, as cases of the driver, in random order, with sizes a little different in
+    every pass.
 
     Sizes that vary from pass to pass keep the fit from resting on round numbers, which kernels like; the order is
     drawn so that a disturbance of the machine does not fall on one kind of batch.
@@ -63,9 +57,6 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
         plan: `decode_steps`, `fill_tokens` (most prompt tokens spent to reach one state), `stream_rounds` (requests for
             each concurrent one), `stream_output` (longest output there).
         draws: random numbers.
-
-    Returns:
-        Cases as the driver takes them.
 
     Raises:
         UserError: the engine has no room for any.

@@ -43,15 +43,9 @@ def find_python(given: str | None) -> Path:
 
 
 class Driver:
-    """A process that drives an engine; use it as a context manager.
-
-    Args:
-        python: the interpreter.
-        environment: variables that are set for it, beside this process's own.
-        log: file for what the engine prints.
-        package: what runs in it; its `__main__` answers each line of JSON with one.
-        folder: where the package lies.
-    """
+    """A process of `python` that drives an engine; use it as a context manager. `environment` is set for it beside this
+    process's own variables, `log` takes what the engine prints, and the `__main__` of `package` in `folder` answers
+    each line of JSON with one."""
 
     def __init__(self, python: Path, environment: Mapping[str, Any], log: Path, *, package: str = "engine_driver",
                  folder: Path = _SCRIPTS) -> None:

@@ -108,12 +108,12 @@ class Measurement:
                 answer = self._ask(name, {"do": "serve", "requests": requests})
                 load.add(iteration_rows(answer["steps"], self.engine, load.repeats), answer["requests"])
         write_table(self.out / "iterations.parquet", rows, ITERATIONS)
-        serving = {name: {"rate_per_s": rates[name], **served(load.records)} for name, load in loads.items()}
+        serving = {name: {"rate_per_s": rates[name], "requests": len(load.records)} for name, load in loads.items()}
         for name, load in loads.items():
             folder = self.out / "serve" / name
             write_table(folder / "iterations.parquet", load.rows, ITERATIONS)
             write_table(folder / "requests.parquet", load.records, REQUESTS)
-            write_json(folder / "engine.json", {**self.engine, "measured": serving[name]})
+            write_json(folder / "engine.json", self.engine)
         facts = {**self.engine, "settings": dict(self.plan["settings"]), "capacity_per_s": capacity,
                  "serving": serving, "machine": self.machine}
         write_json(self.out / "engine.json", facts)
@@ -143,19 +143,6 @@ class Load:
         self.rows += rows
         self.records += records
         self.end_s, self.repeats = max(record["last_token_s"] for record in records), self.repeats + 1
-
-
-def served(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Means and medians of what the requests saw, in milliseconds; TPOT from the first token on."""
-    ttft = np.array([record["first_token_s"] - record["arrival_s"] for record in records])
-    end = np.array([record["last_token_s"] - record["arrival_s"] for record in records])
-    tokens = np.array([record["output_tokens"] for record in records])
-    tpot = ((end - ttft) / np.maximum(tokens - 1, 1))[tokens > 1]
-    figures = {"requests": float(len(records))}
-    for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", end)):
-        for word, middle in (("mean", np.mean), ("median", np.median)):
-            figures[f"{name}_{word}_ms"] = 1e3 * float(middle(values)) if values.size else float("nan")
-    return figures
 
 
 def _adapter(name: str) -> str:

@@ -121,15 +121,9 @@ class Context:
 
 @dataclass
 class Found:
-    """What the files hold.
-
-    Attributes:
-        rows: measured operators.
-        engine: whole iterations of an engine.
-        skipped: rows that a reader did not take, by reason (`file: reason`).
-        notes: what a user should know of the reading.
-        files: files read, with the name of their layout.
-    """
+    """What the files hold: measured operators, whole iterations of an engine, rows that a reader did not take (by
+    reason, `file: reason`), what a user should know of the reading, and the files read with the name of their
+    layout."""
 
     rows: list[Rows] = field(default_factory=list)
     engine: list[EngineRows] = field(default_factory=list)

@@ -41,14 +41,9 @@ class Shard:
 
 
 class OperatorCost(NamedTuple):
-    """Cost of one operator, all layers together, for an array of sizes.
-
-    Attributes:
-        name: for example "gate_up".
-        kind: "gemm", "attention", "elementwise", "communication" or "overhead".
-        seconds: time taken, float64.
-        compute_bound: whether compute (rather than memory) decides; False throughout where neither does.
-    """
+    """Cost of one operator by name, all layers together, for an array of sizes: its kind ("gemm", "attention",
+    "elementwise", "communication" or "overhead"), the time taken, float64, and whether compute (rather than memory)
+    decides; False throughout where neither does."""
 
     name: str
     kind: str
@@ -57,12 +52,8 @@ class OperatorCost(NamedTuple):
 
 
 class MeasuredAttention(NamedTuple):
-    """Attention looked up rather than computed, all layers together, in seconds.
-
-    Attributes:
-        decode_s: of batches of so many requests, float64[n], at mean contexts, float64[n].
-        prefill_s: of single prompts with `q` new tokens, float64[n], and `kv` tokens of context, float64[n].
-    """
+    """Attention looked up rather than computed, all layers together, in seconds: of batches of so many requests at mean
+    contexts, and of single prompts with `q` new tokens and `kv` tokens of context, float64[n] each."""
 
     decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
     prefill_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
