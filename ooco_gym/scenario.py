@@ -147,11 +147,7 @@ class Scenario:
         return Cluster.load(self.cluster)
 
     def on_kind(self, mixed: bool) -> Scenario:
-        """This scenario, SLO and load kept, on the cluster that policies of one kind schedule: its own, or its twin.
-
-        Raises:
-            UserError: that takes a twin, and the cluster names none, or one that is of the same kind or not equal.
-        """
+        """This scenario, SLO and load kept, on the cluster that policies of one kind schedule: its own, or its twin."""
         cluster, kinds = self.load_cluster(), ("relaxed and strict instances", "mixed instances")
         if bool(cluster.mixed) == mixed:
             return self
@@ -207,9 +203,6 @@ class Scenario:
 
         Under an SLO for which none is stored, it is that of the cluster's own preset; a preset of which something was
         changed has the preset's until `ooco-gym capacity` has found its own (`scale_note` says so).
-
-        Raises:
-            UserError: none is given and none stored.
         """
         return self._scale()[0]
 
@@ -266,10 +259,8 @@ class Scenario:
         return self.resolve().describe()
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
-        """Loads everything that the scenario names, once: what comes after it looks nothing up.
-
-        Args:
-            like: a scenario resolved before; what this one has in common with it is taken from there.
+        """Loads everything that the scenario names, once: what comes after it looks nothing up. What it has in common
+        with one resolved before (`like`) is taken from there.
 
         Raises:
             UserError: a name, key or figure that a scenario cannot have, or a load for which no rate is known.

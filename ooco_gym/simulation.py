@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Run:
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (bins of 2 %)
     window_s: tuple[float, float]
     counters: dict[str, int]  # `sim.state.Totals`
-    samples: dict[str, np.ndarray]
+    samples: dict[str, np.ndarray]  # of `_sample`, time first: (T,) or (T, instances)
     log: np.ndarray  # LOG[events], empty where logging was off
     simulated_s: float
     wall_s: float
@@ -134,15 +134,7 @@ class Simulation:
 
     def __init__(self, scenario: Scenario | ResolvedScenario, policy: Any = "ooco", outside: tuple[str, ...] = (),
                  bulk: bool = True, log: bool = False) -> None:
-        """Builds the state of a scenario under a policy.
-
-        Args:
-            scenario: what is played.
-            policy: a name, a mapping with parameters, or a `Policy`.
-            outside: decision points (names) that the caller answers.
-            bulk: many decode steps at once; off, one at a time, with the same result.
-            log: whether events are logged.
-        """
+        """As `simulate`; `outside` names the decision points that the caller answers."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
         self._handle: Handle | None = None
@@ -276,16 +268,15 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
         chosen = chosen.with_values(params)
     begun = time.perf_counter()
     simulation = Simulation(scenario, chosen, bulk=bulk, log=log)
-    sampler = Sampler(simulation.state, sample_s)
-    until_s = sample_s
+    state, rows, until_s = simulation.state, [], sample_s
     while not simulation.finished:
         simulation.advance(until_s)
         if until_s <= simulation.window_s[1]:
-            sampler.take(until_s)
+            rows.append(_sample(state, until_s))
         until_s += sample_s
-    state = simulation.state
+    samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
-              state.itl, simulation.window_s, state.totals.as_dict(), sampler.arrays(), simulation.events(),
+              state.itl, simulation.window_s, state.totals.as_dict(), samples, simulation.events(),
               simulation.now_s, time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None)
     for line in run.range_warnings:
@@ -293,37 +284,9 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     return run
 
 
-class Sampler:
-    """Samples an episode at regular times: shares of the interval by kind of work, memory, queues, rates."""
-
-    _BUSY = ("online_prefill_ps", "offline_prefill_ps", "decode_ps")
-    _COUNTS: ClassVar[dict[str, str]] = {
-        "urgent": "urgent_members", "offline": "offline_members", "looked": "looked_tokens", "cached": "cached_tokens",
-        "online_waiting": "online_waiting", "offline_waiting": "offline_waiting"}
-
-    def __init__(self, state: s.State, sample_s: float) -> None:
-        self.state, self.sample_s = state, sample_s
-        self.rows: list[dict[str, Any]] = []
-        self._busy = {key: state.instances[key].copy() for key in self._BUSY}
-        self._seen = 0
-        self._finished = 0.0
-
-    def take(self, time_s: float) -> None:
-        """Adds the sample at `time_s`."""
-        instances = self.state.instances
-        row: dict[str, Any] = {"t_s": time_s}
-        for key in self._BUSY:
-            share = (instances[key] - self._busy[key]) / (self.sample_s * s.PS_PER_S)
-            row[key.replace("_ps", "_share")] = np.clip(share, 0.0, 1.0)
-            self._busy[key] = instances[key].copy()
-        row["kv_share"] = 1.0 - instances["free_blocks"] / instances["total_blocks"]
-        row |= {key: instances[field].copy() for key, field in self._COUNTS.items()}
-        seen, finished = int(self.state.clock.next_arrival), float(self.state.observed.offline_seen)
-        row["online_arrivals_per_s"] = np.count_nonzero(self.state.requests["online"][self._seen:seen]) / self.sample_s
-        row["offline_finished_per_s"] = (finished - self._finished) / self.sample_s
-        self._seen, self._finished = seen, finished
-        self.rows.append(row)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All samples, time first: (T,) or (T, instances)."""
-        return {key: np.array([row[key] for row in self.rows]) for key in (self.rows[0] if self.rows else ())}
+def _sample(state: s.State, time_s: float) -> dict[str, Any]:
+    """What stands at a time on each instance: members by class, online requests that wait, share of the memory."""
+    instances = state.instances
+    return {"t_s": time_s, "urgent": instances["urgent_members"].copy(), "offline": instances["offline_members"].copy(),
+            "online_waiting": instances["online_waiting"].copy(),
+            "kv_share": 1.0 - instances["free_blocks"] / instances["total_blocks"]}

@@ -159,11 +159,7 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
 
 
 def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:
-    """Reads the options of a `reset`.
-
-    Raises:
-        UserError: no mapping, or an unknown option.
-    """
+    """Reads the options of a `reset`; one that is unknown is refused."""
     values = _mapping("options", options, f"options of reset: {', '.join(known)}")
     for name in values:
         if name not in known:
@@ -300,11 +296,8 @@ def _is_range(values: Any) -> bool:
 
 
 def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
-    """Reads the weights of the reward's terms: a name in `conf/reward`, a YAML path or a mapping.
-
-    Args:
-        value: of those left out a common term has the weight 0, one of `own` the weight that it says.
-        own: terms that the environment has of its own.
+    """Reads the weights of the reward's terms: a name in `conf/reward`, a YAML path or a mapping. Of those left out a
+    common term has the weight 0, one of the environment's `own` the weight that it says.
 
     Raises:
         UserError: an unknown term, or a negative weight.
@@ -322,10 +315,8 @@ def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
 
 
 def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:
-    """(Index in State.params of the setting that says how full steps are packed, its factor to a share of the SLO).
-
-    Index -1: the policy has none.
-    """
+    """(Index in State.params of the setting that says how full steps are packed, -1 for none; its factor to a share of
+    the SLO)."""
     names = [param.name for param in policy.params]
     if "slo_margin" in names:
         return names.index("slo_margin"), 1.0

@@ -130,10 +130,9 @@ def bounds(table: tuple[Feature, ...]) -> tuple[np.ndarray, np.ndarray]:
 def candidate_table(candidates: Any) -> Any:
     """The candidates of an observation as a table: a view, nothing is copied.
 
-    An observation holds them row by row (Stable-Baselines3 wants parts of one axis).
-
     Args:
-        candidates: `observation["candidates"]`, (..., K·F), of one episode or of many: numpy array or torch tensor.
+        candidates: `observation["candidates"]`, (..., K·F), row by row, of one episode or of many: numpy array or torch
+            tensor.
 
     Returns:
         (..., K, F), of the same kind; F is `CANDIDATE_SIZE`, its columns are `CANDIDATES`.

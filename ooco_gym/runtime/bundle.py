@@ -143,14 +143,7 @@ class Policy:
 
     def decide_unchecked(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
                          decision: np.ndarray) -> np.ndarray:
-        """As `decide_batch`, for arrays that are known to be right: nothing is looked at first.
-
-        Args:
-            cluster: float32 (batch, Fc).
-            candidates: float32 (batch, K, F), or row by row (batch, K·F).
-            action_mask: int8 (batch, A), 1 where legal.
-            decision: float32 (batch, D).
-        """
+        """As `decide_batch`, for arrays, float32 and int8, that are known to be right: nothing is looked at first."""
         return self._run(cluster, candidates.reshape(-1, *self._shapes["candidates"]), action_mask, decision)
 
     def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:

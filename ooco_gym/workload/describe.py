@@ -50,18 +50,8 @@ def describe(trace: Trace, read: Mapping[str, str] | None = None) -> dict[str, A
 
 
 def dispersion(arrival_s: np.ndarray, window_s: float, span_s: float | None = None) -> float | None:
-    """Returns the index of dispersion of counts: variance over mean of the requests in windows of `window_s`.
-
-    1 for a Poisson process. The windows tile the span from the first arrival; a last, incomplete one is left out.
-
-    Args:
-        arrival_s: float64[n], sorted.
-        window_s: > 0.
-        span_s: from the first arrival; up to the last unless given.
-
-    Returns:
-        None where fewer than 8 windows fit, or nothing arrives.
-    """
+    """Returns the index of dispersion of counts, variance over mean in `counts_in_windows` (1 for a Poisson process);
+    None where fewer than 8 windows fit, or nothing arrives."""
     counts = counts_in_windows(arrival_s, window_s, span_s)
     if len(counts) < FEWEST_WINDOWS or counts.sum() == 0:
         return None
@@ -69,7 +59,8 @@ def dispersion(arrival_s: np.ndarray, window_s: float, span_s: float | None = No
 
 
 def counts_in_windows(arrival_s: np.ndarray, window_s: float, span_s: float | None = None) -> np.ndarray:
-    """Returns how many requests arrive in each whole window of `window_s` from the first arrival on, int64[windows]."""
+    """Returns how many requests arrive in each whole window of `window_s` from the first one on, up to the last one or
+    for `span_s`: int64[windows]."""
     if len(arrival_s) == 0:
         return np.zeros(0, np.int64)
     span_s = float(arrival_s[-1] - arrival_s[0]) if span_s is None else span_s

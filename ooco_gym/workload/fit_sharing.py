@@ -50,40 +50,24 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """How the prompts of a trace share.
+    """How the prompts of a trace share."""
 
-    Attributes:
-        spec: what a workload's YAML says of it.
-        sharing: the same, parsed.
-        ratio: measured share of prompt tokens seen before.
-        prefixes: what else was measured.
-        assumed: what the trace does not tell.
-    """
-
-    spec: dict[str, Any]
-    sharing: Chat | Groups
-    ratio: float
-    prefixes: Prefixes
-    assumed: tuple[str, ...]
+    spec: dict[str, Any]  # what a workload's YAML says of it
+    sharing: Chat | Groups  # the same, parsed
+    ratio: float  # measured share of prompt tokens seen before
+    prefixes: Prefixes  # what else was measured
+    assumed: tuple[str, ...]  # what the trace does not tell
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """What following each request's prefix through the requests before it tells.
+    """What following each request's prefix through the requests before it tells."""
 
-    Attributes:
-        common_blocks: blocks that more than half of the requests begin with.
-        shares: share of the requests that have more than those in common with one before.
-        extends: of these, the share that holds the whole prompt of the latest such request.
-        gap_s: float64[k], seconds since that one, of those that extend it.
-        group_sizes: int64[m], requests by their first block that is not common, largest first, single ones left out.
-    """
-
-    common_blocks: int
-    shares: float
-    extends: float
-    gap_s: np.ndarray
-    group_sizes: np.ndarray
+    common_blocks: int  # that more than half of the requests begin with
+    shares: float  # of the requests, those that have more than these in common with one before
+    extends: float  # of those, the share that holds the whole prompt of the latest such request
+    gap_s: np.ndarray  # float64[k], seconds since that one, of those that extend it
+    group_sizes: np.ndarray  # int64[m], requests by their first block that is not common, largest first, no single ones
 
 
 def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:

@@ -116,12 +116,8 @@ class Trace:
         return (len(self) - 1) / span_s if span_s > 0 else 0.0
 
     def take(self, index: np.ndarray | slice, arrival_s: np.ndarray | None = None) -> Trace:
-        """Returns the requests that `index` (a slice, a mask bool[n] or positions int[m]) selects.
-
-        Args:
-            index: positions may repeat and be in any order, if the arrivals they end up with do not descend.
-            arrival_s: float64[m], new times for them, seconds; their own unless given.
-        """
+        """Returns the requests that `index` (a slice, a mask bool[n] or positions int[m]) selects, at their own times
+        or at `arrival_s`, float64[m], which must not descend."""
         if isinstance(index, np.ndarray) and index.dtype == bool:
             index = np.flatnonzero(index)
 
@@ -142,16 +138,8 @@ class Trace:
         first, last = np.searchsorted(self.arrival_s, [start_s, end_s], side="left")
         return self.take(slice(int(first), int(max(first, last))))
 
-    def with_online(self, online: bool) -> Trace:
-        """Returns the same requests, all of them online or all of them offline."""
-        return replace(self, online=np.full(len(self), bool(online)), class_id=None, class_names=())
-
     def shift(self, by_s: float) -> Trace:
-        """Returns the trace with `by_s` seconds added to each arrival.
-
-        Raises:
-            UserError: an arrival would become negative.
-        """
+        """Returns the trace with `by_s` seconds added to each arrival, none of which may become negative."""
         return replace(self, arrival_s=self.arrival_s + by_s)
 
     def renamed(self, name: str) -> Trace:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from episodes_in_short import differences, make, play
 
-from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym import Simulation, candidate_table
 from ooco_gym.envs.admission import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
@@ -91,12 +91,3 @@ def test_to_admit_none_is_legal_where_the_iteration_has_other_work():
 
     play(env, watch)
     assert seen == {True, False}
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "cluster mixed_7b with partner deadline"),
-    ({"partner": "vllm_priority"}, "leaves nothing to decide"),
-    ({"action": "box"}, "this environment's actions are candidates")])
-def test_invalid_arguments_raise_user_errors(changes, words):
-    with pytest.raises(UserError, match=words):
-        make(ID, **changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
@@ -202,20 +201,3 @@ def test_a_window_without_a_decision_is_one_step():
     assert steps[0].info["action_mask"].tolist() == [0, 1] + [0] * 8
     assert steps[1].info["elapsed_s"] == 60.0
     assert steps[1].reward == steps[1].info["summary"]["reward_total"] > 0.0
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_summaries_are_plain_figures(name):
-    """Scripts write them as JSON and print them."""
-    summary = play(make(name), partner)[-1].info["summary"]
-    assert json.loads(json.dumps(summary)) == summary
-    assert {type(value) for value in summary.values()} == {float}
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_feature_tables_fit_the_spaces(name):
-    env = make(name)
-    tables = env.feature_tables()
-    assert len(tables["cluster"]) == env.observation_space["cluster"].shape[0]
-    assert len(tables["candidates"]) == candidate_table(env.observation_space["candidates"].low).shape[1]
-    assert json.loads(json.dumps(tables)) == tables

@@ -11,7 +11,6 @@ from episodes_in_short import IDS, alike, arguments, at_random, make, play
 from gymnasium.spaces.utils import flatten, flatten_space, unflatten
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import ooco_gym
 from agents.environments import make_env
 from ooco_gym import UserError
 
@@ -64,17 +63,3 @@ def test_a_vector_of_them_is_gymnasiums_of_single_ones(name: str, mode: Autorese
 def test_what_needs_the_parts_says_so() -> None:
     with pytest.raises(UserError, match="env.flat=true: commands take an observation by its parts"):
         make_env({"id": GATING, "flat": True})
-
-
-def test_a_learner_of_vectors_enters_the_paired_table() -> None:
-    seen = []
-
-    def act(observation: np.ndarray) -> int:
-        seen.append(observation.copy())
-        return 1
-
-    env = gym.make(GATING, flat=True, **BRIEF)
-    found = ooco_gym.evaluate(act, env, split="validation", episodes=2)
-    assert all(env.observation_space.contains(one) for one in seen)
-    same = next(row for row in found["paired"] if (row["policy"], row["metric"]) == ("mine", "episode_reward"))
-    assert same["mean_difference"] == 0.0

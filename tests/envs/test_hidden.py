@@ -16,7 +16,6 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
 
 LATER_S = 5
-RULES = ("ooco", "ooco_lengths", "ooco_xllm", "echo_pd", "hygen_pd")
 
 
 @jit(types.void(types.int64, types.int64))
@@ -79,23 +78,6 @@ def test_lengths_of_unfinished_outputs_are_hidden(name):
     env = make(name)
     env.reset(seed=1, options={"window": 0})
     check_decisions(env)
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_lengths_are_hidden_from_rules(name):
-    env = make(name)
-    env.reset(seed=1, options={"window": 0})
-    random = np.random.default_rng(5)
-    if env.episodes.controls is not None:
-        pytest.skip("no rule is asked")
-    for _ in range(25):
-        wanted = [env.rule_action(policy) for policy in RULES]
-        with put_back_after(env):
-            longer(env.simulation.state, random)
-            again = [env.rule_action(policy) for policy in RULES]
-        assert wanted == again
-        if env.step(env.partner_action())[3]:
-            break
 
 
 def play_apart(name, change, most):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
@@ -60,21 +59,6 @@ def test_its_decision_has_a_slot_words_and_features_of_its_own(name: str) -> Non
     assert gym.make("ooco_gym/Gating-v0", **SHORT).observation_space["decision"].shape == (len(DECISIONS),)
 
 
-def test_a_vector_of_it_is_as_single_ones(name: str) -> None:
-    single: Any = gym.make(imported(name), **SHORT).unwrapped
-    several = gym.make_vec(ID, num_envs=2, vectorization_mode="vector_entry_point", **SHORT)
-    observations, _ = several.reset(seed=[3, 4], options={"window": 0})
-    observation, _ = single.reset(seed=4, options={"window": 0})
-    random = np.random.default_rng(1)
-    for _ in range(12):
-        for key, part in observation.items():
-            assert np.array_equal(observations[key][1], part)
-        actions = random.integers(1, 7, 2)
-        observations, rewards, *_ = several.step(actions)
-        observation, reward, *_ = single.step(int(actions[1]))
-        assert rewards[1] == reward
-
-
 def test_its_actions_change_what_is_pulled_and_the_partner_is_left_as_tuned(name: str) -> None:
     totals = {}
     for action in (1, 2, 4):
@@ -86,11 +70,6 @@ def test_its_actions_change_what_is_pulled_and_the_partner_is_left_as_tuned(name
         totals[action] = info["summary"]
     assert totals[1] == totals[4] != totals[2]  # limit 8 is as tuned
     assert ooco_gym.make_agent("partner", env)() == 1
-
-
-def test_another_partner_is_refused_with_the_files_own_sentence(name: str) -> None:
-    with pytest.raises(UserError, match="the limit of pulls is a parameter of ooco"):
-        gym.make(imported(name), partner="base_pd", **SHORT)
 
 
 def test_what_cannot_be_imported_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

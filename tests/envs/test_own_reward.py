@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import alike, arguments, at_random, make, play
-from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import SyncVectorEnv
+from episodes_in_short import arguments, make, play
 
 from ooco_gym import UserError
 from ooco_gym.envs import imported, is_ours
@@ -94,36 +91,6 @@ def test_the_figure_comes_after_the_common_ones_on_its_scale(name: str) -> None:
         assert np.array_equal(one.observation["cluster"][:-1], other.observation["cluster"])
         assert mine.observation_space.contains(one.observation)
     assert len(shown) > 2
-
-
-def test_many_are_as_single_ones(name: str) -> None:
-    given = arguments(COMMON, scenario=BUSY, window_s=15.0)
-    ours: Any = gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", **given)
-    theirs: Any = SyncVectorEnv([lambda: gym.make(name, disable_env_checker=True, **given)] * 3)
-    assert alike(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
-    ended, costs = 0, 0.0
-    while ended < 4:
-        mine, other = ours.step(ours.partner_actions()), theirs.step(ours.partner_actions())
-        assert alike(mine[:4], other[:4])
-        for key in ("reward/interrupted", "_reward/interrupted"):
-            assert alike(mine[4][key], other[4][key])
-        ended += int(mine[3].sum())
-        costs += float(mine[4]["reward/interrupted"].sum())
-    assert costs < 0.0
-
-
-def test_it_keeps_the_conventions(name: str) -> None:
-    check_env(gym.make(name, **arguments(COMMON)).unwrapped, skip_render_check=True)
-    env = own(name, scenario={})
-    play(env, at_random(1), most=20)
-    copy = pickle.loads(pickle.dumps(env))
-    state = env.snapshot()
-    first = [env.step(1) for _ in range(20)]
-    assert alike(first, [copy.step(1) for _ in range(20)])
-    env.restore(state)
-    assert alike(first, [env.step(1) for _ in range(20)])
-    flat = own(name, scenario={}, flat=True)
-    assert flat.reset(seed=1)[0].shape == (sum(space.shape[0] for space in env.observation_space.values()),)
 
 
 @reading

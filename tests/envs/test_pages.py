@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 import ooco_gym
 from docs.generators import environments as document
 from docs.generators.picture import WIDTH, picture
 from ooco_gym.envs import ENVIRONMENTS, features
-from ooco_gym.envs.decision import actual, in_unit, is_flag, kinds
+from ooco_gym.envs.decision import kinds
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.policy import get_policy
 
@@ -52,20 +50,6 @@ def test_a_page_has_what_is_its_own_and_the_common_page_gymnasiums_other_section
         assert f"  {split}: {seeds}" in text
 
 
-def test_the_index_has_the_measured_worth_of_every_choice() -> None:
-    """Of all environments, in whole windows, each with its word; those to begin with come first."""
-    text = document.index(ROOT).partition("## Where choice matters")[2].partition("![")[0]
-    rows = {line.split("|")[1].strip(" `"): [cell.strip() for cell in line.split("|")[2:-1]]
-            for line in text.splitlines() if line.startswith("| `")}
-    assert set(rows) == set(ENVIRONMENTS)
-    found = json.loads((ROOT / "results" / "choice.json").read_text())
-    assert all(one["window_s"] >= 600.0 and one["episodes"] >= 5 for one in found.values())
-    chance = next(row for row in found["ooco_gym/Routing-v0"]["rows"] if row["policy"] == "random actions")
-    assert rows["ooco_gym/Routing-v0"][2].startswith(f"{chance['offline_reference_gpu_s_per_s']['mean']:.3f} (")
-    words = [document.WORDS.index(cells[0]) for cells in rows.values()]
-    assert words == sorted(words)
-
-
 # --- Pictures and words ---------------------------------------------------------------------------------------------
 def test_every_decision_has_words_and_known_figures() -> None:
     assert tuple(kinds())[: len(features.DECISIONS)] == features.DECISIONS
@@ -82,14 +66,6 @@ def test_a_picture_is_svg_and_marks_its_decision(name: str) -> None:
     for element in tree.iter():
         if element.get("x") is not None:
             assert 0 <= float(element.get("x", 0)) < WIDTH
-
-
-def test_figures_are_read_back_in_their_units() -> None:
-    by_name = {feature.name: feature for feature in features.CANDIDATES}
-    tokens = by_name["tokens"]
-    value = float(np.log1p(1234.0) / np.log1p(tokens.limit))
-    assert actual(tokens, value) == pytest.approx(1234.0)
-    assert in_unit(by_name["memory"], 0.25) == (25.0, "%") and is_flag(by_name["running"])
 
 
 # --- The table of rules by decision on the environments' index: complete, and what it names can be played ------------
@@ -113,13 +89,3 @@ def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
         for name in rule.policies:
             action = int(ooco_gym.make_agent(name, env)())
             assert env.unwrapped.action_masks()[action] or action == 1
-
-
-def test_every_published_system_answers_by_a_rule_of_its_own() -> None:
-    """What each published system answers, and ours, is a rule of its own."""
-    wanted = {"evict": ("ooco:evict=bottleneck", "echo_pd", "base_pd", "least_urgent"),
-              "gate": ("ooco:gate=cost", "ooco_xllm", "hygen_pd", "echo_pd"),
-              "interrupt": ("ooco:interrupt=always", "slack"), "pull": ("ooco", "ooco_xllm", "slack")}
-    for decision, names in wanted.items():
-        rows = [rule for rule in document.rules_for(decision) for name in names if name in rule.policies]
-        assert len(rows) == len(set(rows)) == len(names), decision

@@ -95,20 +95,6 @@ def test_every_policys_rule_is_a_legal_action_everywhere(name):
     assert len(play(env, ask_all, most=60)) > 10
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_rule_action_does_not_change_the_episode(name):
-    asked, plain = make(name), make(name)
-
-    def ask(one):
-        for policy in ("ooco", "ooco_xllm", "echo_pd", "random"):
-            one.rule_action(policy)
-        return one.partner_action()
-
-    play(asked, ask)
-    play(plain, partner)
-    assert differences(asked.simulation.state, plain.simulation.state) == []
-
-
 def test_a_partner_that_profiles_is_tuned_for_each_window(tmp_path):
     """HyGen finds its budget in test runs of the scenario: where that varies, each window has its own."""
     path = tmp_path / "varied.yaml"

@@ -9,9 +9,8 @@ import pytest
 from episodes_in_short import differences, make, partner, play
 from numba import types
 
-from agents.evaluation.heuristics import RECLAIMING, heuristics_of
 from baselines.deadline import compose_within, settings_of
-from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym import Simulation, candidate_table
 from ooco_gym.compile import jit
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.reclaiming import PLACES
@@ -20,11 +19,9 @@ from ooco_gym.policy.decisions import COMPOSE, addresses, hook
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.policy.mixed import RECOMPUTE, preempt
 from ooco_gym.policy.reclaiming import fits_host, lacking, relief
-from ooco_gym.runtime.features import VICTIM
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Reclaiming-v0"
-COLUMNS = [getattr(COLUMN, PLACES[one.name]) for one in VICTIM]
 SHARED = {"rate_scale": 0.06, "offline": {"mode": "rate", "rate": 4.0, "lengths": "ooc",
                                           "sharing": {"form": "few_shot", "ratio": 0.5, "groups": 10}}}
 CASES = {
@@ -127,32 +124,3 @@ def test_where_memory_is_plentiful_nothing_is_asked():
     last = play(make(ID, scenario={"cluster": "mixed_7b"}), partner)
     assert len(last) == 2 and last[-1].info["summary"]["evictions"] == 0
     assert play(make(ID), partner)[-1].info["summary"]["evictions"] > 0
-
-
-def test_heuristics_take_the_least_of_what_they_go_by():
-    env = make(ID)
-    listed = {one.name: one for one in heuristics_of(env, None)}
-    assert {*RECLAIMING, "partner", "shortest", "longest"} == set(listed)
-    env.reset(seed=1, options={"window": 0})
-    acting, asked = {name: one.begin(env) for name, one in listed.items()}, 0
-    for _ in range(40):
-        place, swap, there = figures(env, "place"), figures(env, "swap"), figures(env, "present") > 0
-        k = acting["last admitted"]() - 2
-        assert place[k] == place[there].max() and not swap[k]
-        assert place[acting["last to the host"]() - 2] == place[there].max()
-        k = acting["least computed"]() - 2
-        rows = env.simulation.state.requests[env.episodes.buffers.chosen[0]]["num_computed_tokens"]
-        assert rows[k] == rows[there].min()
-        asked += 1
-        if env.step(acting["least loss"]())[3]:
-            break
-    assert asked > 20
-
-
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "cluster mixed_7b with partner deadline"),
-    ({"partner": "vllm_fcfs"}, "treats offline requests as online ones"),
-    ({"action": "box"}, "this environment's actions are candidates")])
-def test_invalid_arguments_raise_user_errors(changes, words):
-    with pytest.raises(UserError, match=words):
-        make(ID, **changes)

@@ -51,24 +51,6 @@ def test_samples_are_the_simulators_own_sums(name: str) -> None:
     assert (np.diff([sample.time_ps for sample in samples]) >= 0).all() and (np.diff(spent, axis=0) >= -under_way).all()
 
 
-def test_watching_changes_nothing() -> None:
-    plain, watched = make("Gating"), make("Gating", render_mode="rgb_array")
-    told = []
-    for env in (plain, watched):
-        env.reset(seed=5, options={"window": 2})
-        random = np.random.default_rng(1)
-        rewards = []
-        for _ in range(200):
-            action = int(random.choice(np.flatnonzero(env.unwrapped.action_masks())))
-            observation, reward, _, over, info = env.step(action)
-            rewards.append((reward, info["elapsed_s"], observation["cluster"].tobytes()))
-            if over:
-                break
-        told.append(rewards)
-    assert told[0] == told[1]
-    assert not plain.unwrapped.episodes.watchers
-
-
 @pytest.mark.parametrize("name", ["Gating", "Routing", "Packing"])
 def test_a_picture_has_the_same_size_throughout(name: str) -> None:
     env = make(name, render_mode="rgb_array")

@@ -90,19 +90,3 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
     whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
     assert not whole.advance()
     assert differences(env.simulation.state, whole.state) == []
-
-
-def test_an_answer_stays_in_force_while_requests_enter_and_arrive():
-    """Each engine is asked once an interval how it is filled; who enters and where to are asked all the same."""
-    env, last, counts, choose = make(ID, interval_s=1.0), {}, dict.fromkeys(TABLES, 0), at_random(5)
-
-    def watch(one):
-        counts[kind(one)] += 1
-        if kind(one) == "batch":
-            instance, now = int(one.simulation.state.pending.instance), one.simulation.now_s
-            assert now - last.get(instance, -np.inf) >= 1.0 - 1e-9
-            last[instance] = now
-        return choose(one)
-
-    play(env, watch)
-    assert len(last) == 4 and 100 < counts["batch"] < 61 * 4 and counts["admit"] > 200 and counts["target"] > 200

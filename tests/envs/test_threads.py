@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import multiprocessing
 import os
-import pickle
-import subprocess
-import sys
 import threading
-import time
 from typing import Any
 
 import gymnasium as gym
@@ -18,7 +12,7 @@ import numpy as np
 import pytest
 from episodes_in_short import alike, arguments
 
-from ooco_gym import UserError, jobs
+from ooco_gym import UserError
 
 GATING, CONTROL = "ooco_gym/Gating-v0", "ooco_gym/Control-v0"  # which decides by the clock: its episodes end together
 KINDS = (GATING, CONTROL, "ooco_gym/Batching-v0", "ooco_gym/MigrationPredicted-v0")
@@ -63,7 +57,7 @@ def test_any_number_of_threads_plays_the_same(name, count):
         env.close()
 
 
-def test_threads_begin_with_the_first_step_and_end_with_close_or_with_the_vector():
+def test_threads_begin_with_the_first_step_and_end_with_close():
     before = living()
     env = vector(3)
     env.reset(seed=1)
@@ -73,31 +67,6 @@ def test_threads_begin_with_the_first_step_and_end_with_close_or_with_the_vector
     env.close()
     env.close()
     assert living() == before
-    left = vector(2)
-    left.reset(seed=1)
-    left.step(left.partner_actions())
-    assert living() == before + 1
-    del left
-    gc.collect()
-    begun = time.monotonic()
-    while living() > before and time.monotonic() < begun + 10.0:
-        time.sleep(0.01)
-    assert living() == before
-
-
-@pytest.mark.parametrize("copied", [lambda env: pickle.loads(pickle.dumps(env)), copy.deepcopy])
-def test_copies_have_threads_of_their_own(copied):
-    env = vector(3)
-    env.reset(seed=4)
-    for _ in range(10):
-        env.step(env.partner_actions())
-    other = copied(env.unwrapped)
-    assert other.episodes.threads == 3
-    for turn in range(30):
-        actions = np.full(5, turn % 3)
-        assert alike(env.step(actions), other.step(actions))
-    env.close()
-    other.close()
 
 
 def _go_on(env: Any, sender: Any) -> None:
@@ -122,17 +91,6 @@ def test_a_fork_makes_threads_of_its_own():
     env.close()
 
 
-def test_a_process_ends_that_closed_nothing():
-    code = ("import gymnasium as gym, ooco_gym\n"
-            "env = gym.make_vec('ooco_gym/Gating-v0', num_envs=4, vectorization_mode='vector_entry_point', threads=3,\n"
-            "                   window_s=5.0, warmup_s=1.0)\n"
-            "env.reset(seed=1)\n"
-            "env.step([1] * 4)\n")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300,
-                          check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_mistake_in_any_thread_is_raised_by_the_step(threads):
     env = vector(threads)
@@ -149,16 +107,3 @@ def test_a_mistake_in_any_thread_is_raised_by_the_step(threads):
     for _ in range(5):
         assert alike(env.step(env.partner_actions()), fresh.step(fresh.partner_actions()))
     env.close()
-
-
-@pytest.mark.parametrize(("said", "worker", "found"), [
-    (None, False, 4), (None, True, 1), ("2,1", True, 2), ("many", False, 4)])
-def test_a_process_has_as_many_threads_as_it_may(said, worker, found, monkeypatch):
-    monkeypatch.setattr(jobs, "cores", lambda: 4)
-    monkeypatch.setattr(jobs, "is_worker", lambda: worker)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if said is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert jobs.threads() == found
-    env = vector(None)
-    assert env.unwrapped.episodes.threads == found

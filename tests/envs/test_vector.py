@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from episodes_in_short import IDS, alike, arguments, make, random_legal
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -89,22 +89,6 @@ def test_native_episodes_are_those_of_gymnasiums_vector(name, mode, seed, count,
             assert_of_the_reset(results[0][1], results[1][1], over)
             assert np.array_equal(results[0][1]["action_mask"], ours.action_masks()), "the others' masks hold still"
     assert ends > 0
-
-
-@pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Control-v0", "ooco_gym/Serving-v0"])
-def test_asynchronous_processes_play_the_same(name):
-    count, seed = 2, 11
-    ours = native(name, count)
-    theirs: Any = AsyncVectorEnv([maker(name)] * count)
-    try:
-        assert alike(ours.reset(seed=seed), theirs.reset(seed=seed))
-        for _ in range(25):
-            actions = ours.partner_actions()
-            mine, other = ours.step(actions), theirs.step(actions)
-            assert alike(mine[:4], other[:4])
-            assert alike(filled(mine[4], other[4]), filled(other[4], mine[4]))
-    finally:
-        theirs.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

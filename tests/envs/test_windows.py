@@ -65,12 +65,6 @@ def test_what_is_given_is_not_drawn(arguments, scale):
     assert scales(**arguments) == {scale}
 
 
-def test_a_shift_stays_as_it_is_where_a_whole_file_is_given():
-    """Commands hand an environment all that its file says, `vary` among it."""
-    config = load_yaml("env", "batching")
-    assert scales(shift="load", vary=config["vary"], shifts=config["shifts"]) == {2.1}
-
-
 def test_a_command_says_that_what_it_is_given_would_be_drawn_anew(tmp_path, capsys):
     words = ["headroom", "env=batching", f"out={tmp_path / 'run'}"]
     assert main([*words, "env.scenario.rate_scale=1.5"]) == 2

@@ -102,7 +102,8 @@ class Load:
         parts = [self.online] if self.offline is None else [self.online, self.offline]
         seconds = 2.0 * requests / sum(rate for _, rate in parts)
         traces = [load_workload(name, duration_s=seconds, seed=seed, rate_scale=rate / workload_mean_rate(name))
-                  .with_online(index == 0) for index, (name, rate) in enumerate(parts)]
+                  for name, rate in parts]
+        traces = [replace(one, online=np.full(len(one), one is traces[0])) for one in traces]
         trace = merge(*traces).take(slice(requests))
         if self.offline is None:
             trace = replace(trace, online=np.random.Generator(np.random.Philox(seed)).random(len(trace)) < 0.5)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.policy import Param, Policy, get_policy, list_policies, policy_of, spelled, spelling_of
+from ooco_gym.policy import Policy, get_policy, list_policies, policy_of, spelled, spelling_of
 from ooco_gym.sim import state as s
 
 SHIPPED = ("always", "base_pd", "never", "online_priority", "ooco", "ooco_xllm", "random")
@@ -60,16 +60,6 @@ def _can_have(policy: Policy, name: str, value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, float) and param.low <= value <= param.high)
 
 
-def test_whole_bounds_make_a_whole_number() -> None:
-    """As a search draws them: 8.0 is one; a parameter with other bounds takes fractions."""
-    whole, other = Param("tries", "of something", 1, 64), Param("factor", "of something", 1.0, 64.0)
-    assert whole.whole and not other.whole
-    assert whole.number(8.0, "mine") == 8.0 and other.number(8.5, "mine") == 8.5
-    for value in (8.5, float("inf"), float("nan"), "8"):
-        with pytest.raises(UserError, match="mine: tries=.* must be a whole number from 1 to 64"):
-            whole.number(value, "mine")
-
-
 @pytest.mark.parametrize("wrong,words", [
     ("oocoo", ("oocoo", "ooco")),
     ("ooco:slo_margn=0.8", ("slo_margn", "slo_margin")),
@@ -87,11 +77,3 @@ def test_mistakes_name_the_key_and_the_nearest_valid_name(wrong: object, words: 
         policy_of(wrong)  # type: ignore[arg-type]
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
-
-
-def test_what_a_bundle_leaves_alone_has_plain_defaults() -> None:
-    mine = Policy("mine", (Param("weight", "of something", 0.0, 1.0),), {"weight": 0.5})
-    assert all(hook is not None for hook in mine.hooks())
-    assert mine.vector()[0] == 0.5
-    with pytest.raises(UserError, match="weight"):
-        Policy("mine", mine.params).vector()

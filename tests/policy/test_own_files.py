@@ -68,14 +68,6 @@ def test_simulate_takes_a_file_and_its_yaml(folder: Path) -> None:
     assert lazy["offline"]["finished"] == 0 < plain["offline"]["finished"]
 
 
-def test_a_folder_of_configuration_may_hold_its_yaml(folder: Path) -> None:
-    (folder / "conf" / "policy").mkdir(parents=True)
-    (folder / "conf" / "policy" / "eager.yaml").write_text(
-        "name: eager\nfile: ../../my_rule.py\nlongest_tokens: 99999\n")
-    done = ran("simulate", "policy=eager", "--config-dir", str(folder / "conf"), out=folder / "a")
-    assert (done["policy"], done["params"]["longest_tokens"]) == ("eager", 99_999)
-
-
 def test_compare_plays_it_in_worker_processes_and_knows_it_again(folder: Path) -> None:
     words = ("compare", "policies=[base_pd,my_rule.py,my_rule.yaml,'my_rule.py:lazy']", "seeds=1", "workers=2",
              "metrics=[offline.output_tokens_per_s]")
@@ -89,23 +81,6 @@ def test_compare_plays_it_in_worker_processes_and_knows_it_again(folder: Path) -
     other = policy_identity("other.py")
     assert other["code"] != before["code"], "the file's text is a part of what figures are kept under"
     assert other == before | {"code": other["code"]}
-
-
-def test_evaluate_plays_it_in_an_environment(folder: Path) -> None:
-    words = ("evaluate", "env=gating", "policies=[my_rule.py,my_rule.yaml,ooco]", "episodes=2", "window_s=20",
-             "warmup_s=10", "workers=2", f"out={folder / 'out'}", "env.partner=my_rule.py:lazy")
-    assert main(list(words)) == 0
-    summary = json.loads((folder / "out" / "summary.json").read_text())
-    assert {row["policy"] for row in summary["results"]} == {"my_rule.py", "my_rule.yaml", "ooco"}
-
-
-def test_capacity_takes_it(folder: Path) -> None:
-    from experiments.common.policies import names_of
-
-    names = ["my_rule.py", "my_rule.yaml", "my_rule.py:lazy"]
-    assert names_of({"policies": names}, "policies", "policy") == names
-    with pytest.raises(UserError, match=r"my_rul.py' does not exist"):
-        names_of({"policy": "my_rul.py"}, "policies", "policy")
 
 
 def test_names_lead_back_to_the_file(folder: Path) -> None:

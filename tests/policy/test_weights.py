@@ -68,13 +68,3 @@ def test_missing_files_and_values_that_name_none_are_refused() -> None:
 def test_shipped_files_are_named_the_same_on_every_machine() -> None:
     inside = conf_root() / "policy" / "deadline.yaml"
     assert shipped_name(str(inside)) == "policy/deadline.yaml" and find_weights("policy/deadline.yaml") == inside
-
-
-def test_a_yaml_names_weights_beside_it(tmp_path: Path) -> None:
-    layout = get_policy("adaptive_deadline").layout
-    assert layout is not None
-    weights = np.linspace(-1.0, 1.0, layout.size)
-    write_weights(tmp_path / "w.npz", layout, weights)
-    (tmp_path / "mine.yaml").write_text("extends: adaptive_deadline\nweights: w.npz\n")
-    found = get_policy(str(tmp_path / "mine.yaml")).weights
-    assert found is not None and found.tolist() == weights.tolist()

@@ -96,13 +96,6 @@ def signed_log(ms: float) -> float:
     return float(np.copysign(np.log1p(abs(ms)) / np.log1p(10_000), ms))
 
 
-def test_an_empty_engine() -> None:
-    values = found()
-    assert values["kv_free"] == 0.5 and values["seats_free"] == 1.0
-    assert values["slack_least"] == values["ttft_slack"] == values["next_slack"] == 1.0
-    assert values["online_step"] == values["online_work"] == values["offline_work"] == 0.0
-
-
 def test_slack_is_how_far_a_request_is_ahead_of_its_next_tokens_deadline() -> None:
     """First token at 9 s: the one after 30 tokens is due at 10.5 s, the one after 19 at 9.95 s; one is lost."""
     values = found([decoding(0, 9.0, 30), decoding(1, 9.0, 19), decoding(2, 9.0, 100, arrival_s=1.0),
@@ -132,14 +125,6 @@ def test_rates_fade_as_those_of_the_simulator() -> None:
         rates.arrived(at)
     assert rates.rates[10] == pytest.approx(sum(np.exp(-(2.5 - at) / 10) / 10 for at in (1.0, 2.0, 2.5)))
     assert rates.last_s == 2.5
-
-
-def test_blocks_begin_anew() -> None:
-    blocks = Blocks()
-    for at in (1.0, 2.0, 700.0, 701.0):
-        blocks.arrived(at)
-    blocks.missed(3.0 + 700.0)
-    assert blocks.counts(1000.0) == [(2, 1), (4, 1)] and blocks.counts(1200.0) == [(0, 0), (4, 1)]
 
 
 def test_the_page_on_disk_is_what_the_code_writes() -> None:

@@ -1,7 +1,6 @@
 """Whatever a policy does, the engine gets an answer that may be acted on; every time it is the rule's is counted."""
 
 import logging
-import threading
 import time
 from types import SimpleNamespace
 
@@ -128,43 +127,6 @@ def test_in_the_shadow_the_rule_acts_and_both_are_compared():
     guard.rule = lambda observation, mask: next(asked)
     assert [guard.decide(seen()) for _ in range(4)] == [0, 2, 0, 2]
     assert guard.metrics.counts() == {"decisions": {"rule": 4}, "fallbacks": {}, "shadow": {"no": 2, "yes": 2}}
-
-
-def test_many_threads_may_ask_at_a_time(tmp_path):
-    policy = Policy.load(written(tmp_path))
-    guard = Guarded(policy, lambda o, m: RULE, budget_s=30.0)
-    inputs = np.random.default_rng(0).uniform(-1, 1, (50, F)).astype(np.float32)
-    inputs = np.clip(inputs, 0, 1)
-    wanted = [policy.decide(one) for one in inputs]
-    wrong = []
-
-    def ask():
-        for _ in range(10):
-            for one, right in zip(inputs, wanted, strict=True):
-                answer = guard.decide(one)
-                if answer != right:
-                    wrong.append(answer)
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    counts = guard.metrics.counts()
-    assert wrong == [] and counts["decisions"] == {"policy": 4000} and counts["fallbacks"] == {}
-
-
-def test_the_reason_is_logged_once():
-    handler, records = logging.Handler(), []
-    handler.emit = records.append
-    logging.getLogger("ooco_gym.runtime").addHandler(handler)
-    try:
-        guard = guarded(fail)
-        for _ in range(5):
-            guard.decide(seen())
-    finally:
-        logging.getLogger("ooco_gym.runtime").removeHandler(handler)
-    assert [one.getMessage() for one in records] == ["the rule decides in the policy's place (raised: broken)"]
 
 
 def test_prometheus_reads_the_metrics():

@@ -1,8 +1,6 @@
 """Policies that set the parameters of a rule: what is written is what decides, without anything but numpy."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -67,13 +65,6 @@ def test_values_stay_within_their_bounds_whatever_the_network_says(base, z, step
     assert value(np.array([0.0]))[0] == base
 
 
-def test_batches_decide_as_single_observations(tmp_path):
-    policy = Policy.load(written(tmp_path))
-    x = np.random.default_rng(4).uniform(-1, 1, (50, F)).astype(np.float32)
-    singles = [list(policy.decide(one).values()) for one in x]
-    np.testing.assert_allclose(policy.decide_batch(x), singles, rtol=1e-12)
-
-
 @pytest.mark.parametrize("given, words", [
     (np.zeros(F - 1), f"shape ({F - 1},); expected ({F},), last axis: online_decodes"),
     (np.full(F, np.nan), "not finite: feature 'online_decodes'"),
@@ -121,19 +112,3 @@ def test_every_change_of_a_bundle_is_one_sentence(tmp_path):
         Policy.load(folder)
     with pytest.raises(UserError, match="does not answer its reference vectors"):
         Policy.load(resigned(folder, lambda _: None))
-
-
-ALONE = """
-import sys
-for name in ("numba", "torch", "onnxruntime", "hydra", "gymnasium", "pyarrow", "scipy", "yaml"):
-    sys.modules[name] = None
-from ooco_gym.runtime import Policy
-print(sorted(Policy.load(sys.argv[1]).decide([0.0] * 44)))
-print([name for name in sys.modules if name.startswith(("ooco_gym.sim", "ooco_gym.envs", "agents"))])
-"""
-
-
-def test_numpy_is_all_that_deciding_needs(tmp_path):
-    done = subprocess.run([sys.executable, "-c", ALONE, str(written(tmp_path))], capture_output=True, text=True,
-                          check=True)
-    assert done.stdout.splitlines() == ["['offline_share', 'tpot_share']", "[]"]

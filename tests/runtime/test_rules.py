@@ -143,13 +143,6 @@ def test_who_gives_way(rule: str, expected: list[int]) -> None:
     assert make_rule(rule).compose(engine, Learned()).preempted == expected
 
 
-def test_a_line_describes_what_is_looked_at() -> None:
-    seen = []
-    line = Line(seen.append(i) or Request(i, True, i, float(i), 1.0, 1.0, 5) for i in range(8))
-    assert [one.id for one in line.first(2)] == [0, 1] and seen == [0, 1]
-    assert line.peek() is line.first(1)[0] and line.find(5).id == 5 and [one.id for one in line] == seen == [*range(8)]
-
-
 def test_waiting_requests_are_looked_up_one_after_the_other() -> None:
     """Two of nine fit into the budget of 64 tokens: what is in the cache of them counts, and three are looked up."""
     asked = []
@@ -262,8 +255,3 @@ def test_what_is_kept_comes_first_until_it_is_gone() -> None:
     line = admitter.Ranked(Line(rows), kept, lambda left, count: [one.id for one in reversed(left)][:count])
     assert [one.id for one in line.first(1)] == [2] and [one.id for one in line.first(9)] == [2, 4, 3, 1, 0]
     assert kept == [2, 4, 3, 1, 0] and line.find(4) is rows[4] and list(line) == rows
-
-
-def test_an_unknown_order_is_refused_in_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"rule 'admitter': rule='shortst' is not one of .*shortest"):
-        make_rule("admitter", {"rule": "shortst"})

@@ -218,10 +218,3 @@ print(policy.decide({good()!r}, [1] * 5))
                           cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "3"
-
-
-def test_a_missing_onnxruntime_is_said_with_its_extra(tmp_path, monkeypatch):
-    folder = write_bundle(tmp_path / "bundle")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UserError, match=r"pip install 'ooco-gym\[export\]'"):
-        Policy.load(folder)

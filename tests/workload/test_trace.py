@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +80,9 @@ def test_slices_of_time_put_together_are_the_whole(trace: Trace, cut_s: float, o
 @settings(deadline=None, max_examples=60)
 @given(traces(), traces())
 def test_merge_keeps_each_request_and_the_order_of_each_part(first: Trace, second: Trace) -> None:
-    second = second.with_online(False)
-    both = merge(first.with_online(True), second)
+    plain = {"class_id": None, "class_names": ()}
+    first, second = (replace(one, online=np.full(len(one), one is first), **plain) for one in (first, second))
+    both = merge(first, second)
     assert len(both) == len(first) + len(second)
     assert np.array_equal(both.take(both.online).prompt_tokens, first.prompt_tokens)
     assert np.array_equal(both.take(~both.online).arrival_s, second.arrival_s)
