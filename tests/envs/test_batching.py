@@ -12,15 +12,6 @@ from ooco_gym.runtime.features import ENGINE as FEATURES
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Batching-v0"
-MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.05}
-SHARED = {"workload": "few_shot", "rate_scale": 0.5, "offline": {
-    "mode": "rate", "rate": 6.0, "lengths": "mmlu", "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
-CASES = {
-    "as trained": {}, "four engines": {"cluster": "engines_7b", "scenario": {"rate_scale": 6.0}},
-    "memory binds": {"scenario": MEMORY_BOUND, "vary": {}},
-    "prefixes are shared": {"scenario": SHARED, "vary": {}, "partner": "hygen:latency_budget_s=0.04,prefix_caching=on"},
-    "TPOT from the first decode": {"scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03, "tpot_from": "first_decode"}}},
-}
 
 
 def test_a_decision_is_asked_where_there_is_more_to_do_than_online_decodes():
