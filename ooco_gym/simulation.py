@@ -255,7 +255,9 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     `Policy`.
 
     Args:
-        scenario, policy, params: what is played, and parameters to set besides.
+        scenario: what is played.
+        policy: a name, a mapping with parameters, or a `Policy`.
+        params: parameters to set besides.
         sample_s: interval of the samples over time, in seconds.
         log: whether every event is logged (`Run.log`).
         bulk: many decode steps at once; off, one at a time, with the same result.
