@@ -104,7 +104,7 @@ bench: $(VENV)/.demo
 
 # The table of docs/validity.md, from what is measured in OOCO_GYM_DATA and the files above.
 validity: $(VENV)/.demo
-	$(BIN)/python -m experiments.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) prompts=$(PROMPTS)
+	$(BIN)/python -m docs.generators.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) prompts=$(PROMPTS)
 
 # The learned policies and the heuristics that they are held against, from nothing (docs/learned.md); what is there
 # already is kept.

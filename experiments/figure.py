@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.common.output import check_page, rounded
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.figure_page import section_of, table_of_verdicts, write_results
+from experiments.figure_page import by_number, section_of, table_of_verdicts, write_results
 from experiments.figure_points import Row, measure, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
 from ooco_gym.errors import UserError, check_keys, unknown
@@ -32,17 +31,11 @@ NEEDED = ("title", "paper", "figure", "read", "statement", "axes", "metrics", "t
 KEYS = (*NEEDED, "policy", "scenario", "set", "play", "hold", "seeds", "plot", "quick", "why", "not_comparable")
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A figure by its name, `paper/figure`, and what its YAML says."""
 
     name: str
     spec: Mapping[str, Any]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The paired seeds that every point is played on."""
-        return seeds_of(self.spec.get("seeds"), f"{self.name}: seeds")
 
 
 def names_of(asked: Any) -> list[str]:
@@ -52,7 +45,7 @@ def names_of(asked: Any) -> list[str]:
         UserError: a name or pattern that no figure has.
     """
     root = conf_root() / "figure"
-    known = sorted((f"{path.parent.name}/{path.stem}" for path in root.glob("*/[!_]*.yaml")), key=_in_order)
+    known = sorted((f"{path.parent.name}/{path.stem}" for path in root.glob("*/[!_]*.yaml")), key=by_number)
     found: dict[str, None] = {}
     for one in [asked] if isinstance(asked, str) else list(asked or ()):
         own = str(one).endswith((".yaml", ".yml"))
@@ -65,12 +58,6 @@ def names_of(asked: Any) -> list[str]:
     return list(found)
 
 
-def _in_order(name: str) -> list[Any]:
-    """Papers by name, their figures by number."""
-    digits = "".join(letter if letter.isdigit() else " " for letter in name.partition("/")[2]).split()
-    return [name.partition("/")[0], int(digits[0]) if digits else 99, name]
-
-
 def read(name: str, quick: bool = False) -> Figure:
     """A figure's YAML, `quick:` in the place of what it replaces where that is asked for.
 
@@ -79,8 +66,7 @@ def read(name: str, quick: bool = False) -> Figure:
     """
     if name.endswith((".yaml", ".yml")):
         path = Path(name).absolute()
-        group, name = path, f"{path.parent.name}/{path.stem}"
-        spec = load_yaml("figure", str(path))
+        name, spec = f"{path.parent.name}/{path.stem}", load_yaml("figure", str(path))
     else:
         group, _, stem = name.partition("/")
         spec = load_yaml(f"figure/{group}", stem)
@@ -134,9 +120,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
     """Plays a figure's points and judges them: its verdict as `figures[]` holds it, and the rows of its table."""
     begun, asked, spec = time.perf_counter(), jobs.different, figure.spec
+    seeds = seeds_of(spec.get("seeds"), f"{figure.name}: seeds")
     try:
         points = points_of(spec)
-        rows = rows_of(measure(points, figure.seeds, spec.get("hold") or {}, jobs), spec["metrics"])
+        rows = rows_of(measure(points, seeds, spec.get("hold") or {}, jobs), spec["metrics"])
         tests = [judged(test, rows) for test in spec["tests"]]
     except KeyError as error:
         raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
@@ -144,7 +131,7 @@ def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Seq
     found = {"name": figure.name, **{key: spec[key] for key in ("paper", "figure", "title", "statement", "read")},
              **{key: tests[0][key] for key in ("ours", "ci_low", "ci_high")}, "measured": tests[0]["what"],
              "verdict": verdict, "why": spec.get("not_comparable") or spec.get("why") or "", "tests": tests,
-             "seeds": list(figure.seeds), "quick": quick, "points": len(rows), "simulations": jobs.different - asked,
+             "seeds": list(seeds), "quick": quick, "points": len(rows), "simulations": jobs.different - asked,
              "wall_s": time.perf_counter() - begun,
              "command": f"ooco-gym figure name={figure.name}{' quick=true' if quick else ''}"}
     return rounded(found), rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
 from ooco_gym.report import Column, Section, Table, error_bars, layout, number, with_interval
 from ooco_gym.report.pages import COLOURS
-from ooco_gym.report.tables import TO
+from ooco_gym.report.tables import NONE, TO
 
 TITLE = "The papers' figures, played anew"
 BEGIN = "<!-- figures: written by ooco-gym figure; what stands outside is not touched -->"
@@ -22,7 +23,8 @@ BEGIN = "<!-- figures: written by ooco-gym figure; what stands outside is not to
 def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Row]) -> Section:
     """A figure with what the paper states, what came out, its plot and its table."""
     sentences = [f"{spec['figure']} of {spec['paper']} ({spec['read']}): {spec['statement']}",
-                 *(f"{test['what']}: {_ours(test)}; {_ranges(test)}: {test['verdict']}." for test in found["tests"]),
+                 *(f"{test['what']}: {_ours(test)} (reproduced {_range(test['reproduced'])}, direction "
+                   f"{_range(test['direction'])}): {test['verdict']}." for test in found["tests"]),
                  f"Verdict: {found['verdict']}." + (f" {found['why']}" if found["why"] else "")]
     figures = [plot_of(spec["plot"], rows)] if spec.get("plot") else []
     return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], figures,
@@ -31,28 +33,20 @@ def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence
 
 def table_of(rows: Sequence[Row]) -> Table:
     """All points: axes, then metrics as means with intervals over seeds."""
-    def written(name: str) -> Column:
-        return Column(name, lambda row: _spread(row.values[name]))
-
-    axes = dict.fromkeys(axis for row in rows for axis in row.at)
+    axes, metrics = dict.fromkeys(axis for row in rows for axis in row.at), rows[0].values
     return Table.of([*(Column(axis, lambda row, axis=axis: str(row.at.get(axis, "")), align="l") for axis in axes),
-                     *(written(name) for name in rows[0].values)], rows)
+                     *(Column(name, lambda row, name=name: _written(spread(row.values[name]), "mean", "low", "high"))
+                       for name in metrics)], rows)
 
 
-def _spread(values: Any) -> str:
-    found = spread(values)
-    return with_interval(found["mean"], found["low"], found["high"], number, TO)
+def _written(found: Mapping[str, Any], *keys: str) -> str:
+    mean, low, high = (found[key] for key in keys)
+    return with_interval(mean, low, high, number, TO)
 
 
 def plot_of(plot: Mapping[str, Any], rows: Sequence[Row]) -> Any:
-    """The figure in the original's manner.
-
-    Args:
-        plot: `kind` (bars or lines), `x` (an axis), `y` (one metric, or several, a panel each), `series` (the axis of
-            colours), `panels` (an axis, a panel for each of its labels), `log` (axes that are logarithmic), `line` (a
-            value that the paper states, dotted).
-        rows: all points.
-    """
+    """The figure in the original's manner (CONTRIBUTING.md, A figure): bars or lines, a panel for each metric `y` and label
+    of the axis `panels`, a colour for each label of `series`; `line` is dotted."""
     from plotly.subplots import make_subplots
 
     metrics = [plot["y"]] if isinstance(plot["y"], str) else list(plot["y"])
@@ -67,25 +61,21 @@ def plot_of(plot: Mapping[str, Any], rows: Sequence[Row]) -> Any:
         for index, name in enumerate(_labels(rows, series) if series else [metric]):
             mine = [row for row in rows if (axis is None or row.at[axis] == label)
                     and (series is None or row.at[series] == name)]
-            _draw(figure, plot, metric, mine, str(name), COLOURS[index % len(COLOURS)], place == 0, at)
+            found = [spread(row.values[metric]) for row in mine]
+            x, y, low, high = [row.at[plot["x"]] for row in mine], *([one[key] for one in found] for key in (
+                "mean", "low", "high"))
+            look = {"name": str(name), "legendgroup": str(name), "showlegend": place == 0, **at,
+                    "error_y": error_bars(y, low, high)}
+            colour = COLOURS[index % len(COLOURS)]
+            if plot["kind"] == "bars":
+                figure.add_bar(x=[str(value) for value in x], y=y, marker_color=colour, **look)
+            else:
+                figure.add_scatter(x=x, y=y, mode="lines+markers", line={"color": colour}, **look)
         figure.update_xaxes(title_text=str(plot["x"]), type="log" if "x" in plot.get("log", "") else None, **at)
         figure.update_yaxes(type="log" if "y" in plot.get("log", "") else None, **at)
         if plot.get("line") is not None:
             figure.add_hline(y=float(plot["line"]), line_dash="dot", line_color="#888", **at)
     return layout(figure, 340 * lines + 90, "side", barmode="group")
-
-
-def _draw(figure: Any, plot: Mapping[str, Any], metric: str, rows: Sequence[Row], name: str, colour: str, first: bool,
-          at: Mapping[str, int]) -> None:
-    found = [spread(row.values[metric]) for row in rows]
-    y = [one["mean"] for one in found]
-    look = {"name": name, "legendgroup": name, "showlegend": first, **at,
-            "error_y": error_bars(y, [one["low"] for one in found], [one["high"] for one in found])}
-    x = [row.at[plot["x"]] for row in rows]
-    if plot["kind"] == "bars":
-        figure.add_bar(x=[str(value) for value in x], y=y, marker_color=colour, **look)
-    else:
-        figure.add_scatter(x=x, y=y, mode="lines+markers", line={"color": colour}, **look)
 
 
 def _labels(rows: Sequence[Row], axis: str) -> list[Any]:
@@ -94,18 +84,14 @@ def _labels(rows: Sequence[Row], axis: str) -> list[Any]:
 
 # --- The page of verdicts -------------------------------------------------------------------------------------------
 def _ours(found: Mapping[str, Any]) -> str:
-    return with_interval(found["ours"], found["ci_low"], found["ci_high"], number, TO)
-
-
-def _ranges(test: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name} {_range(test[name])}" for name in ("reproduced", "direction") if test[name])
+    return _written(found, "ours", "ci_low", "ci_high")
 
 
 def _range(ends: Sequence[float | None] | None) -> str:
     low, high = ends or (None, None)
-    if high is None:
-        return f"from {low:g}" if low is not None else "–"
-    return f"{low:g} to {high:g}" if low is not None else f"up to {high:g}"
+    if low is None or high is None:
+        return NONE if low is high else f"from {low:g}" if high is None else f"up to {high:g}"
+    return f"{low:g} to {high:g}"
 
 
 def table_of_verdicts(figures: Sequence[Mapping[str, Any]]) -> Table:
@@ -132,20 +118,17 @@ def body(figures: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def write_results(figures: Sequence[Mapping[str, Any]], out: Path, page: str | None, kept: str | None) -> list[Path]:
-    """Writes the verdicts as JSON and as a Markdown page; figures of an earlier run that were not played stay.
+def by_number(name: str) -> list[Any]:
+    """The order of figures: papers by name, their figures by number."""
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name)]
 
-    Args:
-        figures: the verdicts.
-        out: the run folder.
-        page: the Markdown file; None: `reproduction.md` in the run folder.
-        kept: the JSON file; None: `reproduction.json` beside the page.
-    """
+
+def write_results(figures: Sequence[Mapping[str, Any]], out: Path, page: str | None, kept: str | None) -> list[Path]:
+    """Writes the verdicts as JSON (`kept`; None: beside the page, of its name) and as a Markdown page (None:
+    `reproduction.md` in the run folder); figures of an earlier run that were not played stay."""
     path = Path(page) if page else out / "reproduction.md"
     data = Path(kept) if kept else path.with_suffix(".json")
     earlier = {one["name"]: one for one in read_json(data)["figures"]} if data.is_file() else {}
-    named = {one["name"]: one for one in figures}
-    every = [*({**earlier, **named}.values())]
-    every.sort(key=lambda one: one["paper"])
+    every = sorted((earlier | {one["name"]: one for one in figures}).values(), key=lambda one: by_number(one["name"]))
     write_json(data, {"schema": "ooco-gym/reproduction/1", "figures": every})
     return [data, *write_texts({path: merged(path, TITLE, body(every), BEGIN)})]

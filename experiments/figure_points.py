@@ -29,7 +29,6 @@ from ooco_gym.errors import UserError, check_keys
 from ooco_gym.policy import spelled
 from ooco_gym.scenario import Scenario
 
-HOLDS = ("sustained", "least")
 Found = Sequence[Mapping[str, Any]]  # of each seed
 
 
@@ -53,11 +52,10 @@ class Row:
 
 # --- Axes -----------------------------------------------------------------------------------------------------------
 def points_of(spec: Mapping[str, Any]) -> list[Point]:
-    """All combinations of a figure's axes.
+    """All combinations of a figure's axes (CONTRIBUTING.md, A figure), each with its changes made.
 
-    An axis is a list of values of its own key, or a mapping of labels to such values or to mappings of changes. A key
-    is a field of a scenario (`online_rate`, `offline.dataset`), `policy`, a parameter of it (`policy.tolerance`, left
-    out where a policy has none of this name), or an option of `play`. `set` has changes for all points.
+    Raises:
+        UserError: an unknown field, policy or function, or a parameter that none of the policies has.
     """
     everywhere = dict(spec.get("set") or {})
     axes = [[(axis, *option) for option in _options(axis, given)] for axis, given in spec["axes"].items()]
@@ -109,7 +107,7 @@ def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
 def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, Any],
             jobs: Jobs) -> list[tuple[Point, Found]]:
     """What each point comes to on each seed."""
-    check_keys("hold", hold, HOLDS)
+    check_keys("hold", hold, ("sustained", "least"))
     if hold:
         held = _sustained if "sustained" in hold else _least
         play = partial(held, jobs, tuple(seeds), next(iter(hold.values())) or {})
@@ -128,7 +126,7 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
 
 
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
-    """The highest offline rate that holds; of each seed by itself, and the summary at the highest that held for all."""
+    """The highest offline rate that holds: each seed's own, and the summaries at the highest that held for all."""
     check_keys("hold.sustained", options, ("search", "limits", "tpot_from"))
     limits = Limits(**options.get("limits") or {}).in_window(point.scenario.window()[1])
     bench = Bench(jobs, point.scenario, seeds, options.get("tpot_from") or "first_token", limits,
@@ -164,21 +162,12 @@ def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any])
         if all(np.isnan(row.values[name]).all() for row in rows):
             raise UserError(f"metrics.{name}: no point has {metric['value']}; name one of simulate's summary.json")
     for name, given in metrics.items():
-        for key in ("over", "excess_over") if isinstance(given, Mapping) else ():
-            if key in given:
-                plain = [row.values[name] for row in rows]
-                for row in rows:
-                    other = plain[_place(rows, {**row.at, **given[key]})]
-                    ratio = row.values[name] / np.where(other > 0, other, np.nan)
-                    row.values[name] = ratio - (key == "excess_over")
+        plain = {str(sorted(row.at.items(), key=str)): row.values[name] for row in rows}
+        for key in {"over", "excess_over"} & set(given if isinstance(given, Mapping) else ()):
+            for row in rows:
+                other = plain[str(sorted({**row.at, **given[key]}.items(), key=str))]
+                row.values[name] = row.values[name] / np.where(other > 0, other, np.nan) - (key == "excess_over")
     return rows
-
-
-def _place(rows: Sequence[Row], at: Mapping[str, Any]) -> int:
-    for index, row in enumerate(rows):
-        if row.at == at:
-            return index
-    raise KeyError(str(dict(at)))
 
 
 def _number(path: Any, figures: Mapping[str, Any], at: Mapping[str, Any]) -> float:

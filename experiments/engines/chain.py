@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.engines.served import Served, compare, read_measured, served, simulate_requests
+from experiments.engines.served import Served, compare, read_measured, serve_again, served
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import load_model
@@ -27,6 +27,7 @@ from ooco_gym.perf.timing.extended import fused_linears
 from ooco_gym.report import NONE, Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.runtime.beliefs import FITTED_FILE, FITTED_SCHEMA
+from ooco_gym.workload import Trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -383,6 +384,42 @@ def measure(cfg: DictConfig, folder: Path) -> Path:
     return folder
 
 
+class Engine(NamedTuple):
+    """A measured engine: `engine.json`, the cluster that stands for it, its chip's folder, the fit and its errors."""
+
+    facts: dict[str, Any]
+    cluster: dict[str, Any]
+    chip: Path
+    fitted: StepModel
+    fit: dict[str, Any]
+
+    def slower(self, factor: float, folder: Path) -> Engine:
+        """The same engine where every iteration takes `factor` times as long; its chip is written into a folder."""
+        fitted = self.fitted.slower(factor)
+        chip = write_chip(folder, fitted, self.facts, self.cluster["model"])
+        cluster = {**self.cluster, "mixed": [{**self.cluster["mixed"][0], "chip": str(chip)}]}
+        return self._replace(cluster=cluster, chip=chip.parent, fitted=fitted)
+
+
+def fitted_engine(measured: Path, out: Path) -> Engine:
+    """Fits a measurement, and writes its chip with `latency.json`, which the scheduler inside vLLM reads.
+
+    Raises:
+        UserError: the folder holds no measurement.
+    """
+    path = measured / "engine.json"
+    if not path.is_file():
+        raise UserError(f"'{measured}' holds no measurement: expected engine.json, as `ooco-gym calibrate measure` "
+                        "writes it")
+    facts, rows = json.loads(path.read_text(encoding="utf-8")), read_iterations(measured / "iterations.parquet")
+    fitted, model = fit_iterations(rows), model_of(facts)
+    chip = write_chip(out / "chip", fitted, facts, model)
+    cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
+               "max_batch": facts["max_num_seqs"] + 1,
+               "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
+    return Engine(facts, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
+
+
 def close(measured: Path, out: Path, chip: str | None = None, timing: str = "measured") -> dict[str, Any]:
     """The links after the first: fit, simulate, compare.
 
@@ -396,14 +433,10 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
         The fit with its errors (of iterations, in percent), and for each load how the simulated medians and means
         differ from the real ones.
     """
-    engine = _engine(measured)
-    rows = read_iterations(measured / "iterations.parquet")
-    fitted = fit_iterations(rows)
-    model = model_of(engine)
-    own = write_chip(out / "chip", fitted, engine, model)
-    cluster = {"name": "measured", "model": model, "block_tokens": engine["block_tokens"],
-               "max_batch": engine["max_num_seqs"] + 1,
-               "mixed": [{"chip": str(chip or own), "count": 1, "kv_blocks": engine["num_blocks"]}]}
+    own = fitted_engine(measured, out)
+    engine, fitted, cluster = own.facts, own.fitted, own.cluster
+    if chip is not None:
+        cluster = {**cluster, "mixed": [{**cluster["mixed"][0], "chip": chip}]}
     loads: dict[str, Any] = {}
     drawn: dict[str, Drawn] = {}
     for name in engine["serving"]:
@@ -411,17 +444,21 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
         requests, steps = read_measured(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
         real = served(requests["arrival_s"], requests["first_token_s"], requests["last_token_s"],
                       requests["output_tokens"])
-        simulated, iterations = simulate_requests(requests, cluster, engine, timing, out / "chip")
-        loads[name] = {"requests": len(requests["arrival_s"]), **compare(real, simulated),
-                       "iterations_real": len(steps["time_us"]), "iterations_simulated": iterations,
+        trace = Trace(arrival_s=requests["arrival_s"], prompt_tokens=requests["prompt_tokens"].astype(np.int32),
+                      output_tokens=requests["output_tokens"].astype(np.int32))
+        limits = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
+                  "reserved_blocks": 1}
+        again = serve_again(trace, cluster, limits, timing, float(requests["last_token_s"].max()))
+        loads[name] = {"requests": len(requests["arrival_s"]), **compare(real, again.served),
+                       "iterations_real": len(steps["time_us"]), "iterations_simulated": again.iterations,
                        "iteration_errors": errors(fitted, steps) if chip is None else None}
-        drawn[name] = Drawn(real, simulated, 1e-3 * steps["time_us"], 1e-3 * fitted.time_us(steps))
+        drawn[name] = Drawn(real, again.served, 1e-3 * steps["time_us"], 1e-3 * fitted.time_us(steps))
     if drawn:
         write_figure(out / "chain.html", chain_figure(drawn), f"{engine['engine']} and its simulation")
     worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
-            "chip": str(chip or own), "timing": timing, "fit": summary(fitted), "fit_errors": errors(fitted, rows),
-            "held_out_passes": held_out(rows),
+            "chip": chip or str(own.chip / "chip.yaml"), "timing": timing, "fit": summary(fitted),
+            "fit_errors": own.fit["all"], "held_out_passes": own.fit["held_out"],
             "loads": loads, "worst_median_error": worst, "closed": worst is not None and worst <= LIMIT,
             "machine": engine.get("machine", [])}
 
@@ -438,14 +475,3 @@ def comparison(found: dict[str, Any]) -> Table:
         rows.append((name, *cells, f"{timed['bias']:+.1f} %" if timed else NONE))
     return Table(f"{found['engine']['engine']}: medians in ms, real and simulated; bias of iteration times",
                  ("load", "TTFT", "sim.", "error", "TPOT", "sim.", "error", "bias"), rows)
-
-
-def _engine(measured: Path) -> dict[str, Any]:
-    path = measured / "engine.json"
-    if not path.is_file():
-        raise UserError(f"'{measured}' holds no measurement: expected engine.json, as `ooco-gym calibrate measure` "
-                        "writes it")
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-

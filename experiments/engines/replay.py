@@ -7,8 +7,7 @@ both drawn side by side (docs/validity.md).
 from __future__ import annotations
 
 import re
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from experiments.engines.prompts import HASHES, TOKEN_IDS
 from experiments.engines.recorded import Recorded, read_run
-from experiments.engines.served import Served, compare, served
+from experiments.engines.served import Again, Served, compare, serve_again, served
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
@@ -116,24 +115,6 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-_PATIENCE_S = 1e5
-"""A promise so lax that no request is given up."""
-
-
-@dataclass(frozen=True)
-class Again:
-    """What the simulator made of a run: per request, over time (`t_s, running, waiting, kv_percent`), and in all.
-
-    `cached_tokens` are those of prompts that were found in memory when their requests were first admitted.
-    """
-
-    served: Served
-    curves: dict[str, np.ndarray]
-    iterations: int
-    preemptions: int
-    cached_tokens: int
-
-
 def measured(run: Recorded) -> Served:
     """What the requests saw in the recorded run."""
     rows = run.requests
@@ -141,44 +122,16 @@ def measured(run: Recorded) -> Served:
 
 
 def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
-    """Serves the recorded requests again.
-
-    Args:
-        run: as recorded.
-        chip: name or YAML file.
-        model: name, YAML file or mapping.
-        timing: form of the latencies, as `Scenario` has it.
-
-    Raises:
-        UserError: the chip or model is unknown, or a request does not fit the engine's blocks.
-    """
-    from ooco_gym.sim import state as s
-    from ooco_gym.simulation import simulate
-    from ooco_gym.workload import write_trace
-
+    """Serves the recorded requests again on a chip (name or YAML file), with a model (or a mapping) and a form."""
     engine = run.engine
-    policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
-              "max_num_seqs": engine["max_num_seqs"], **release_of(engine)}
+    policy = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
+              **release_of(engine)}
     if engine.get("prefix_caching"):  # one that was preempted finds what is left of its own blocks, too
         policy["prefix_caching"] = "on"
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "requests.parquet")
-        write_trace(trace_of(run), path)
-        result = simulate(_scenario(run, path, chip, model, timing), policy, sample_s=1.0)
-    requests = result.requests
-    unfinished = np.flatnonzero(requests["status"] != s.FINISHED)
-    if len(unfinished):
-        slot = int(unfinished[0])
-        raise UserError(f"request {slot + 1} of '{run.folder}' ({requests['prompt_tokens'][slot]} prompt and "
-                        f"{requests['output_tokens'][slot]} output tokens) does not fit the engine's "
-                        f"{engine['num_gpu_blocks']} blocks")
-    times = {key: 1e-12 * requests[key] for key in ("arrival_ps", "first_token_ps", "finish_ps")}
-    samples = result.samples
-    curves = {"t_s": samples["t_s"], "running": samples["urgent"][:, 0], "waiting": samples["online_waiting"][:, 0],
-              "kv_percent": 100.0 * samples["kv_share"][:, 0]}
-    return Again(served(times["arrival_ps"], times["first_token_ps"], times["finish_ps"], requests["output_tokens"]),
-                 curves, int(result.instances["steps_begun"].sum()), int(requests["evictions"].sum()),
-                 int(result.instances["cached_tokens"].sum()))
+    cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
+               "max_batch": engine["max_num_seqs"] + 1,
+               "mixed": [{"chip": chip, "tp": degree_of(run), "kv_blocks": engine["num_gpu_blocks"]}]}
+    return serve_again(trace_of(run), cluster, policy, timing, float(run.requests["last_token_s"].max()))
 
 
 def trace_of(run: Recorded) -> Trace:
@@ -219,20 +172,6 @@ def _older_release(engine: dict[str, Any]) -> list[str]:
         return [f"engine.json names '{engine['engine']}', whose own schedule is not known: that of vLLM "
                 f"{ENGINE_VERSIONS[-1]} is followed (docs/oracle.md)"]
     return []
-
-
-def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: Any) -> Any:
-    from ooco_gym.scenario import Scenario
-
-    engine, rows = run.engine, run.requests
-    cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
-               "max_batch": engine["max_num_seqs"] + 1,
-               "mixed": [{"chip": chip, "tp": degree_of(run),
-                          "kv_blocks": engine["num_gpu_blocks"]}]}
-    lax = {"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / float(rows["output_tokens"].max())}
-    return Scenario(cluster=cluster, workload=path, timing=timing, start_s=0.0, warmup_s=0.0, drain_s=0.0,
-                    duration_s=2.0 * float(rows["last_token_s"].max()) + 60.0, rate_scale=1.0, slo=lax,
-                    offline={"mode": "rate", "rate": 0.0})
 
 
 PANELS = ("TTFT of each request (s): simulated over recorded", "end to end (s): simulated over recorded",

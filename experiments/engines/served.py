@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, read_parquet
+from ooco_gym.files import read_parquet
+
+if TYPE_CHECKING:
+    from ooco_gym.workload import Trace
 
 _PATIENCE_S = 1e5
-"""Promise for a whole request, so lax that the simulator drops nothing."""
-
+"""Promise for a whole request, so lax that none is given up."""
 
 AVERAGES = {"median": np.median, "mean": np.mean, "p99": lambda seconds: np.percentile(seconds, 99)}
 
@@ -47,48 +50,58 @@ def read_measured(path: Path, what: str = "requests") -> dict[str, np.ndarray]:
         raise UserError(f"'{path}' cannot be read: {' '.join(str(error).split())[:200]}; measure again") from error
 
 
-def simulate_requests(requests: dict[str, np.ndarray], cluster: dict[str, Any], engine: dict[str, Any],
-                      timing: str, work: Path) -> tuple[Served, int]:
-    """Serves the same requests by the simulator's mixed instance under `vllm_fcfs`.
+class Again(NamedTuple):
+    """What the simulator made of requests: each, over time (`t_s, running, waiting, kv_percent`), and in all.
+
+    `cached_tokens` are those of prompts that were found in memory when their requests were first admitted.
+    """
+
+    served: Served
+    curves: dict[str, np.ndarray]
+    iterations: int
+    preemptions: int
+    cached_tokens: int
+
+
+def serve_again(trace: Trace, cluster: dict[str, Any], policy: dict[str, Any], timing: Any, end_s: float) -> Again:
+    """Serves requests that a real engine served once more, by the simulator under vLLM's own schedule.
 
     Args:
-        requests: arrivals and lengths as the real engine had them.
-        cluster: one mixed instance.
-        engine: `engine.json`: the scheduler's limits.
-        timing: form.
-        work: folder for the trace.
+        trace: the requests, all of them online.
+        cluster: one mixed instance with the engine's blocks.
+        policy: parameters of `vllm_fcfs`: the engine's limits.
+        timing: form of the latencies, as `Scenario` has it.
+        end_s: when the engine was done.
 
-    Returns:
-        What the requests saw, and the number of iterations.
+    Raises:
+        UserError: a request does not fit the engine's blocks.
     """
     from ooco_gym.scenario import Scenario
     from ooco_gym.sim import state as s
-    from ooco_gym.simulation import Simulation
-    from ooco_gym.workload import Trace, write_trace
+    from ooco_gym.simulation import simulate
+    from ooco_gym.workload import write_trace
 
-    n = len(requests["arrival_s"])
-    trace = Trace(arrival_s=requests["arrival_s"], prompt_tokens=requests["prompt_tokens"].astype(np.int32),
-                  output_tokens=requests["output_tokens"].astype(np.int32), online=np.ones(n, bool))
-    path = work / "trace.parquet"
-    with atomic_write(path) as temporary:
-        write_trace(trace, temporary)
-    longest = int(requests["output_tokens"].max())
-    scenario = Scenario(cluster=cluster, workload=str(path), timing=timing, start_s=0.0,
-                        duration_s=float(requests["arrival_s"][-1]) + 1.0, warmup_s=0.0, drain_s=_PATIENCE_S,
-                        rate_scale=1.0, slo={"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / longest},
-                        offline={"mode": "rate", "rate": 0.0})
-    policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
-              "max_num_seqs": engine["max_num_seqs"], "reserved_blocks": 1}
-    simulation = Simulation(scenario, policy)
-    simulation.advance(_PATIENCE_S)
-    rows = simulation.state.requests
-    unfinished = int((rows["status"] != s.FINISHED).sum())
-    if len(rows) != n or unfinished:
-        raise UserError(f"the simulation took {len(rows)} of {n} requests and left {unfinished} unfinished; does the "
-                        f"longest of them fit {engine['num_blocks']} blocks?")
-    seconds = {key: 1e-12 * rows[key] for key in ("arrival_ps", "first_token_ps", "finish_ps")}
-    found = served(seconds["arrival_ps"], seconds["first_token_ps"], seconds["finish_ps"], rows["output_tokens"])
-    return found, int(simulation.state.instances["steps_begun"].sum())
+    lax = {"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / float(trace.output_tokens.max())}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "requests.parquet")
+        write_trace(trace, path)
+        scenario = Scenario(cluster=cluster, workload=path, timing=timing, start_s=0.0, warmup_s=0.0, drain_s=0.0,
+                            duration_s=2.0 * end_s + 60.0, rate_scale=1.0, slo=lax,
+                            offline={"mode": "rate", "rate": 0.0})
+        result = simulate(scenario, {"name": "vllm_fcfs", **policy}, sample_s=1.0)
+    rows, samples = result.requests, result.samples
+    unfinished = np.flatnonzero(rows["status"] != s.FINISHED)
+    if len(unfinished):
+        slot = int(unfinished[0])
+        raise UserError(f"request {slot + 1} of '{cluster['name']}' ({rows['prompt_tokens'][slot]} prompt and "
+                        f"{rows['output_tokens'][slot]} output tokens) does not fit the engine's "
+                        f"{cluster['mixed'][0]['kv_blocks']} blocks")
+    arrival_s, first_s, last_s = (1e-12 * rows[key] for key in ("arrival_ps", "first_token_ps", "finish_ps"))
+    curves = {"t_s": samples["t_s"], "running": samples["urgent"][:, 0], "waiting": samples["online_waiting"][:, 0],
+              "kv_percent": 100.0 * samples["kv_share"][:, 0]}
+    return Again(served(arrival_s, first_s, last_s, rows["output_tokens"]), curves,
+                 int(result.instances["steps_begun"].sum()), int(rows["evictions"].sum()),
+                 int(result.instances["cached_tokens"].sum()))
 
 
 def compare(real: Served, simulated: Served) -> dict[str, float]:

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from baselines.adaptive_deadline import LAYOUT
-from experiments.engines.chain import (
-    StepModel,
-    errors,
-    fit_iterations,
-    held_out,
-    model_of,
-    read_iterations,
-    write_chip,
-)
+from experiments.engines.chain import Engine, fitted_engine
 from experiments.live.cells import Promise, document_of, drawn_trace, figures, seen_by_client
 from experiments.live.predict import simulated
 from experiments.live.server import MODEL, Server, write_tokenizer
@@ -45,23 +37,6 @@ TRAIN = "train"
 PRIORITIES = {"online": 0, "offline": 1}
 _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
               "num_blocks", "block_tokens", "model_config")
-
-
-class Engine(NamedTuple):
-    """A measured engine: `engine.json`, the cluster that stands for it, its chip's folder, the fit and its errors."""
-
-    facts: dict[str, Any]
-    cluster: dict[str, Any]
-    chip: Path
-    fitted: StepModel
-    fit: dict[str, Any]
-
-    def slower(self, factor: float, folder: Path) -> Engine:
-        """The same engine where every iteration takes `factor` times as long; its chip is written into a folder."""
-        fitted = self.fitted.slower(factor)
-        chip = write_chip(folder, fitted, self.facts, self.cluster["model"])
-        cluster = {**self.cluster, "mixed": [{**self.cluster["mixed"][0], "chip": str(chip)}]}
-        return self._replace(cluster=cluster, chip=chip.parent, fitted=fitted)
 
 
 class Load(NamedTuple):
@@ -93,10 +68,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if not (measured / "engine.json").is_file():
         measure(merged(engine_plan, {"settings": {"enable_prefix_caching": False}}), measured)
     engine = fitted_engine(measured, out)
-    played, resumed = (None if plan[key] is None else Path(plan[key]) for key in ("played", "resume"))
+    resumed = None if plan["resume"] is None else Path(plan["resume"])
     pace = plan["pace"]
     if pace is None:
-        if played or resumed:
+        if resumed:
             raise UserError("the cells of an earlier run were played at a pace that a new measurement would miss; "
                             "give live.pace=NUMBER, the median of those that it printed (its sim_to_real.json "
                             "has it under 'fit')")
@@ -104,25 +79,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         pace = trial.paced(find_python(engine_plan["python"]), engine_plan, measured)
     engine = engine.slower(float(pace), out / "chip")._replace(fit={**engine.fit, "pace": float(pace)})
     study = Study(plan, engine, out)
-    found = study.sum_up(played) if played else study.run(find_python(engine_plan["python"]), engine_plan, measured,
-                                                          resumed)
+    found = study.run(find_python(engine_plan["python"]), engine_plan, measured, resumed)
     write_json(out / "sim_to_real.json", found)
     with atomic_write(out / "sim_to_real.md") as temporary:
         temporary.write_text(table(found), encoding="utf-8")
     print(table(found))
     return {"schema": SCHEMA, "runs": len(found["runs"]), "ranking": found["ranking"]}
-
-
-def fitted_engine(measured: Path, out: Path) -> Engine:
-    """Fits a measurement, and writes its chip with `latency.json`, which the scheduler inside vLLM reads."""
-    facts = json.loads((measured / "engine.json").read_text(encoding="utf-8"))
-    rows = read_iterations(measured / "iterations.parquet")
-    fitted, model = fit_iterations(rows), model_of(facts)
-    chip = write_chip(out / "chip", fitted, facts, model)
-    cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
-               "max_batch": facts["max_num_seqs"] + 1,
-               "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
-    return Engine(facts, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
 
 
 class Study:
@@ -265,11 +227,6 @@ class Study:
                                if key in found["values"]}
         return found
 
-    def sum_up(self, cells: Path) -> dict[str, Any]:
-        """What the cells of an earlier run (its `cells.json`) come to."""
-        predicted = self._all_predicted()
-        return self._summary(read_cells(cells, predicted), predicted)
-
     def _all_predicted(self) -> dict[tuple[str, str], dict[str, float]]:
         return {(name, load.name): self.predicted(name, load.trace, self.values(name, load))
                 for name in self.schedulers for load in self.loads}
@@ -308,21 +265,22 @@ class Study:
             resumed: `cells.json` of a run of the same settings that was cut off; its cells are not played again.
         """
         predicted = self._all_predicted()
-        cells = read_cells(resumed, predicted, 0) if resumed else {key: [] for key in predicted}
+        cells = read_cells(resumed, predicted) if resumed else {key: [] for key in predicted}
         draws = np.random.default_rng(int(self.plan["seed"]))
+        pairs = [(name, load) for load in self.loads for name in self.schedulers]
+        order = [(repeat, *pairs[place]) for repeat in range(int(self.plan["repeats"]))
+                 for place in draws.permutation(len(pairs))]
+        order = [(repeat, name, load) for repeat, name, load in order if len(cells[name, load.name]) <= repeat]
+        if not order:
+            return self._summary(cells, predicted)
         with self._server(python, engine_plan, measured) as server:
             self._warm_up(server)
-            for repeat in range(int(self.plan["repeats"])):
-                order = [(name, load) for load in self.loads for name in self.schedulers]
-                for place in draws.permutation(len(order)):
-                    name, load = order[place]
-                    if len(cells[name, load.name]) > repeat:
-                        continue
-                    cell = self._cell(server, name, load)
-                    cells[name, load.name].append(cell)
-                    self._say(repeat, name, load, cell, predicted[name, load.name])
-                    write_json(self.out / "cells.json", [{"scheduler": key[0], "load": key[1], "cells": value}
-                                                         for key, value in cells.items()])
+            for repeat, name, load in order:
+                cell = self._cell(server, name, load)
+                cells[name, load.name].append(cell)
+                self._say(repeat, name, load, cell, predicted[name, load.name])
+                write_json(self.out / "cells.json", [{"scheduler": key[0], "load": key[1], "cells": value}
+                                                     for key, value in cells.items()])
         return self._summary(cells, predicted)
 
     def _warm_up(self, server: Server) -> None:
@@ -402,20 +360,16 @@ def slowness_of(cell: Mapping[str, Any]) -> float:
     return round(counted["actual_seconds_total"] / believed, 3) if believed else 1.0
 
 
-def read_cells(path: Path, wanted: Mapping[tuple[str, str], Any], least: int = 1
-               ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The cells of an earlier run, from its `cells.json`, at least so many of each scheduler at each load.
+def read_cells(path: Path, wanted: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The cells of an earlier run, from its `cells.json`, of each scheduler at each load.
 
     Raises:
-        UserError: there is no such file, or a scheduler or a load of this plan is not in it.
+        UserError: there is no such file.
     """
     if not path.is_file():
         raise UserError(f"'{path}' does not exist; expected the cells.json of an earlier run")
     found = {(one["scheduler"], one["load"]): one["cells"] for one in json.loads(path.read_text(encoding="utf-8"))}
-    for name, load in wanted:
-        if len(found.setdefault((name, load), [])) < least:
-            raise UserError(f"'{path}' has no cell of {name} at load '{load}'; sum it up with the settings of its run")
-    return {key: found[key] for key in wanted}
+    return {key: found.get(key, []) for key in wanted}
 
 
 def without_folders(value: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.engines.chain import Curve, StepModel, model_of, write_chip
+from experiments.engines.chain import Curve, Engine, StepModel, model_of, write_chip
 from experiments.live.cells import (
     Promise,
     Seen,
@@ -21,7 +21,7 @@ from experiments.live.cells import (
     seen_by_client,
 )
 from experiments.live.server import Server
-from experiments.live.study import Engine, Study
+from experiments.live.study import Study
 from experiments.live.summing_up import ranking, ratios, table
 from ooco_gym.resources import conf_root
 from ooco_gym.workload import Trace

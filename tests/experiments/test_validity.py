@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments import validity
+from docs.generators import validity
 from ooco_gym.perf import kernels, load_chip, load_model
 from ooco_gym.perf.timing.extended import fused_linears
 

@@ -1,9 +1,9 @@
 """How near the simulator's clock is to measurements: one table, in docs/validity.md.
 
-`python -m experiments.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures three things: iterations of an
-architecture that the fit has not seen, the efficiency of one chip on another one's datasheet, and a recorded run served
-again. Figures go to `results/validity.json`, and the table of the page is written from them; what the data given do not
-have keeps its last figures.
+`python -m docs.generators.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures three things: iterations of
+an architecture that the fit has not seen, the efficiency of one chip on another one's datasheet, and a recorded run
+served again. Figures go to `results/validity.json`, and the table of the page is written from them; what the data given
+do not have keeps its last figures.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ooco_gym.perf.chip import ChipSpec, load_chip, transferred
 from ooco_gym.perf.kernels import ExtendedParameters
 from ooco_gym.report import NONE, Table, minus, percent
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIGURES, PAGE = Path("results", "validity.json"), Path("docs", "validity.md")
 BEGIN = "<!-- Written by `make validity` from results/validity.json. -->"
-HELP = """python -m experiments.validity [KEY=VALUE ...]
+HELP = """python -m docs.generators.validity [KEY=VALUE ...]
 
 data            folder with profiles/ and runs/; OOCO_GYM_DATA unless given
 aiconfigurator  the folder of systems' kernel tables of github ai-dynamo/aiconfigurator (…/systems/data)
