@@ -45,8 +45,8 @@ def _written(found: Mapping[str, Any], *keys: str) -> str:
 
 
 def plot_of(plot: Mapping[str, Any], rows: Sequence[Row]) -> Any:
-    """The figure in the original's manner: `kind` (bars or lines) of each metric `y` along the axis `x`, a panel for each
-    label of `panels`, a colour for each of `series`, a dotted `line`."""
+    """The figure in the original's manner: bars or lines of each metric `y` along the axis `x`, a panel for each label
+    of `panels`, a colour for each of `series`, a dotted `line`."""
     from plotly.subplots import make_subplots
 
     metrics = [plot["y"]] if isinstance(plot["y"], str) else list(plot["y"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Column, error_bars, with_interval
-from ooco_gym.report.tables import TO, Form
+from ooco_gym.report import Column
+from ooco_gym.report.tables import Form
 
 END = "<!-- end of results -->"
 
@@ -25,24 +25,9 @@ def spread(values: Any) -> dict[str, Any]:
     return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
 
 
-def spread_column(head: str, key: str, form: Form) -> Column:
-    """The column of a `spread`, `mean (low to high)`."""
-    return Column(head, key, lambda one: with_interval(one["mean"], one["low"], one["high"], form, TO))
-
-
 def mean_column(head: str, key: str, form: Form) -> Column:
     """The column of the mean of a figure with its interval."""
     return Column(head, lambda row: row[key]["mean"], form)
-
-
-def bars(rows: Sequence[Mapping[str, Any]], mean: str, low: str, high: str) -> dict[str, Any] | None:
-    """Plotly's error bars of a figure of rows: the keys of its mean and of the ends of its interval."""
-    return error_bars([row[mean] for row in rows], [row[low] for row in rows], [row[high] for row in rows])
-
-
-def offline_tokens(run: Mapping[str, Any]) -> float:
-    """Prompt and output tokens of the offline requests that a run completed, a second."""
-    return run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
 
 
 def rounded(value: Any, without: str | None = None) -> Any:

@@ -11,21 +11,19 @@ nowhere; nothing is negative. The formula becomes a chip with operator tables, w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
 
-from experiments.engines.served import Served, compare, read_measured, serve_again, served
+from experiments.engines.served import compare, read_measured, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import load_model
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
-from ooco_gym.report import NONE, Table, layout, write_figure
-from ooco_gym.report.pages import COLOURS
+from ooco_gym.report import NONE, Section, Table, write_page
 from ooco_gym.runtime.beliefs import FITTED_FILE, FITTED_SCHEMA
 from ooco_gym.workload import Trace
 
@@ -307,44 +305,6 @@ def _chip(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> dict[s
             "tables": "operators.parquet", "sources": notes}
 
 
-_POINTS = 2000
-
-
-class Drawn(NamedTuple):
-    """One load: what its requests saw, and its iterations in milliseconds, float64[n]."""
-
-    real: Served
-    simulated: Served
-    measured_ms: np.ndarray
-    predicted_ms: np.ndarray
-
-
-def chain_figure(loads: Mapping[str, Drawn]) -> Any:
-    """A row for each load: distributions of TTFT and TPOT, and iterations."""
-    from plotly.subplots import make_subplots
-
-    titles = [f"{name}: {what}" for name in loads for what in ("TTFT (ms)", "TPOT (ms)", "iterations (ms)")]
-    figure = make_subplots(rows=len(loads), cols=3, subplot_titles=titles, vertical_spacing=0.12)
-    for row, drawn in enumerate(loads.values(), start=1):
-        for column, key in ((1, "ttft_s"), (2, "tpot_s")):
-            for name, mine, colour in (("real engine", drawn.real, COLOURS[0]),
-                                         ("simulated", drawn.simulated, COLOURS[1])):
-                values = 1e3 * np.sort(getattr(mine, key))
-                figure.add_scatter(x=values, y=100.0 * np.arange(1, len(values) + 1) / len(values), name=name,
-                                   legendgroup=name, showlegend=row == 1 and column == 1, line={"color": colour},
-                                   row=row, col=column)
-            figure.update_yaxes(title_text="% of requests" if column == 1 else "", row=row, col=column)
-        taken = np.linspace(0, len(drawn.measured_ms) - 1, min(_POINTS, len(drawn.measured_ms))).astype(int)
-        ends = [float(drawn.measured_ms.min()), float(drawn.measured_ms.max())]
-        figure.add_scatter(x=drawn.measured_ms[taken], y=drawn.predicted_ms[taken], mode="markers", showlegend=False,
-                           marker={"size": 3, "opacity": 0.4, "color": COLOURS[2]}, row=row, col=3)
-        figure.add_scatter(x=ends, y=ends, mode="lines", showlegend=False, hoverinfo="skip",
-                           line={"color": "#999", "dash": "dot"}, row=row, col=3)
-        figure.update_xaxes(title_text="measured", type="log", row=row, col=3)
-        figure.update_yaxes(title_text="predicted", type="log", row=row, col=3)
-    return layout(figure, 320 * len(loads) + 120, "side")
-
-
 SCHEMA = "ooco-gym/engine_chain/1"
 LIMIT = 15.0
 """Largest error of a median, in percent, with which the chain counts as closed."""
@@ -438,7 +398,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
     if chip is not None:
         cluster = {**cluster, "mixed": [{**cluster["mixed"][0], "chip": chip}]}
     loads: dict[str, Any] = {}
-    drawn: dict[str, Drawn] = {}
+    sections: list[Section] = []
     for name in engine["serving"]:
         folder = measured / "serve" / name
         requests, steps = read_measured(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
@@ -452,9 +412,10 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
         loads[name] = {"requests": len(requests["arrival_s"]), **compare(real, again.served),
                        "iterations_real": len(steps["time_us"]), "iterations_simulated": again.iterations,
                        "iteration_errors": errors(fitted, steps) if chip is None else None}
-        drawn[name] = Drawn(real, again.served, 1e-3 * steps["time_us"], 1e-3 * fitted.time_us(steps))
-    if drawn:
-        write_figure(out / "chain.html", chain_figure(drawn), f"{engine['engine']} and its simulation")
+        end_s = float(requests["last_token_s"].max())
+        sections.append(Section(name, figures=[served_figure(real, {timing: again}, {}, end_s)]))
+    if sections:
+        write_page(out / "chain.html", f"{engine['engine']} and its simulation", sections)
     worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
             "chip": chip or str(own.chip / "chip.yaml"), "timing": timing, "fit": summary(fitted),

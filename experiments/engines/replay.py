@@ -15,14 +15,13 @@ import numpy as np
 
 from experiments.engines.prompts import HASHES, TOKEN_IDS
 from experiments.engines.recorded import Recorded, read_run
-from experiments.engines.served import Again, Served, compare, serve_again, served
+from experiments.engines.served import Again, Served, compare, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
-from ooco_gym.report import Table, console, layout, write_figure
-from ooco_gym.report.pages import COLOURS
+from ooco_gym.report import Table, console, write_figure
 from ooco_gym.report.terminal import remarks
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
 
@@ -174,41 +173,6 @@ def _older_release(engine: dict[str, Any]) -> list[str]:
     return []
 
 
-PANELS = ("TTFT of each request (s): simulated over recorded", "end to end (s): simulated over recorded",
-          "running requests", "waiting requests", "KV memory in use (%)")
-
-
-def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
-    """A Plotly figure of `PANELS`; the recorded curves are black."""
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(rows=4, cols=2, subplot_titles=PANELS, vertical_spacing=0.07,
-                           row_heights=[0.4, 0.2, 0.2, 0.2], specs=[[{}, {}], *[[{"colspan": 2}, None]] * 3])
-    real = measured(run)
-    for index, (timing, again) in enumerate(simulated.items()):
-        look: dict[str, Any] = {"name": f"timing={timing}", "legendgroup": timing}
-        for column, key in ((1, "ttft_s"), (2, "e2e_s")):
-            figure.add_scatter(x=getattr(real, key), y=getattr(again.served, key), mode="markers", row=1, col=column,
-                               marker={"size": 5, "color": COLOURS[index]}, showlegend=column == 1, **look)
-        for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
-            figure.add_scatter(x=again.curves["t_s"], y=again.curves[key], mode="lines", row=row, col=1,
-                               line={"color": COLOURS[index]}, showlegend=False, **look)
-    for column, key in ((1, "ttft_s"), (2, "e2e_s")):
-        most = float(getattr(real, key).max())
-        figure.add_scatter(x=[0, most], y=[0, most], mode="lines", line={"color": "#888", "dash": "dot"}, row=1,
-                           col=column, showlegend=False, name="equal")
-    for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
-        if run.curves:
-            figure.add_scatter(x=run.curves["t_s"], y=run.curves[key], mode="lines", line={"color": "black"}, row=row,
-                               col=1, showlegend=row == 2, name="recorded")
-    figure.update_xaxes(title_text="recorded (s)", row=1)
-    figure.update_xaxes(title_text="time since the first arrival (s)", row=4, col=1)
-    end_s = 1.05 * float(run.requests["last_token_s"].max())
-    for row in (2, 3, 4):
-        figure.update_xaxes(range=[0, end_s], row=row, col=1)
-    return layout(figure, 1300, "side")
-
-
 SCHEMA = "ooco-gym/replay/1"
 SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
 KINDS = {"mean": "means", "p99": "99th percentiles"}
@@ -238,7 +202,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     _check_tables(chip, timings)
     with remarks() as remarked:
         found, simulated = replay(run, chip, model, timings)
-    write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
+    figure = served_figure(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
+    write_figure(out / "replay.html", figure, f"{run.folder.name}: recorded and simulated")
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
     said = [*_older_release(run.engine), *_unknown_prompts(run),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.files import read_parquet
+from ooco_gym.report import layout
+from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
     from ooco_gym.workload import Trace
@@ -113,3 +116,36 @@ def compare(real: Served, simulated: Served) -> dict[str, float]:
             found |= {f"{name}_{kind}_ms_real": 1e3 * b, f"{name}_{kind}_ms_simulated": 1e3 * a,
                       f"{name}_{kind}_error": 100.0 * (a / b - 1.0)}
     return found
+
+
+PANELS = ("TTFT of each request (s): simulated over recorded", "end to end (s): simulated over recorded",
+          "running requests", "waiting requests", "KV memory in use (%)")
+
+
+def served_figure(real: Served, simulated: Mapping[str, Again], curves: Mapping[str, np.ndarray], end_s: float) -> Any:
+    """A Plotly figure of `PANELS`, a colour for each timing form; recorded curves, where there are any, are black."""
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=4, cols=2, subplot_titles=PANELS, vertical_spacing=0.07,
+                           row_heights=[0.4, 0.2, 0.2, 0.2], specs=[[{}, {}], *[[{"colspan": 2}, None]] * 3])
+    for index, (timing, again) in enumerate(simulated.items()):
+        look: dict[str, Any] = {"name": f"timing={timing}", "legendgroup": timing}
+        for column, key in ((1, "ttft_s"), (2, "e2e_s")):
+            figure.add_scatter(x=getattr(real, key), y=getattr(again.served, key), mode="markers", row=1, col=column,
+                               marker={"size": 5, "color": COLOURS[index]}, showlegend=column == 1, **look)
+        for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
+            figure.add_scatter(x=again.curves["t_s"], y=again.curves[key], mode="lines", row=row, col=1,
+                               line={"color": COLOURS[index]}, showlegend=False, **look)
+    for column, key in ((1, "ttft_s"), (2, "e2e_s")):
+        most = float(getattr(real, key).max())
+        figure.add_scatter(x=[0, most], y=[0, most], mode="lines", line={"color": "#888", "dash": "dot"}, row=1,
+                           col=column, showlegend=False, name="equal")
+    for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
+        if curves:
+            figure.add_scatter(x=curves["t_s"], y=curves[key], mode="lines", line={"color": "black"}, row=row,
+                               col=1, showlegend=row == 2, name="recorded")
+    figure.update_xaxes(title_text="recorded (s)", row=1)
+    figure.update_xaxes(title_text="time since the first arrival (s)", row=4, col=1)
+    for row in (2, 3, 4):
+        figure.update_xaxes(range=[0, 1.05 * end_s], row=row, col=1)
+    return layout(figure, 1300, "side")
