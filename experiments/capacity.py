@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import least
 from experiments.common.output import check_page
 from experiments.common.peaks import PeakPlan, peak_entry
-from experiments.common.policies import base_policy, names_of, seeds_of
+from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -28,6 +28,7 @@ from experiments.sustained_page import write_results
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import check_keys
 from ooco_gym.peak import short_name
+from ooco_gym.policy import get_policy
 from ooco_gym.protocol import protocol_values
 from ooco_gym.render import write_report
 from ooco_gym.render.reading import load_words, sustained
@@ -122,7 +123,7 @@ def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str]
         UserError: a policy schedules instances that neither the cluster nor its twin has.
     """
     for name in (*policies, *(named or ())):
-        scenario.on_kind(base_policy(name).mixed)
+        scenario.on_kind(get_policy(name).mixed)
     if named:
         return tuple(named)
     cluster = scenario.load_cluster()

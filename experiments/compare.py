@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.common.output import check_page
-from experiments.common.policies import base_policy, baseline_of, check_names, names_of, seeds_of
+from experiments.common.policies import baseline_of, check_names, names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -23,6 +23,7 @@ from experiments.sustained_page import write_results
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import short_name
+from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
 from ooco_gym.render.outcome import compare, metrics_of
 from ooco_gym.render.reading import compared, sustained
@@ -52,12 +53,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario_of(cfg)
     said, note = say_played(scenario, seeds=len(seeds)), scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
-    on = {name: scenario.on_kind(base_policy(name).mixed) for name in policies}
+    on = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
         asked = {name: [jobs.submit(on[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
-    rows = compare(named, metrics_of([base_policy(name).values for name in policies], options["metrics"]),
+    rows = compare(named, metrics_of([get_policy(name).values for name in policies], options["metrics"]),
                    next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), "results": rows, "runs": summaries,

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from experiments.common.peaks import reference_policy
-from experiments.common.policies import base_policy
 from experiments.common.rate_search import Limits, Plan
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, placed, sustain
 from experiments.least import fewest
 from experiments.plays import profiled, simulated
 from ooco_gym.errors import UserError, check_keys
-from ooco_gym.policy import spelled
+from ooco_gym.policy import get_policy, spelled
 from ooco_gym.scenario import Scenario
 
 Found = Sequence[Mapping[str, Any]]  # of each seed
@@ -74,7 +73,7 @@ def points_of(spec: Mapping[str, Any]) -> list[Point]:
         check_keys("scenario", given, Scenario.__dataclass_fields__)
         scenario = Scenario.from_config(given)
         policy = str(policy or reference_policy(scenario))
-        base = base_policy(policy)
+        base = get_policy(policy)
         own = {name: value for name, value in values.items() if name in {param.name for param in base.params}}
         asked, known = asked | set(values) - {key.partition(".")[2] for key in everywhere}, known | set(own)
         at = {axis: label for axis, label, _ in chosen}
@@ -117,7 +116,7 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
             except BaseException:
                 jobs.stop()
                 raise
-    first = [jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if base_policy(one.policy).profile
+    first = [jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if get_policy(one.policy).profile
              else None for one in points]  # what test runs find is the same for all seeds
     settled = [(one, spelled(one.policy, found.result() if found else {}))
                for one, found in zip(points, first, strict=True)]

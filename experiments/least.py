@@ -17,12 +17,13 @@ import numpy as np
 import yaml
 
 from experiments.common.output import rounded, write_texts
-from experiments.common.policies import base_policy, seeds_of
+from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.cluster import Cluster
 from ooco_gym.commands.simulate import say_played
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label, short_name
+from ooco_gym.policy import get_policy
 from ooco_gym.report import Column, Table, console, percent
 from ooco_gym.scenario import Scenario
 from ooco_gym.workload import workload_mean_rate
@@ -92,7 +93,7 @@ def main(scenario: Scenario, options: Mapping[str, Any], policies: Sequence[str]
     say_played(scenario)
     limit, out, found = float(options["limits"]["violations"]), Path(options["out"]), []
     for policy in policies:
-        mine = scenario.on_kind(base_policy(policy).mixed)
+        mine = scenario.on_kind(get_policy(policy).mixed)
         rows = fewest(mine, policy, jobs, seeds, limit, int(least["most"]))
         cluster = sized(mine, {role: rows[-1][role] for role in ROLES if role in rows[-1]})
         file = out / f"least_{re.sub(r'[^a-z0-9.]+', '_', policy)}.yaml"

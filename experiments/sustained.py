@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.policies import base_policy, is_learned, seeds_of
+from experiments.common.policies import seeds_of
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
@@ -57,12 +57,7 @@ class Cell:
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def full_name(self, policy: str) -> str:
-        """The policy with the cell's own parameters, as it is simulated; its own setting of one stays.
-
-        Learned ones play beside the partner that they name, as it is.
-        """
-        if is_learned(policy):
-            return policy
+        """The policy with the cell's own parameters, as it is simulated; its own setting of one stays."""
         base, _, text = policy.partition(":")
         own = {pair.partition("=")[0] for pair in text.split(",")}
         known = {param.name for param in get_policy(base).params} - own
@@ -182,7 +177,7 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
         **glance_of(found, entry.cell.condition or entry.cell.name, at), "best_baseline": base.policy,
         "best_baseline_tuned_as": base.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
-        "kind": "mixed" if base_policy(entry.policy).mixed else "pools",
+        "kind": "mixed" if get_policy(entry.policy).mixed else "pools",
         "feasible": within(crossing.points[0].violations, budget),
         "limited_by": _limit(crossing.failed, crossing.reason, headline),
         "seeds_over": float(np.mean(at.violations > budget)),

@@ -1,34 +1,20 @@
-"""Policies, the baseline and seeds by name: registered policies, and learned ones in their seats beside one.
-
-`learned:RUNS/gating+RUNS/eviction` is the partner that they were trained beside, with these decisions taken by the
-network of the folder that was trained on them. They decide in the measured window; warm-up and drain are the partner's,
-as in the environments. `…@ooco:interrupt=slack` at the end names another partner than that of their training.
-"""
+"""Policies, the baseline and seeds by name, and what a policy's answers depend on."""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from experiments.common.store import code_digest
+from experiments.common.store import PACKAGES
 from ooco_gym.cli.commands import read_choice
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.policy import Policy, get_policy, spelling_of
+from ooco_gym.policy import get_policy
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS, baseline_among
 from ooco_gym.resources import conf_root
-
-if TYPE_CHECKING:
-    from agents.evaluation.players import LearnedPolicy
-
-LEARNED = "learned:"
-BESIDE = "@"  # behind learned policies: the partner
-JOIN = "+"
-DEFAULT_PARTNER = "ooco"
-CLOCKED = ("levels", "interval_s")  # of `conf/env`
 
 
 # --- Options --------------------------------------------------------------------------------------------------------
@@ -46,7 +32,7 @@ def names_of(options: Mapping[str, Any], plural: str = "policies", singular: str
     for index, name in enumerate(names):
         if name in names[:index]:
             raise UserError(f"{plural}: '{name}' is there twice; expected different names")
-        base_policy(name)
+        get_policy(name)
     return names
 
 
@@ -92,90 +78,14 @@ def check_names(where: str, given: Mapping[str, Any]) -> None:
 
 
 # --- Policies -------------------------------------------------------------------------------------------------------
-def is_learned(policy: str) -> bool:
-    """Whether a policy's name stands for folders of learned ones (`experiments.common.learned_player`)."""
-    return policy.startswith(LEARNED)
-
-
-def base_policy(policy: str) -> Policy:
-    """The registered policy of a name; of learned ones, that beside which they play.
-
-    Raises:
-        UserError: no such policy or folder.
-    """
-    if is_learned(policy):
-        return get_policy(team_of(policy).partner)
-    return get_policy(policy)
-
-
 def policy_identity(policy: str) -> dict[str, Any]:
-    """What a policy's answers depend on: name, parameters' values, the code of its rules, and files of learned ones.
-
-    The code that plays learned policies is not among it: `experiments.common.runner` adds that.
-    """
-    base = base_policy(policy)
+    """What a policy's answers depend on: name, parameters' values, weights, and the text of rules that are not ours."""
+    known = get_policy(policy)
     rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
-             if (rule := getattr(base, name)) is not None]
-    modules = sorted({str(getattr(rule, "__module__", "")) for rule in rules} - {""})
-    weights = base.weights
-    identity = {"name": base.name, "values": dict(base.values), "code": code_digest(modules, (), peaks=False)}
-    if weights is not None:
-        identity["weights"] = hashlib.sha256(weights.tobytes()).hexdigest()
-    if is_learned(policy):
-        from agents.evaluation.players import digest_of
-
-        identity |= {"learned": [digest_of(folder) for folder in _folders(policy)],
-                     "decisions": list(team_of(policy).seats)}
-    return identity
-
-
-# --- Learned policies -----------------------------------------------------------------------------------------------
-class Team(NamedTuple):
-    """The learned policy of each decision, and the policy that takes all others."""
-
-    partner: str
-    seats: dict[str, LearnedPolicy]
-    clocks: dict[str, Any]  # levels and interval that the policy that packs was trained with
-
-
-@lru_cache(maxsize=4)
-def team_of(policy: str) -> Team:
-    """The learned policies under a name, by the decision that each takes.
-
-    Raises:
-        UserError: a folder that is no policy, a decision that two of them take, or different partners.
-    """
-    from agents.evaluation.players import environment_of, is_policy, load_learned
-
-    seats: dict[str, LearnedPolicy] = {}
-    partners: list[str] = []
-    clocks: dict[str, Any] = {}
-    for folder in _folders(policy):
-        if not is_policy(Path(folder)):
-            raise UserError(f"'{policy}': '{folder}' is no learned policy; expected the out of train or export, joined "
-                            f"by {JOIN}")
-        one = load_learned(folder)
-        for decision in one.decisions:
-            if decision in seats:
-                raise UserError(f"'{policy}': two of its policies were trained to {decision}; leave one of them out")
-            seats[decision] = one
-        trained = environment_of(folder)
-        partners.append(spelling_of(trained.get("partner") or DEFAULT_PARTNER))
-        if "pack" in one.decisions:
-            clocks = {key: trained[key] for key in CLOCKED if key in trained}
-    asked = policy.partition(BESIDE)[2].strip()
-    if len(set(partners)) > 1 and not asked:
-        raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}; "
-                        f"name the one they are to play beside, as {BESIDE}{partners[0]} at the end")
-    if "control" in seats:
-        raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others; "
-                        "expected one of another environment ('ooco-gym evaluate env=control' plays this one)")
-    return Team(asked or partners[0], seats, clocks)
-
-
-def _folders(policy: str) -> list[str]:
-    named = policy.removeprefix(LEARNED).partition(BESIDE)[0]
-    folders = [part.strip() for part in named.split(JOIN) if part.strip()]
-    if not folders:
-        raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}RUNS/gating/seed_1")
-    return folders
+             if (rule := getattr(known, name)) is not None]
+    others = {str(getattr(sys.modules.get(str(rule.__module__)), "__file__", "")) for rule in rules
+              if str(rule.__module__).partition(".")[0] not in PACKAGES}
+    weights = known.weights
+    return {"name": known.name, "values": dict(known.values),
+            "rules": [hashlib.sha256(Path(one).read_bytes()).hexdigest() for one in sorted(others - {""})],
+            "weights": None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()}

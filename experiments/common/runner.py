@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments.common.policies import is_learned, policy_identity
-from experiments.common.store import GROUPS, PLAYED_GROUPS, Store, code_digest, key_of
+from experiments.common.policies import policy_identity
+from experiments.common.simulation import simulate_summary
+from experiments.common.store import Store, code_digest, key_of
 from ooco_gym.jobs import cores, pool
 from ooco_gym.peak import file_stamps
 from ooco_gym.report.terminal import progress, remark
@@ -30,7 +31,7 @@ class Jobs:
     Args:
         workers: processes; None: as many as there are cores.
         store: where answers are kept; None: nowhere.
-        run: simulates a scenario with a policy and returns the answer, in a worker process; None: `run_of` says which.
+        run: simulates a scenario with a policy and returns the answer, in a worker process; None: `simulate_summary`.
     """
 
     def __init__(self, workers: int | None = None, store: Store | None = None, run: Run | None = None):
@@ -39,7 +40,7 @@ class Jobs:
         self.asked = 0
         self.simulated = 0
         self.finished = 0
-        self._run = run
+        self._run = run or simulate_summary
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
         self._open: dict[str, Future[dict[str, Any]]] = {}  # asked for and not answered yet
@@ -71,7 +72,7 @@ class Jobs:
         Raises:
             BrokenProcessPool: a worker process was killed before, and so ended all.
         """
-        run = run or self._run or run_of(policy)
+        run = run or self._run
         key = simulation_key(run, scenario, policy)
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
@@ -148,23 +149,10 @@ def _told(answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in answer.items() if key != "remarks"}
 
 
-def run_of(policy: str) -> Run:
-    """The function that simulates a policy of this name: a registered one, or learned ones."""
-    if is_learned(policy):
-        from experiments.common.learned_player import learned_summary
-
-        return learned_summary
-    from experiments.common.simulation import simulate_summary
-
-    return simulate_summary
-
-
 def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
     """Digest of all that the answer of `run` depends on: scenario, policy, files that they name, and the code."""
     function = run.func if isinstance(run, partial) else run
     arguments = repr((run.args, run.keywords)) if isinstance(run, partial) else ""
     described = scenario.describe()
-    learned = is_learned(policy)
-    code = code_digest([function.__module__], PLAYED_GROUPS if learned else GROUPS, peaks=learned)
-    return key_of({"code": code, "run": [function.__module__, function.__qualname__, arguments], "scenario": described,
-                   "files": file_stamps(described), "policy": policy_identity(policy)})
+    return key_of({"code": code_digest(), "run": [function.__module__, function.__qualname__, arguments],
+                   "scenario": described, "files": file_stamps(described), "policy": policy_identity(policy)})

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.policies import base_policy
 from experiments.common.rate_search import (
     Crossing,
     Limits,
@@ -20,6 +19,7 @@ from experiments.common.rate_search import (
 )
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -75,7 +75,7 @@ def placed(scenario: Scenario, policy: str) -> Scenario:
     Raises:
         UserError: the cluster is of the other kind and has no twin.
     """
-    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(base_policy(policy).mixed)
+    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(get_policy(policy).mixed)
 
 
 def settling(scenario: Scenario) -> Scenario:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from ooco_gym.render import RunRecord
 
 SCHEMA, PAGE_FILE = "ooco-gym/simulate/1", "simulate.html"
-LEARNED = "learned:"
-PLAYERS = "ooco_gym.players"  # entry points that play what no rule is: layers above this one
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
@@ -44,12 +41,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.simulation import simulate
 
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
-    learned = isinstance(policy, str) and policy.startswith(LEARNED)
-    scenario = scenario_of(cfg, mixed=not learned and policy_of(policy).mixed).resolve()
+    scenario = scenario_of(cfg, mixed=policy_of(policy).mixed).resolve()
     said = say_played(scenario)
     with Console(stderr=True).status("simulating"):
-        player = metadata.entry_points(group=PLAYERS)["learned"].load() if learned else None
-        run = player(scenario.given, policy) if player else simulate(scenario, policy=policy)
+        run = simulate(scenario, policy=policy)
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
                **({"played": said[0]} if said else {})}
     write_requests(run, Path(cfg.out) / REQUESTS_FILE)

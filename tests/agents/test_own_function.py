@@ -5,7 +5,6 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from composing import GATE
 from gating_double import SHORT
 
 import ooco_gym
@@ -62,12 +61,3 @@ def test_another_packages_policy_simulates_without_a_yaml_here(tmp_path, monkeyp
         summary = json.loads((tmp_path / str(patience) / "summary.json").read_text())
         assert (summary["policy"], summary["params"]) == ("theirs", {"patience_s": patience})
     registry._registered.cache_clear()
-
-
-def test_simulate_takes_learned_policies_as_compare_does(tmp_path):
-    pytest.importorskip("onnxruntime")
-    words = ["workload=azure_conv", "rate_scale=0.05", "duration_s=30", "offline.mode=rate", "offline.rate=2"]
-    assert main(["simulate", f"policy=learned:{GATE}", *words, f"out={tmp_path}"]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["policy"] == f"learned:{GATE}" and summary["offline"]["output_tokens_per_s"] > 0
-    assert main(["simulate", "policy=learned:nowhere", *words, f"out={tmp_path / 'no'}"]) == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments.common import store
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
-from experiments.common.store import Store, closure, code_digest
+from experiments.common.store import Store, code_digest
 from ooco_gym.errors import UserError
 from ooco_gym.peak import file_stamps
 from ooco_gym.scenario import Scenario
@@ -149,39 +149,15 @@ def test_impossible_seeds(value):
         seeds_of(value)
 
 
-def test_an_answer_depends_on_the_modules_that_are_imported_on_the_way_to_it():
-    """Those that a hand-written list may forget are among them; what only shows figures is not."""
-    found = set(closure(["experiments.common.simulation"]))
-    assert {"ooco_gym.simulation", "ooco_gym.peak", "ooco_gym.resources", "ooco_gym.perf.table", "ooco_gym.scenario",
-            "ooco_gym.metrics.summary", "ooco_gym.perf.timing.extended"} <= found
-    assert not any(name.startswith(("agents", "ooco_gym.envs.", "ooco_gym.render", "ooco_gym.cli")) for name in found)
-    own = set(closure(["baselines.echo"]))
-    assert "baselines.echo" in own and "baselines.hygen" not in own
-
-
-def test_the_digest_is_of_what_code_does_and_of_the_configuration(tmp_path, monkeypatch):
-    package = tmp_path / "baselines"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "one.py").write_text('"""Says."""\nfrom typing import TYPE_CHECKING\nfrom baselines import two\n'
-                                    "if TYPE_CHECKING:\n    import baselines.three\n")
-    (package / "two.py").write_text("def two():\n    return 2\n")
-    (package / "three.py").write_text("")
+def test_the_digest_is_of_our_sources_and_of_what_scenarios_are_made_of(tmp_path, monkeypatch):
+    (tmp_path / "baselines").mkdir()
+    source = tmp_path / "baselines" / "one.py"
+    source.write_text("ONE = 1\n")
     monkeypatch.setattr(store, "ROOT", tmp_path)
-
-    def digest(groups=()):
-        for cached in (store._digest, store._parsed, store._file_of):
-            cached.cache_clear()
-        return code_digest(["baselines.one"], groups, False)
-
-    before = digest()
-    assert closure(["baselines.one"]) == ["baselines", "baselines.one", "baselines.two"]
-    (package / "two.py").write_text('def two():\n    """Two."""\n    return 2  # as it says\n')
-    assert digest() == before != digest(("slo",))
-    (package / "two.py").write_text("def two():\n    return 3\n")
-    assert digest() != before
-    monkeypatch.undo()
-    digest()
+    before = code_digest.__wrapped__()
+    assert before == code_digest.__wrapped__() != code_digest()
+    source.write_text("ONE = 2\n")
+    assert code_digest.__wrapped__() != before
 
 
 # --- A store that cannot be trusted or written ----------------------------------------------------------------------

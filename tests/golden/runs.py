@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """All runs that are digested."""
-    return [*_grid(), *_conditions(), *_learned(), *_commands()]
+    return [*_grid(), *_conditions(), *_commands()]
 
 
 def _grid() -> Iterator[Case]:
@@ -118,12 +118,6 @@ def _conditions() -> Iterator[Case]:
         mixed = cluster != "fleet_16"
         for policy in ("bros", "echo", "vllm_priority", "vllm_v0", "sarathi_pp") if mixed else POOL_POLICIES:
             yield _case(_given(policy), cluster, load)
-
-
-def _learned() -> Iterator[Case]:
-    """A network in its seat, beside the partner of its training and beside another."""
-    yield from (_case(f"learned:tests/data/gate_network{beside}", "pair_7b", POOLS["pair_7b"][0])
-                for beside in ("", "@ooco:interrupt=slack"))
 
 
 def _commands() -> Iterator[Case]:
@@ -173,12 +167,7 @@ def _simulated(policy: str, scenario: Scenario, bulk: bool) -> tuple[Mapping[str
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        if policy.startswith("learned:"):
-            from experiments.common.learned_player import simulate_learned
-
-            run = simulate_learned(scenario, policy)
-        else:
-            run = simulate(scenario, policy, bulk=bulk)
+        run = simulate(scenario, policy, bulk=bulk)
     return {**run.summary, "params": run.params}, columns_of(requests_table(run))
 
 

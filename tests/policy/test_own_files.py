@@ -79,8 +79,8 @@ def test_compare_plays_it_in_worker_processes_and_knows_it_again(folder: Path) -
     assert before == policy_identity("my_rule.yaml:longest_tokens=4096") | {"name": before["name"]}
     (folder / "other.py").write_text(RULE + "\n# another file\n")
     other = policy_identity("other.py")
-    assert other["code"] != before["code"], "the file's text is a part of what figures are kept under"
-    assert other == before | {"code": other["code"]}
+    assert other["rules"] != before["rules"], "the file's text is a part of what figures are kept under"
+    assert other == before | {"rules": other["rules"]}
 
 
 def test_names_lead_back_to_the_file(folder: Path) -> None:
