@@ -260,7 +260,7 @@ def test_a_trace_with_classes_from_an_empty_folder(tmp_path: Path, monkeypatch: 
     words = ["simulate", "policy=deadline", "cluster=mixed_7b", "workload.path=my.csv", "start_s=0", "duration_s=120"]
     assert main([*words, f"classes={classes}", "out=run"]) == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("Classes of requests", "chat", "TTFT 5 s", "within 4 h"))
+    assert all(word in printed for word in ("Classes of requests", "chat", "TTFT 5 s", "within 14,400 s"))
     summary = json.loads(Path("run/summary.json").read_text())
     arrived = {name: one["arrived"] for name, one in summary["classes"].items()}
     assert {name: arrived[name] for name in kinds} == dict.fromkeys(kinds, 40) and set(arrived) == {*kinds}
