@@ -200,7 +200,7 @@ def _errors(base: Measured, one: Measured) -> dict[str, Any]:
 def measure_replayed(given: Given) -> Rowed:
     """Errors of the recorded run's means, served again on a chip that was calibrated from kernel times alone."""
     from experiments.engines.recorded import read_run
-    from experiments.engines.replay import calibrated, model_of, replay
+    from experiments.engines.replay import degree_of, model_of, replay
 
     files = [given.data / RUN / name for name in RUN_FILES] if given.data else []
     if not files or not all(path.is_file() for path in files):
@@ -211,7 +211,7 @@ def measure_replayed(given: Given) -> Rowed:
         runs["prompts known"] = read_run(files[0].parent, given.prompts), [*files, given.prompts]
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
         model = model_of(run, None)
-        chip = calibrated(run, DEVICE, None, {}, Path(work))
+        chip = calibrated(run.folder, model, degree_of(run), Path(work))
         for name, (one, used) in runs.items():
             found = replay(one, chip, model, list(FORMS))[0]
             rows[name or "as recorded"] = {
@@ -220,6 +220,19 @@ def measure_replayed(given: Given) -> Rowed:
                     form: {key: item[f"{key}_mean_error"] for key in ("ttft", "tpot", "e2e")}
                     for form, item in found.items()}}
     return rows
+
+
+def calibrated(folder: Path, model: str, tp: int, out: Path) -> str:
+    """`ooco-gym calibrate` of a folder's kernel times; returns the chip's YAML file."""
+    from omegaconf import OmegaConf
+
+    from ooco_gym.calibrate.command import main as calibrate
+    from ooco_gym.resources import load_yaml
+
+    plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
+    calibrate(OmegaConf.create({**plain, "data": str(folder), "device": DEVICE, "model": model, "tp": tp,
+                                "out": str(out)}))
+    return str(out / "chip.yaml")
 
 
 # --- Figures and words ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`ooco-gym calibrate replay run=DIR`: a run of a real engine, request by request, served again by the simulator.
 
-The folder is read, its chip found or calibrated from kernel times, its requests simulated under each timing form, and
-both drawn side by side (docs/validity.md).
+The folder's requests are simulated on a chip that ships or was calibrated, under each timing form, and both drawn side
+by side (docs/validity.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from experiments.engines.prompts import HASHES, TOKEN_IDS
 from experiments.engines.recorded import Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_figure
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
@@ -46,63 +45,20 @@ def model_of(run: Recorded, given: str | None) -> str:
                     f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
 
 
-def device_of(run: Recorded, given: str | None) -> str:
-    """The device: as given, else the chip of ours whose name `engine.json` has in `gpu`, else that text itself.
+def chip_of(run: Recorded, given: Any) -> str:
+    """The chip: as given, else the one of ours whose name `engine.json` has in `gpu`.
 
     Raises:
         UserError: nothing says which it was.
     """
-    if given:
+    if isinstance(given, str):
         return given
-    text = str(run.engine.get("gpu") or run.engine.get("device") or "")
-    if not text:
-        raise UserError(f"'{run.folder / 'engine.json'}' does not say which device it was ('gpu'); give device=NAME")
-    found = [name for name in list_chips() if _plain(name) in _plain(text)]
-    return max(found, key=len) if found else text
-
-
-def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str, Any], out: Path,
-               model: str | None = None) -> str:
-    """Calibrates a chip from the kernel times in the run's folder alone; returns its YAML file.
-
-    Args:
-        run: whose kernel times count, as those of its model and tensor-parallel degree.
-        device: name of the chip that was measured.
-        base: chip whose datasheet counts; None: the one of the device's name.
-        datasheet: figures by field, over these.
-        out: where the chip is written.
-        model: name or YAML file; None: the one that `engine.json` names.
-
-    Raises:
-        UserError: the folder has no kernel times, or they cannot be fitted.
-    """
-    from ooco_gym.calibrate.sources import is_table
-
-    own = (run.folder / "requests.parquet", run.folder / "timeseries.csv")
-    if not any(is_table(path) and path not in own for path in run.folder.rglob("*")):
-        raise UserError(f"'{run.folder}' holds no kernel times from which a chip could be made (layouts: "
-                        "docs/calibration.md): put them there, or give chip=NAME or chip=FILE.yaml with "
-                        "timings=[extended,ooco]")
-    return fitted({"data": str(run.folder), "device": device, "model": model_of(run, model), "tp": degree_of(run),
-                   "base": base, "chip": datasheet}, out)
-
-
-def fitted(given: dict[str, Any], out: Path) -> str:
-    """`ooco-gym calibrate` with these keys into a folder; returns the chip's YAML file.
-
-    Raises:
-        UserError: as the command.
-    """
-    from omegaconf import OmegaConf
-
-    from ooco_gym.calibrate.command import main
-    from ooco_gym.resources import load_yaml
-
-    out.mkdir(parents=True, exist_ok=True)
-    plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
-    summary = main(OmegaConf.create({**plain, **given, "out": str(out)})) or {}
-    write_json(out / "summary.json", summary)
-    return str(out / "chip.yaml")
+    text = _plain(str(run.engine.get("gpu") or run.engine.get("device") or ""))
+    found = [name for name in list_chips() if _plain(name) in text]
+    if not found:
+        raise UserError(f"'{run.folder / 'engine.json'}' names no chip that ships ('gpu'); give chip=NAME or "
+                        "chip=FILE.yaml, which 'ooco-gym calibrate data=FOLDER' makes of the card's kernel times")
+    return max(found, key=len)
 
 
 def degree_of(run: Recorded) -> int:
@@ -180,10 +136,10 @@ KINDS = {"mean": "means", "p99": "99th percentiles"}
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Replays `cfg.run` under each of `cfg.timings`.
+    """Replays `cfg.run` under each timing form.
 
     Raises:
-        UserError: no run, or one that cannot be read, calibrated or simulated.
+        UserError: no run, or one that cannot be read or simulated.
     """
     from ooco_gym.workload.sharing import sharing_ratio
 
@@ -194,20 +150,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute(), prompts), Path(cfg.out)
     if cfg.tp is not None:
         run = _split(run, cfg.tp)
-    timings = [str(name) for name in cfg.timings]
-    for name in timings:
-        timing_form(name)  # a misspelt one is told before the fits
-    model, (chip, datasheet) = model_of(run, cfg.model), _chip(cfg)
-    chip = chip or calibrated(run, device_of(run, cfg.device), cfg.base, datasheet, out / "calibration", model)
-    _check_tables(chip, timings)
+    model, chip = model_of(run, cfg.model), chip_of(run, cfg.chip)
+    timings = forms_of(chip, cfg.timings)
     with remarks() as remarked:
         found, simulated = replay(run, chip, model, timings)
     figure = served_figure(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
     write_figure(out / "replay.html", figure, f"{run.folder.name}: recorded and simulated")
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
-    said = [*_older_release(run.engine), *_unknown_prompts(run),
-            *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else [])]
+    said = [*_older_release(run.engine), *_unknown_prompts(run), *_allreduce(run, chip)]
     for sentence in said:
         console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
@@ -234,9 +185,9 @@ def _allreduce(run: Recorded, chip: str) -> list[str]:
     table = measurements(spec)
     if chips == 1 or not spec.allreduce_bytes_per_s or (table and table.all_reduce(chips)):
         return []
-    return [f"the model was split over {chips} chips and no all-reduce over {chips} was measured in '{run.folder}': "
+    return [f"the model was split over {chips} chips and no all-reduce over {chips} was measured: "
             f"{1e-9 * spec.allreduce_bytes_per_s:.0f} GB/s and {1e6 * spec.allreduce_latency_s:.0f} µs of chip "
-            f"'{spec.name}' stand in, which may be far too fast; put allreduce.csv (n_gpus, bytes, time_us) there"]
+            f"'{spec.name}' stand in, which may be far too fast; calibrate with allreduce.csv (n_gpus, bytes, time_us)"]
 
 
 def _split(run: Recorded, tp: Any) -> Recorded:
@@ -246,25 +197,22 @@ def _split(run: Recorded, tp: Any) -> Recorded:
     return replace(run, engine={**run.engine, "tensor_parallel": tp})
 
 
-def _chip(cfg: DictConfig) -> tuple[str, dict[str, Any]]:
-    """The chip to simulate with ('' where it is to be calibrated), and datasheet figures for its calibration."""
-    from omegaconf import OmegaConf
+def forms_of(chip: str, asked: Any) -> list[str]:
+    """The timing forms to simulate: as asked, else all that the chip has.
 
-    if isinstance(cfg.chip, str):
-        return cfg.chip, {}
-    figures: Any = OmegaConf.to_container(cfg.chip, resolve=True)
-    return "", {key: value for key, value in figures.items() if value is not None}
-
-
-def _check_tables(chip: str, timings: list[str]) -> None:
-    """Without tables `timing=measured` would be another form under its name."""
+    Raises:
+        UserError: there is none of a name, or the chip has no tables, without which `measured` would be another form.
+    """
     from ooco_gym.perf import load_chip
 
-    if "measured" in timings and not load_chip(chip).tables:
-        others = ",".join(name for name in timings if name != "measured") or "extended,ooco"
-        raise UserError(f"chip '{chip}' has no tables of measured operators, which timing=measured looks up: leave "
-                        f"chip= out (it is then calibrated from the kernel times in the run's folder), or "
-                        f"timings=[{others}]")
+    forms = [str(name) for name in asked or (*(["measured"] if load_chip(chip).tables else []), "extended", "ooco")]
+    for name in forms:
+        timing_form(name)
+    if "measured" in forms and not load_chip(chip).tables:
+        others = ",".join(name for name in forms if name != "measured") or "extended,ooco"
+        raise UserError(f"chip '{chip}' has no tables of measured operators, which timing=measured looks up: give one "
+                        f"that 'ooco-gym calibrate data=FOLDER' made, or timings=[{others}]")
+    return forms
 
 
 def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[dict[str, Any], dict[str, Again]]:

@@ -140,7 +140,10 @@ def test_a_measured_run_comes_out_within_a_few_percent(tmp_path: Path):
     if not runs:
         pytest.skip("OOCO_GYM_DATA holds no runs/*/engine.json")
     for path in runs:
-        assert main(["calibrate", "replay", f"run={path.parent}", f"out={tmp_path / path.parent.name}"]) == 0
+        model, fit = json.loads(path.read_text())["model"], tmp_path / "fit"
+        assert main(["calibrate", f"data={path.parent}", "device=rtx4090", f"model={model}", f"out={fit}"]) == 0
+        assert main(["calibrate", "replay", f"run={path.parent}", f"chip={fit / 'chip.yaml'}",
+                     f"out={tmp_path / path.parent.name}"]) == 0
         results = json.loads((tmp_path / path.parent.name / "summary.json").read_text())["results"]
         for key in ("ttft", "tpot", "e2e"):
             assert abs(results["measured"][f"{key}_mean_error"]) <= 4.0
