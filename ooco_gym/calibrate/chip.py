@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows, plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
@@ -83,17 +82,12 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
                    not_measured="", sources={**sheet, **kept, **sources})
 
 
-def validity(rows: Rows, engine: list[EngineRows]) -> dict[str, Any]:
+def validity(rows: Rows) -> dict[str, Any]:
     """The sizes that were measured."""
     attention = rows.select(np.isin(rows.kind, ("attn_prefill", "attn_decode")))
-    sizes = {"max_tokens": [rows.of_kind("gemm")["n_tokens"], *(part.tokens for part in engine)],
-             "max_batch": [rows.of_kind("attn_decode")["batch"], *(part.n_decode for part in engine)],
-             "max_context": [attention["context_len"], *(part.kv for part in engine),
-                             *(part.decode_context / np.maximum(part.n_decode, 1.0) for part in engine)]}
-    found: dict[str, Any] = {}
-    for key, parts in sizes.items():
-        values = np.concatenate(parts)
-        found[key] = int(values[np.isfinite(values)].max(initial=0.0))
+    sizes = {"max_tokens": rows.of_kind("gemm")["n_tokens"], "max_batch": rows.of_kind("attn_decode")["batch"],
+             "max_context": attention["context_len"]}
+    found: dict[str, Any] = {key: int(values[np.isfinite(values)].max(initial=0.0)) for key, values in sizes.items()}
     found["tp"] = sorted({1} | {int(value) for name in ("n_gpus", "tp") for value in rows[name] if value >= 1})
     return {key: value for key, value in found.items() if value}
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ooco_gym.calibrate import chip as chips
 from ooco_gym.calibrate import run, sources
-from ooco_gym.calibrate.rows import plain
-from ooco_gym.calibrate.run import FAIR, GOOD, judged
+from ooco_gym.calibrate.rows import Rows, plain
+from ooco_gym.calibrate.run import FAIR, GOOD, ITERATIONS
 from ooco_gym.errors import UserError, unknown, whole_number
 from ooco_gym.perf.model import model_named
 from ooco_gym.report import Column, Table, console
@@ -56,52 +56,51 @@ def main(cfg: DictConfig) -> dict[str, Any] | None:
     to = Path(texts["to"] or Path(values["out"]) / "chip.yaml").expanduser().absolute()
     if to.suffix not in (".yaml", ".yml"):
         raise UserError(f"to={values['to']}: a chip is a YAML file; expected an ending .yaml")
-    also = [values["also"]] if isinstance(values["also"], str) else list(values["also"] or [])
     model = model_named(texts["model"] or "") or texts["model"]
     with Console(stderr=True).status("fitting"):
         found = sources.read(data, sources.Context(texts["device"] or "", model or "", tp))
-        device, rows, remarks = run.device_rows(found, texts["device"], also)
+        device, rows, remarks = run.device_rows(found, texts["device"])
         base, said = chips.base_chip(device, texts["base"], values["chip"] or {}, named=bool(texts["device"]))
-        result = run.calibrate(found, base, device, rows, model=model, tp=tp or 1, seed=seed)
+        result = run.calibrate(found, base, device, rows, model=model, seed=seed)
         result.notes += remarks
-        valid = chips.validity(result.rows, [one.rows for one in result.engine])
+        valid = chips.validity(result.rows)
         chip = chips.chip_of(base, plain(texts["name"] or device), run.roofline_of(result)[0], run.extended_of(result),
                              run.sources_of(result, said))
         figures = run.summary_of(result, chip, valid)
-        tables = to.with_name("tables.parquet") if len(result.rows) else None
-        if tables:
-            chips.write_tables(run.measured_of(result, rows), tables)
-        chips.write_chip(chip, valid, tables.name if tables else "", to)
+        tables = to.with_name("tables.parquet")
+        chips.write_tables(Rows.join([result.rows, result.sampler]), tables)
+        chips.write_chip(chip, valid, tables.name, to)
     screen = console()
     table(figures).show(screen, frame="simple", unbroken=8)
-    forms = "ooco, extended or measured" if tables else "ooco or extended"
-    for line in [*notes(figures), f"written: '{to}', to be used as chip={to} with timing={forms}"]:
+    for line in [*notes(figures), f"written: '{to}', to be used as chip={to} with timing=ooco, extended or measured"]:
         screen.print(line, highlight=False, markup=False, soft_wrap=True)
     return {**figures, "to": to, "tables": tables}
 
 
 def table(figures: Mapping[str, Any]) -> Table:
     """Errors with verdicts of `run.summary_of`, poor ones marked."""
-    fits = judged(figures)
-    columns = [Column("what", "operation", align="l"), Column("form", "form", align="l"), Column("rows", "rows", ","),
+    columns = [Column("what", "operation", align="l"), Column("form", "form", align="l"),
+               Column("held out", "held_out", align="l"), Column("rows", "rows", ","),
                *(Column(name, key, ".1f") for name, key in (
                    ("median", "median"), ("P90", "p90"), ("MAPE", "mape"), ("worst", "worst"))),
                Column("verdict", "verdict", align="l")]
-    return replace(Table.of(columns, fits, f"Errors of {figures['device']}", COUNTED), marked=[
-        number for number, one in enumerate(fits) if one["advice"]])
+    return replace(Table.of(columns, figures["errors"], f"Errors of {figures['device']}", COUNTED), marked=[
+        number for number, one in enumerate(figures["errors"]) if one["verdict"] == "poor"])
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """What else is to be known: poor fits and what to do, left out, not fitted, not read."""
-    lines = [f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median and "
-             f"{one['p90']:.0f} % at the 90th percentile ({one['bias']:+.0f} % in the median): {one['advice']}"
-             for one in judged(figures) if one["advice"]]
+    lines = []
+    for one in figures["errors"]:
+        if one["verdict"] == "poor":
+            better = "extended or measured" if one["form"] == "ooco" else "measured, which looks up what was measured"
+            also = "measure the engine's own iterations (ooco-gym calibrate chain)" if (
+                one["operation"] == ITERATIONS) else "measure more sizes"
+            lines.append(f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median "
+                         f"and {one['p90']:.0f} % at the 90th percentile ({one['median_bias']:+.0f} % in the median): "
+                         f"take timing={better}, or {also}")
     lines += [f"left out: {one['rows']:,} rows of {one['op']}: {one['reason']}"
               + "".join(f" (such as {first})" for first in one["first"][:1]) for one in figures["excluded"]]
     lines += [f"not fitted: {text}" for text in figures["not_fitted"]]
     lines += [f"not read: {count:,} rows ({reason})" for reason, count in figures["skipped_by_readers"].items()]
-    spread = figures["iterations"]["engine_noise"]
-    if spread is not None:
-        lines.append(f"the engine's iterations of the same batch lie {spread:.1f} % from their median on average: no "
-                     "form can be nearer")
     return lines + [f"note: {text}" for text in figures["notes"]]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.calibrate import engine_fits, operators, sources, steps
-from ooco_gym.calibrate.engine_fits import EngineRows
+from ooco_gym.calibrate import operators, sources, steps
 from ooco_gym.calibrate.fitting import errors, folds
 from ooco_gym.calibrate.operators import OPERATORS, SHAPES, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows, clean
 from ooco_gym.perf.chip import load_chip
-from ooco_gym.perf.kernels import ExtendedParameters, GemmParameters, OverheadParameters
-from ooco_gym.perf.model import load_model
 from tests.calibrate import synthetic
 
 CHIP = load_chip("a100_80g")
@@ -73,31 +68,3 @@ def test_both_forms_are_judged_on_unseen_architectures(rows: Rows) -> None:
     found = {form: errors(one, composed.seconds) for form, one in steps.unseen(
         composed, rows, CHIP, 0, {"ooco": roofline.found, "extended": fitted}).items()}
     assert found["extended"]["mape"] < 3 and 0.1 < found["ooco"]["mape"] < 10
-
-
-def _iterations(count: int = 300, seed: int = 0) -> EngineRows:
-    draws = np.random.default_rng(seed)
-    decodes = draws.integers(0, 33, count).astype(float)
-    prompts = np.where(decodes == 0, 1, draws.integers(0, 3, count))
-    prompt_of = np.repeat(np.arange(count), prompts)
-    q = draws.integers(16, 512, len(prompt_of)).astype(float)
-    return EngineRows("i.parquet", "cpu", "llama_3_1_8b", decodes, decodes * draws.integers(64, 2048, count),
-                      decodes + prompts, np.ones(count), prompt_of, q, q)
-
-
-@pytest.mark.parametrize("form", ["ooco", "extended"])
-def test_an_engines_iterations_give_back_what_made_them(form: str) -> None:
-    model, rows = load_model("llama_3_1_8b"), _iterations()
-    truth = replace(CHIP, prefill_layer_overhead_s=0.0, decode_layer_overhead_s=0.0, prefill_overhead_s=4e-3,
-                    decode_overhead_s=3e-3, extended=ExtendedParameters(
-                        gemm=GemmParameters(200e12, 1.5e12, exponent=2.0), prefill_attention=synthetic.PREFILL,
-                        decode_attention=synthetic.DECODE, overhead=OverheadParameters(4e-3, 3e-3, sequence_s=5e-5)))
-    rows = replace(rows, seconds=engine_fits.seconds(form, truth, model, 1, rows))
-    base = replace(truth, prefill_overhead_s=0.0, decode_overhead_s=0.0,
-                   extended=None if form == "ooco" else replace(truth.extended, overhead=None))
-    served = [engine_fits.Served(rows, model, 1)]
-    found = engine_fits.fit(form, base, served)
-    predicted = engine_fits.seconds(form, engine_fits.with_found(form, base, found.found), model, 1, rows)
-    assert errors(predicted, rows.seconds)["mape"] < 1
-    if form == "extended":
-        assert found.found["overhead.sequence_s"] == pytest.approx(5e-5, rel=0.05)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +15,6 @@ from ooco_gym.calibrate.operators import with_bytes
 from ooco_gym.calibrate.rows import Rows, complete
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
-from ooco_gym.perf.model import load_model
 
 AICONFIGURATOR = "framework,version,device,op_name,kernel_source,"
 VIDUR_LAYERS = ",".join(
@@ -33,7 +29,7 @@ def _read(path: Path, text: str, **context: object) -> Found:
 
 
 def test_every_layout_is_found() -> None:
-    assert list_sources() == ["aiconfigurator", "iterations", "llmservingsim", "ooco_gym", "vidur"]
+    assert list_sources() == ["aiconfigurator", "llmservingsim", "ooco_gym", "vidur"]
 
 
 def test_aiconfigurator_gemm_is_in_milliseconds_and_16_bits(tmp_path: Path) -> None:
@@ -125,36 +121,10 @@ def test_llmservingsim_reads_model_and_degree_beside_its_tables(tmp_path: Path) 
             read(tmp_path / "dense.csv", Context())
 
 
-def test_iterations_with_and_without_lists_of_prompts(tmp_path: Path) -> None:
-    table = {"n_decode": [2, 0], "decode_context_sum": [100, 0], "n_prefill": [0, 2], "prefill_tokens": [0, 48],
-             "prefill_context_sum": [0, 60], "tokens": [2, 48], "sequences_sampled": [2, 2], "time_us": [900.0, 2000.0],
-             "prefill_q": [[], [16, 32]], "prefill_kv": [[], [16, 44]], "model": ["m", "m"], "device": ["cpu", "cpu"]}
-    pq.write_table(pa.table(table), tmp_path / "iterations.parquet")
-    rows = read(tmp_path / "iterations.parquet", Context()).engine[0]
-    assert rows.device == "cpu" and rows.tokens.tolist() == [2, 48] and rows.kv.tolist() == [16, 44]
-    assert rows.over_prompts(rows.q * rows.kv).tolist() == [0, 16 * 16 + 32 * 44]
-    pq.write_table(pa.table({k: v for k, v in table.items() if k not in ("prefill_q", "prefill_kv")}),
-                   tmp_path / "plain.parquet")
-    assert read(tmp_path / "plain.parquet", Context()).engine[0].kv.tolist() == [30, 30]
-
-
-def test_the_engine_s_file_says_the_model(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 256, "vocab_size": 1000}
-    (tmp_path / "engine.json").write_text(json.dumps(
-        {"model": "A/Model-1", "dtype": "float32", "tensor_parallel": 2, "model_config": config}))
-    text = "n_decode,decode_context_sum,n_prefill,prefill_tokens,time_us\n4,100,0,0,900\n"
-    rows = _read(tmp_path / "iterations.csv", text).engine[0]
-    model = load_model(rows.sizes)
-    assert (model.name, model.head_dim, model.kv_heads, model.dtype_bytes, rows.tp) == ("a_model_1", 32, 2, 4, 2)
-    (tmp_path / "engine.json").write_text("{")
-    with pytest.raises(UserError, match=r"engine.json' is not valid JSON"):
-        read(tmp_path / "iterations.csv", Context())
-
-
 @pytest.mark.parametrize("text, message", [
     ("op,n_tokens,time_us\ngemm,x,3\n", r"row 2: column 'n_tokens' must be a number, got 'x'"),
     ("a,b\n1,2\n", r"in no known layout"),
+    ("n_decode,decode_context_sum,time_us\n4,100,900\n", r"calibrate chain measured=FOLDER"),
 ])
 def test_a_bad_csv_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

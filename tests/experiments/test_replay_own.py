@@ -94,7 +94,7 @@ def test_tables_count_for_the_model_and_degree_that_were_served(replayed: Path) 
     assert set(rows["h_q"][rows["op"] == "attn_decode"]) == {16.0}
     found = json.loads((replayed / "calibration" / "summary.json").read_text())
     assert not any("no whole layer" in text for text in found["not_fitted"]) and "mine tp2" in (
-        found["iterations"]["architectures"])
+        found["iterations"])
     chip = yaml.safe_load((replayed / "calibration" / "chip.yaml").read_text())
     assert "iterations composed of measured operators" in chip["sources"]["gemm_flops_per_s"]
 
@@ -108,8 +108,7 @@ def test_summary_says_degree_percentiles_and_what_was_not_measured(replayed: Pat
             assert summary["results"][form][f"{key}_p99_error"] == pytest.approx(100 * (ours / real - 1))
     assert any("all_reduce" in text or "all-reduce" in text for text in summary["notes"])
     calibration = json.loads((replayed / "calibration" / "summary.json").read_text())
-    assert {one["verdict"] for one in calibration["verdicts"]} <= {"good", "fair", "poor"}
-    assert {one["operation"] for one in calibration["verdicts"]} >= {"gemm", "attn_decode"}
+    assert {one["operation"] for one in calibration["errors"]} >= {"gemm", "attn_decode"}
 
 
 @pytest.mark.parametrize(("words", "message"), [

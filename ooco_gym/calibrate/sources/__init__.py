@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import read_parquet
@@ -69,32 +67,21 @@ class Frame:
         try:
             return self._table[name].cast(pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
         except pyarrow.ArrowException:
-            return np.array(self._cells(name, lambda cell: float(cell) if str(cell).strip() else np.nan, "a number"))
+            return np.array([self._number(name, index) for index in range(len(self))])
+
+    def _number(self, name: str, index: int) -> float:
+        cell = self._table[name][index].as_py()
+        try:
+            return np.nan if cell is None or not str(cell).strip() else float(cell)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be a number, got "
+                            f"'{cell}'") from None
 
     def texts(self, name: str, default: str = "") -> np.ndarray:
         """A column as text; empty cells are '', a column that is missing is `default` throughout."""
         if name not in self:
             return np.full(len(self), default, dtype=object)
         return np.array(["" if cell is None else str(cell) for cell in self._table[name].to_pylist()], dtype=object)
-
-    def lists(self, name: str) -> list[list[float]]:
-        """A column of lists of numbers; a CSV has them as text, numbers between blanks."""
-        def read(cell: Any) -> list[float]:
-            parts = cell.strip("[]").replace(",", " ").split() if isinstance(cell, str) else cell
-            return [float(part) for part in parts]
-
-        return [[] if isinstance(cell, float) else cell for cell in self._cells(name, read, "a list of numbers")]
-
-    def _cells(self, name: str, read: Callable[[Any], Any], what: str) -> list[Any]:
-        """Each cell, read; NaN where it is empty."""
-        found: list[Any] = []
-        for index, cell in enumerate(self._table[name].to_pylist()):
-            try:
-                found.append(np.nan if cell is None else read(cell))
-            except (TypeError, ValueError, OverflowError):
-                raise UserError(f"'{self.path}', row {index + self.first_row}: column '{name}' must be {what}, got "
-                                f"'{cell}'") from None
-        return found
 
 
 def _read(path: Path) -> pyarrow.Table:
@@ -121,12 +108,10 @@ class Context:
 
 @dataclass
 class Found:
-    """What the files hold: measured operators, whole iterations of an engine, rows that a reader did not take (by
-    reason, `file: reason`), what a user should know of the reading, and the files read with the name of their
-    layout."""
+    """What the files hold: measured operators, rows that a reader did not take (by reason, `file: reason`), what a user
+    should know of the reading, and the files read with the name of their layout."""
 
     rows: list[Rows] = field(default_factory=list)
-    engine: list[EngineRows] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: dict[Path, str] = field(default_factory=dict)
@@ -155,12 +140,13 @@ def read(path: Path, context: Context) -> Found:
     for file in paths:
         frame = Frame(file)
         name = next((name for name, source in _sources().items() if source.claims(frame)), None)
-        if name is None and path.is_dir() and "time_us" not in frame:
+        if name is None and path.is_dir() and ("time_us" not in frame or "decode_context_sum" in frame):
             found.notes.append(f"{file.relative_to(path)}: in no known layout, left out")
             continue
         if name is None:
             raise UserError(f"'{file}' is in no known layout ({', '.join(list_sources())}); it has the columns "
-                            f"{', '.join(frame.names[:20])}; docs/calibration.md says what is needed")
+                            f"{', '.join(frame.names[:20])}; docs/calibration.md says what is needed (of an engine's "
+                            f"own iterations 'ooco-gym calibrate chain measured=FOLDER' makes a chip)")
         _sources()[name].read(frame, context, found)
         found.files[file] = name
     if not found.files:
