@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import least
@@ -23,15 +22,13 @@ from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.compare import PAGES, given_cells
-from experiments.sustained import Cell, definitions_of, described, measured, notes_of, rows_of
-from experiments.sustained_page import write_results
+from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import check_keys
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.protocol import protocol_values
-from ooco_gym.render import write_report
-from ooco_gym.render.reading import load_words, sustained
+from ooco_gym.render.reading import load_words
 from ooco_gym.report import show_notes
 from ooco_gym.resources import load_yaml
 
@@ -53,7 +50,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     begun = time.perf_counter()
     given: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     options = by_protocol(given)
-    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    policies = names_of(options, "policies", "policy")
     for key in PAGES:
         check_page(key, options[key])
     base = scenario_of(cfg)
@@ -72,23 +69,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             entries = measured(mine, list(dict.fromkeys([*policies, *names])), options, jobs)
             rows += [row for row in rows_of(entries, names, float(options["limits"]["violations"]))
                      if row["policy"] in policies]
-    window_s = min(float(one.window()[1]) for one in scenarios)
-    tuning = {"seeds": list(seeds_of(options["tuning"]["seeds"], "tuning.seeds")),
-              "policies": options["tuning"]["policies"] or {}}
-    summary = {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
-               "baseline": "the best baseline", "seeds": list(seeds), "window_s": window_s,
-               "protocol": options["protocol"], "load": options["load"],
-               "tpot_from": cells[0][0].definitions[0], "notes": notes_of(window_s, seeds), "results": rows,
-               "peaks": peaks, "cells": [described(cell) for cell, _ in cells], "tuning": tuning,
-               "simulations": jobs.different, "simulated_anew": jobs.simulated, "workers": jobs.workers,
-               "wall_s": time.perf_counter() - begun, "cpu_s": jobs.cpu_s}
-    outcomes = sustained(summary, options)
-    for outcome in outcomes:
-        outcome.show()
-    if rows:
-        write_report(Path(options["out"]) / "capacity.html", outcomes)
-        write_results(summary, "capacity", Path(options["out"]), options["page"], options["figures"])
-    else:
+    more = {**{key: peaks[0][key] for key in ("workload", "cluster")}, "baseline": "the best baseline", "peaks": peaks,
+            **{key: options[key] for key in ("protocol", "load")}}
+    wall_s = time.perf_counter() - begun
+    summary = summed_up("capacity", SCHEMA, [cell for cell, _ in cells], rows, options, jobs, wall_s, more)
+    if not rows:
         show_notes([f"{cell.condition}, {load_words(peak)}" for cell, peak in cells])
     return summary
 

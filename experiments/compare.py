@@ -18,15 +18,14 @@ from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import placed
-from experiments.sustained import Cell, definitions_of, described, measured, notes_of, rows_of
-from experiments.sustained_page import write_results
+from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
 from ooco_gym.render.outcome import compare, metrics_of
-from ooco_gym.render.reading import compared, sustained
+from ooco_gym.render.reading import compared
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -71,31 +70,19 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 # --- At the rates that are sustained ---------------------------------------------------------------------------------
 def _sustained(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str], baseline: str) -> dict[str, Any]:
-    begun, seeds = time.perf_counter(), seeds_of(options["seeds"])
+    begun = time.perf_counter()
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
     for key in PAGES:
         check_page(key, options[key])
     cells = cells_of(cfg, options, policies)
-    window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     for cell in cells:
         say_played(cell.scenario, SEARCHED)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
         entries = measured(cells, policies, options, jobs)
     rows = rows_of(entries, [baseline], float(options["limits"]["violations"]), options["lead"])
-    tuning = {"seeds": list(seeds_of(options["tuning"]["seeds"], "tuning.seeds")),
-              "policies": options["tuning"]["policies"] or {}}
-    summary = {"schema": SUSTAIN_SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds),
-               "window_s": window_s, "tpot_from": cells[0].definitions[0], "notes": notes_of(window_s, seeds),
-               "cells": [described(cell) for cell in cells], "simulations": jobs.different,
-               "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
-               "cpu_s": jobs.cpu_s, "tuning": tuning, "results": rows}
-    outcomes = sustained(summary, options)
-    for outcome in outcomes:
-        outcome.show()
-    write_report(Path(options["out"]) / "compare.html", outcomes)
-    write_results(summary, "compare", Path(options["out"]), options["page"], options["figures"])
-    return summary
+    return summed_up("compare", SUSTAIN_SCHEMA, cells, rows, options, jobs, time.perf_counter() - begun,
+                     {"baseline": baseline, "lead": options["lead"]})
 
 
 def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str]) -> list[Cell]:

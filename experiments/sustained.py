@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +19,14 @@ from experiments.common.policies import seeds_of
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
+from experiments.sustained_page import write_results
 from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.protocol import SEEDS, WINDOW_S
+from ooco_gym.render import write_report
+from ooco_gym.render.reading import sustained
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -272,7 +276,7 @@ def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
             "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
 
 
-def described(cell: Cell) -> dict[str, Any]:
+def _described(cell: Cell) -> dict[str, Any]:
     """A cell as the summary holds it: what was given, with the load."""
     from ooco_gym.workload import workload_mean_rate
 
@@ -282,3 +286,24 @@ def described(cell: Cell) -> dict[str, Any]:
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
             "rate_scale": scenario.rate_scale, "window_s": float(scenario.window()[1]), "params": dict(cell.params),
             "online_rate_per_s": scenario.online_scale() * workload_mean_rate(scenario.workload)}
+
+
+def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]],
+              options: Mapping[str, Any], jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a command (`docs/outputs.md`) with what it has besides, `baseline` among it; shown, and written as
+    pages where there are rows."""
+    seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
+    window_s = min(float(cell.scenario.window()[1]) for cell in cells)
+    summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].definitions[0],
+               "notes": notes_of(window_s, seeds), "cells": [_described(cell) for cell in cells],
+               "tuning": {"seeds": list(seeds_of(tuning["seeds"], "tuning.seeds")),
+                          "policies": tuning["policies"] or {}},
+               "simulations": jobs.different, "simulated_anew": jobs.simulated, "workers": jobs.workers,
+               "wall_s": wall_s, "cpu_s": jobs.cpu_s, **more, "results": rows}
+    outcomes = sustained(summary, options)
+    for outcome in outcomes:
+        outcome.show()
+    if rows:
+        write_report(Path(options["out"]) / f"{command}.html", outcomes)
+        write_results(summary, command, Path(options["out"]), options["page"], options["figures"])
+    return summary
