@@ -3,8 +3,7 @@
 For one workload on one cluster, or several such cells: the peak factor once, then each policy's offline rate raised on
 paired seeds to the first rate that does not hold, under both TPOT definitions, against the better of base P/D and
 online priority (tuned). Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same
-load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`). With `least.find` the
-question is how few instances keep the promises (`experiments.least`).
+load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from experiments import least
 from experiments.common.output import check_page
 from experiments.common.peaks import PeakPlan, peak_entry
 from experiments.common.policies import names_of, seeds_of
@@ -55,13 +53,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         check_page(key, options[key])
     base = scenario_of(cfg)
     scenarios = [of_cell(base, one, options) for _, one in given_cells(options["cells"], ("workload", "cluster"))]
-    for one in [] if options["least"]["find"] else scenarios:
+    for one in scenarios:
         say_played(one, SEARCHED)
     baselines = {where_of(one): _baselines(one, policies, options["baselines"]) for one in scenarios}
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
-        if options["least"]["find"]:
-            return least.main(scenarios[0], options, policies, jobs)
         cells = [_cell(one, options, definition, jobs) for one in scenarios for definition in definitions_of(options)]
         peaks = [peak for _, peak in cells]
         for condition, names in {} if options["only_peak"] else baselines.items():

@@ -22,7 +22,7 @@ from experiments.common.peaks import reference_policy
 from experiments.common.rate_search import Limits, Plan
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, placed, sustain
-from experiments.least import fewest
+from experiments.plan import Planner
 from experiments.plays import profiled, simulated
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.policy import get_policy, spelled
@@ -139,8 +139,10 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
     """The fewest instances that keep the promises on each seed."""
     check_keys("hold.least", options, ("violations", "most"))
-    limit, most = float(options.get("violations", 0.03)), int(options.get("most", 64))
-    return [fewest(point.scenario, point.policy, jobs, [seed], limit, most)[-1] for seed in seeds]
+    limits = Limits(float(options.get("violations", 0.03)), kept_up=0.0, kept_up_service=0.0)
+    found = [Planner(point.policy, point.scenario, Bench(jobs, point.scenario, (seed,), limits=limits))
+             .fewest(0.0, int(options.get("most", 64)))[-1] for seed in seeds]
+    return [{"instances": one.instances, "violation_rate": float(one.point.violations.mean())} for one in found]
 
 
 # --- Metrics --------------------------------------------------------------------------------------------------------

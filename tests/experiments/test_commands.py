@@ -110,23 +110,28 @@ def test_capacity_of_several_cells_by_the_papers_protocol():
     assert "### azure_code on pair_7b" in Path("c.md").read_text()
 
 
-def test_the_fewest_instances_that_keep_the_promises(capsys):
-    """Echo 5.4, step 1: one instance fewer does not, whatever its division; the file found is a cluster."""
-    trial = ["capacity", "least.find=true", "policies=[base_pd,vllm_priority]", "workload=azure_conv",
-             "rate_scale=0.2", "protocol=brief.yaml", "least.window_s=60", "seeds=[1]", "workers=1"]
-    assert main([*trial, "out=cap"]) == 0
-    found = {row["policy"]: row for row in summary("cap")["results"]}
-    assert set(found) == {"base_pd", "vllm_priority"}
-    for row in found.values():
-        assert [one["kept"] for one in row["tried"]] == [False] * (len(row["tried"]) - 1) + [True]
-        assert row["violation_rate"] <= 0.03
-    pools = found["base_pd"]
-    assert pools["relaxed"] + pools["strict"] == pools["instances"] and len(pools["tried"]) == pools["instances"] - 1
+def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
+    """Echo's two questions (5.4): the fewest that keep the promises; what they carry. The file written is a cluster."""
+    trial = ["plan", "policies=[base_pd,vllm_priority]", "workload=azure_conv", "rate_scale=0.2", "protocol=brief.yaml",
+             "duration_s=60", "seeds=[1]", "workers=1", "frontier=1", "search.precision=0.5"]
+    assert main([*trial, "offline.rate=0", "out=alone"]) == 0
+    assert main([*trial, "offline.rate=4", "price_per_chip_hour=2", "out=both"]) == 0
+    alone, both = ({row["policy"]: row for row in summary(name)["results"]} for name in ("alone", "both"))
+    for name, row in both.items():
+        assert row["holds"] and row["violations"]["mean"] <= 0.03
+        assert row["one_fewer"] is None or not row["one_fewer"]["holds"]
+        assert row["chips"] >= alone[name]["chips"] == row["online_alone_chips"]
+        assert row["cost_per_hour"] == 2 * row["chips"] and row["cost_per_million_offline_tokens"] >= 0.0
+        assert row["carried_rate"] >= 4.0
+    pools = alone["base_pd"]
+    assert pools["relaxed"] + pools["strict"] == pools["instances"]
     assert main(["simulate", "policy=base_pd", "workload=azure_conv", "rate_scale=0.2", "duration_s=60", "seed=1",
-                 "protocol=brief.yaml", f"cluster={pools['cluster']}", "out=again"]) == 0
-    assert summary("again")["online"]["violation_rate"] == pools["violation_rate"]
-    assert main([*trial, "least.most=2", "out=no"]) == 2
-    assert "least.most=2 instances of cluster 'pair_7b' are too few under 'base_pd'" in capsys.readouterr().err
+                 "offline.rate=0", "protocol=brief.yaml", f"cluster={pools['cluster_file']}", "out=again"]) == 0
+    assert summary("again")["online"]["violation_rate"] == pytest.approx(pools["violations"]["mean"], abs=1e-6)
+    assert main([*trial, "offline.rate=0", "policies=[base_pd]", "chips=8", "out=given"]) == 0
+    assert summary("given")["results"][0]["chips"] == 8
+    assert main([*trial, "offline.rate=0", "most=2", "out=no"]) == 2
+    assert "most=2 instances are too few for 'base_pd'" in capsys.readouterr().err
 
 
 def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():

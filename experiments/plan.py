@@ -1,0 +1,262 @@
+"""`ooco-gym plan`: the fewest chips, and their split, that keep the promises beside offline work; what chips carry.
+
+For each policy the cluster's instances are multiplied: mixed ones by their number, pools by every division between
+relaxed and strict. A size holds if online requests violate no more than `limits.violations` and the offline backlog
+does not grow, in the mean over paired seeds. Echo's two questions (arXiv 2504.03651, 5.4) are two of these: the least
+resources that keep the online promises alone (`offline.rate=0`), and the offline work that given resources carry.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from experiments.common.output import rounded, spread, write_texts
+from experiments.common.policies import names_of, seeds_of
+from experiments.common.rate_search import Limits, Plan, Point
+from experiments.common.runner import Jobs
+from experiments.common.store import Store
+from experiments.common.sustain import Bench, sustain
+from ooco_gym.cluster import Cluster
+from ooco_gym.commands.simulate import say_played, scenario_of
+from ooco_gym.errors import UserError
+from ooco_gym.peak import short_name
+from ooco_gym.policy import get_policy
+from ooco_gym.report import Axis, Column, Panel, Section, Series, Table, console, number, percent, write_page
+from ooco_gym.workload import workload_mean_rate
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ooco_gym.scenario import Scenario
+
+SCHEMA = "ooco-gym/plan/1"
+ROLES = ("relaxed", "strict", "mixed")
+Size = Mapping[str, int]  # instances by role
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A number of instances in the best division that was found, and what it came to at the offline rate asked for."""
+
+    size: Size
+    point: Point
+    holds: bool
+
+    @property
+    def instances(self) -> int:
+        """In all roles together."""
+        return sum(self.size.values())
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Sizes of one policy's cluster, measured on paired seeds.
+
+    Attributes:
+        policy: who schedules.
+        scenario: load, time and the cluster of the policy's kind, whose first instance of each role is multiplied.
+        bench: what measures.
+    """
+
+    policy: str
+    scenario: Scenario
+    bench: Bench
+
+    @property
+    def chips_each(self) -> int:
+        """Chips of an instance; those of a pool's roles are taken to be alike."""
+        cluster = self.scenario.load_cluster()
+        return max(pool.tp * pool.pp for role in ROLES for pool in getattr(cluster, role)[:1])
+
+    def measured(self, size: Size, rate: float) -> Point:
+        """What a size comes to at an offline rate."""
+        return replace(self.bench, scenario=self.scenario.with_(cluster=sized(self.scenario, size))).measure(
+            self.policy, rate)
+
+    def best(self, instances: int, rate: float) -> Sized:
+        """So many instances in the division that strains the limits least."""
+        found = [(size, self.measured(size, rate)) for size in divisions(self.scenario.load_cluster(), instances)]
+        limits = self.bench.limits
+        size, point = min(found, key=lambda one: float(limits.strain(*(
+            figure.mean() for figure in (one[1].violations, one[1].kept_up, one[1].kept_up_service)))))
+        return Sized(size, point, point.holds(limits))
+
+    def fewest(self, rate: float, most: int) -> list[Sized]:
+        """Sizes tried: doubled until one holds, then halved between; the last is the fewest that hold, and one instance
+        fewer is among them, unless that is less than the policy takes.
+
+        Raises:
+            UserError: `most` instances are too few.
+        """
+        least = 1 if self.scenario.load_cluster().mixed else 2
+        tried: dict[int, Sized] = {}
+        fails, holds, count = least - 1, 0, least
+        while not holds:
+            tried[count] = self.best(count, rate)
+            if tried[count].holds:
+                holds = count
+            elif count == most:
+                late = percent(tried[count].point.violations.mean())
+                raise UserError(f"most={most} instances are too few for '{self.policy}': {late} of the online requests "
+                                "violate; raise most, or lower the load")
+            else:
+                fails, count = count, min(2 * count, most)
+        while holds - fails > 1:
+            middle = (holds + fails) // 2
+            tried[middle] = self.best(middle, rate)
+            fails, holds = (fails, middle) if tried[middle].holds else (middle, holds)
+        return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
+
+    def carried(self, size: Size) -> Any:
+        """The largest offline rate that a size carries (`experiments.common.sustain.Sustained`)."""
+        mine = self.scenario.with_(cluster=sized(self.scenario, size))
+        return sustain(replace(self.bench, scenario=mine), self.policy)
+
+
+def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
+    """All ways to part so many instances between the cluster's roles."""
+    if cluster.mixed:
+        yield {"mixed": instances}
+    else:
+        yield from ({"relaxed": instances - strict, "strict": strict} for strict in range(1, instances))
+
+
+def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
+    """The scenario's cluster with so many instances of each role, as a cluster file holds it.
+
+    Raises:
+        UserError: a role has instances of several kinds.
+    """
+    cluster = scenario.load_cluster()
+    for role in ROLES:
+        if len(getattr(cluster, role)) > 1:
+            raise UserError(f"cluster '{cluster.name}': pool '{role}' has groups of different instances; expected one, "
+                            "of which a plan takes more or fewer")
+    values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
+    pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
+    return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Plans for each policy; prints and writes the table and the frontier, and each plan's cluster as a file.
+
+    Raises:
+        UserError: too few instances, or a setting that is none.
+    """
+    from omegaconf import OmegaConf
+
+    begun = time.perf_counter()
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    base = scenario_of(cfg)
+    scale = base.rate_scale if base.rate_scale is not None or base.online_rate is not None else 1.0
+    base = base.with_(rate_scale=scale)
+    say_played(base)
+    rate, limits = float(options["offline"]["rate"] or 0.0), Limits(**options["limits"])
+    rows: list[dict[str, Any]] = []
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("plan"):
+        for policy in policies:
+            scenario = base.on_kind(get_policy(policy).mixed)
+            bench = Bench(jobs, scenario, seeds, scenario.load_slo().tpot_from,
+                          limits.in_window(float(scenario.window()[1])), Plan(**options["search"]))
+            rows.append(_planned(Planner(policy, scenario, bench), rate, options))
+    out = Path(options["out"])
+    for row in rows:
+        row["cluster_file"] = str(out / f"{re.sub(r'[^a-z0-9.]+', '_', row['policy'])}.yaml")
+        write_texts({Path(row["cluster_file"]): yaml.safe_dump(rounded(row["cluster"]), sort_keys=False)})
+    question = _question(base, rate, options)
+    table = _table(rows, question, len(seeds))
+    table.show(console(), unbroken=2)
+    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], charts=_frontier(rows),
+                                                            legend=[row["policy"] for row in rows])])
+    return {"schema": SCHEMA, "question": question, "offline_rate": rate, "seeds": list(seeds),
+            "results": rounded(rows), "simulations": jobs.different, "simulated_anew": jobs.simulated,
+            "wall_s": time.perf_counter() - begun}
+
+
+def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of one policy: its fewest instances, or those given, what they came to, and the frontier."""
+    chips, most, each = options["chips"], int(options["most"]), planner.chips_each
+    alone = planner.fewest(0.0, most)[-1]  # what the online promises take by themselves
+    if chips is None:
+        tried = planner.fewest(rate, most)
+        chosen = tried[-1]
+    else:
+        chosen = planner.best(max(1, int(chips) // each), rate)
+        tried = [chosen]
+    frontier = []
+    for count in sorted({alone.instances + more for more in range(int(options["frontier"]))} | {chosen.instances}):
+        size = chosen.size if count == chosen.instances else planner.best(count, rate).size
+        found = planner.carried(size)
+        largest = (found.rate, found.tokens_per_s)
+        if count == chosen.instances and chosen.holds:  # a search may have met a rate below that does not hold
+            largest = max(largest, (rate, float(chosen.point.tokens_per_s.mean())))
+        frontier.append({"chips": count * each, **size, "offline_rate": largest[0], "tokens_per_s": largest[1]})
+    carried = next(one for one in frontier if one["chips"] == chosen.instances * each)
+    fewer = max((one for one in tried if one.instances < chosen.instances), key=lambda one: one.instances, default=None)
+    price, point = options["price_per_chip_hour"], chosen.point
+    tokens = float(point.tokens_per_s.mean())
+    extra = (chosen.instances - alone.instances) * each
+    return {
+        "policy": planner.policy, "chips": chosen.instances * each, "instances": chosen.instances, **chosen.size,
+        "holds": chosen.holds, "violations": spread(point.violations), "tokens_per_s": spread(point.tokens_per_s),
+        "seeds_over": int((point.violations > planner.bench.limits.violations).sum()),
+        "one_fewer": None if fewer is None else {**fewer.size, "violations": float(fewer.point.violations.mean()),
+                                                 "kept_up": float(fewer.point.kept_up.mean()), "holds": fewer.holds},
+        "online_alone_chips": alone.instances * each, "carried_rate": carried["offline_rate"],
+        "carried_tokens_per_s": carried["tokens_per_s"], "frontier": frontier,
+        "cost_per_hour": None if price is None else chosen.instances * each * float(price),
+        # Of the chips that offline work takes beyond what the online promises take by themselves.
+        "cost_per_million_offline_tokens": None if price is None or not tokens else
+        extra * float(price) / (tokens * 3600.0 / 1e6),
+        "cluster": sized(planner.scenario, chosen.size)}
+
+
+def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> str:
+    """What is asked, in words."""
+    if options["online_rate"] is not None:
+        load = f"{number(float(options['online_rate']))} online requests a second"
+    else:
+        mean = scenario.online_scale() * workload_mean_rate(scenario.workload)
+        load = f"{number(mean)} online requests a second in the day's mean"
+    asked = "The fewest chips" if options["chips"] is None else f"{options['chips']} chips"
+    limit = percent(float(options["limits"]["violations"]), 0)
+    return (f"{asked} for {short_name(scenario.workload)} at {load} and {number(rate)} offline ones: at most {limit} "
+            "of the online requests may violate")
+
+
+def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int) -> Table:
+    """One row a policy."""
+    columns = (Column("policy", "policy", align="l"), Column("chips", "chips"),
+               Column("split", _split, align="l"),
+               Column("holds", lambda row: "yes" if row["holds"] else "no"),
+               Column("violations", lambda row: row["violations"]["mean"], percent),
+               Column("seeds over", lambda row: f"{row['seeds_over']} of {seeds}"),
+               Column("one fewer", lambda row: "–" if row["one_fewer"] is None else
+                      f"{percent(row['one_fewer']['violations'])}, {percent(row['one_fewer']['kept_up'], 0)} kept up"),
+               Column("online alone", "online_alone_chips"),
+               Column("carries at most, offline/s", "carried_rate", ".3g"),
+               Column("cost/h", "cost_per_hour", ".4g"),
+               Column("cost per million offline tokens", "cost_per_million_offline_tokens", ".3g"))
+    return Table.of(columns, rows, question, f"Means over {seeds} seeds. One fewer: violations, and the share of the "
+                    "offline work that is kept up with. The cost of offline tokens is that of the chips beyond what "
+                    "online requests take alone.")
+
+
+def _split(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{row[role]} {role}" for role in ROLES if row.get(role))
+
+
+def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Offline tokens that chips carry, a colour a policy."""
+    series = [Series([one["chips"] for one in row["frontier"]], [one["tokens_per_s"] for one in row["frontier"]], style,
+                     place) for place, row in enumerate(rows) for style in ("line", "dots")]  # type: ignore[arg-type]
+    return [Panel("What chips carry", Axis("chips"), Axis("offline tokens/s"), series)]
