@@ -128,7 +128,7 @@ def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
     assert main(["simulate", "policy=base_pd", "workload=azure_conv", "rate_scale=0.2", "duration_s=60", "seed=1",
                  "offline.rate=0", "protocol=brief.yaml", f"cluster={pools['cluster_file']}", "out=again"]) == 0
     assert summary("again")["online"]["violation_rate"] == pytest.approx(pools["violations"]["mean"], abs=1e-6)
-    assert main([*trial, "offline.rate=0", "policies=[base_pd]", "chips=8", "out=given"]) == 0
+    assert main([*trial, "offline.rate=0", "policy=base_pd", "chips=8", "out=given"]) == 0
     assert summary("given")["results"][0]["chips"] == 8
     assert main([*trial, "offline.rate=0", "most=2", "out=no"]) == 2
     assert "most=2 instances are too few for 'base_pd'" in capsys.readouterr().err
