@@ -39,7 +39,6 @@ class FakeEngine:
         return {"name": name, "prompt": prompt_tokens, "output": output_tokens, "done": 0, "made": 0}
 
     def add(self, request: dict[str, Any]) -> None:
-        self.now_s += 1e-6 * self.settings["admission_us"]
         self.waiting.append(request)
 
     def abort(self, names: list[str]) -> None:
@@ -59,9 +58,8 @@ class FakeEngine:
         if batch is None:
             return Outcome([], [], [])
         factor = self.settings["us"]
-        work = sum(q * kv for q, kv in batch.chunks)
-        self.now_s += 1e-6 * (factor["step"] + factor["token"] * (batch.n_decode + sum(q for q, _ in batch.chunks))
-                              + factor["sequence"] * batch.sequences_sampled + factor["work"] * work
+        self.now_s += 1e-6 * (factor["step"] + factor["token"] * (batch.n_decode + batch.prefill_tokens)
+                              + factor["sequence"] * batch.sequences_sampled + factor["work"] * batch.prefill_work
                               + factor["context"] * batch.decode_context_sum)
         return Outcome(tokens, finished, [batch])
 
@@ -78,20 +76,18 @@ class FakeEngine:
             new = min(budget, one["prompt"] + one["made"] - one["done"])
             one["done"] += new
             budget -= new
+            ends = one["done"] == one["prompt"] + one["made"]
             if one["made"]:
-                batch.n_decode += 1
-                batch.decode_context_sum += one["done"]
+                batch.decode(one["done"])
             else:
-                batch.chunks.append((new, one["done"]))
-            if one["done"] == one["prompt"] + one["made"]:
+                batch.piece(new, one["done"], ends)
+            if ends:
                 one["made"] += 1
-                batch.sequences_sampled += 1
                 tokens.append(one["name"])
         for one in [one for one in self.running if one["made"] >= one["output"]]:
             finished.append(one["name"])
             self.running.remove(one)
-        batch.running, batch.waiting = len(self.running), len(self.waiting)
-        return (batch if batch.chunks or batch.n_decode else None), tokens, finished
+        return (batch if batch.n_prefill or batch.n_decode else None), tokens, finished
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.settings["block_tokens"])

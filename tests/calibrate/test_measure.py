@@ -17,17 +17,16 @@ from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
 US = {"step": 1000.0, "token": 20.0, "sequence": 30.0, "work": 0.05, "context": 0.5}
-ADMISSION_US = 100.0
 
 
 def plan(**changes: Any) -> dict[str, Any]:
     """The shipped plan, small, for the fake engine."""
     found: dict[str, Any] = dict(load_yaml("engine", "vllm"))
     found |= {"adapter": str(Path(__file__).with_name("fake_engine.py")), "python": sys.executable, "model": "formula",
-              "cpus": None, "priority": False, "environment": {},
+              "cpus": None, "environment": {},
               "settings": {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 512, "block_tokens": 16,
-                           "num_blocks": 400, "us": US, "admission_us": ADMISSION_US}}
-    found["design"] = {**found["design"], "passes": 3, "warm_every_size": False, "fill_tokens": 1024}
+                           "num_blocks": 400, "us": US}}
+    found["design"] = {**found["design"], "passes": 3, "fill_tokens": 1024}
     found["serve"] = {**found["serve"], "duration_s": 2.0}
     for key, value in changes.items():
         part, _, name = key.partition("__")
@@ -51,10 +50,9 @@ def no_logs_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def formula_us(rows: list[dict[str, Any]]) -> np.ndarray:
     table = {key: np.array([row[key] for row in rows], float)
-             for key in ("tokens", "sequences_sampled", "prefill_work", "decode_context_sum", "n_admitted")}
+             for key in ("tokens", "sequences_sampled", "prefill_work", "decode_context_sum")}
     return (US["step"] + US["token"] * table["tokens"] + US["sequence"] * table["sequences_sampled"]
-            + US["work"] * table["prefill_work"] + US["context"] * table["decode_context_sum"]
-            + ADMISSION_US * table["n_admitted"])
+            + US["work"] * table["prefill_work"] + US["context"] * table["decode_context_sum"])
 
 
 def test_iterations_have_the_schema_and_their_own_times(measured: tuple[Path, dict[str, Any]]) -> None:
@@ -65,12 +63,9 @@ def test_iterations_have_the_schema_and_their_own_times(measured: tuple[Path, di
         rows = table.to_pylist()
         assert [row["time_us"] for row in rows] == pytest.approx(list(formula_us(rows)), rel=1e-6)
         for row in rows:
-            q, kv = np.array(row["prefill_q"], int), np.array(row["prefill_kv"], int)
-            assert row["n_prefill"] == len(q) == len(kv) and row["prefill_tokens"] == q.sum()
-            assert row["prefill_context_sum"] == kv.sum() and row["prefill_work"] == (q * kv).sum()
-            assert row["tokens"] == q.sum() + row["n_decode"] and (kv >= q).all()
+            assert row["prefill_context_sum"] >= row["prefill_tokens"] >= row["n_prefill"]
+            assert row["tokens"] == row["prefill_tokens"] + row["n_decode"]
             assert row["n_decode"] <= row["sequences_sampled"] <= row["n_decode"] + row["n_prefill"]
-            assert (row["engine"], row["model"], row["device"], row["threads"]) == ("fake 1.0", "formula", "paper", 1)
 
 
 def test_all_kinds_of_iterations_are_measured_in_every_pass(measured: tuple[Path, dict[str, Any]]) -> None:
@@ -84,8 +79,8 @@ def test_all_kinds_of_iterations_are_measured_in_every_pass(measured: tuple[Path
     assert all(row["n_decode"] and row["n_prefill"] for row in rows if row["label"].endswith("/mixed"))
     assert not any(row["n_decode"] for row in rows if row["label"].endswith("/prefill"))
     streams = [row for row in rows if row["label"] == "stream 8/stream"]
-    assert np.median([row["running"] for row in streams]) >= 7
-    pieces = [row for row in rows if row["prefill_q"] and row["prefill_kv"][0] > row["prefill_q"][0]]
+    assert np.median([row["n_decode"] + row["n_prefill"] for row in streams]) >= 7
+    pieces = [row for row in rows if row["prefill_context_sum"] > row["prefill_tokens"]]
     assert pieces                                            # of prompts longer than an iteration takes
 
 
@@ -109,9 +104,6 @@ def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]])
         ends = np.array([row["began_s"] + 1e-6 * row["time_us"] for row in rows])
         begins = np.array([row["began_s"] for row in rows])
         assert (begins[1:] >= ends[:-1] - 1e-9).all()
-        if name == "saturated":
-            busy = np.array([row["waiting"] > 0 for row in rows[:-1]])
-            assert begins[1:][busy] == pytest.approx(ends[:-1][busy])
         ttft[name] = np.median(columns["first_token_s"] - columns["arrival_s"])
         assert summary["serving"][name]["requests"] == table.num_rows
     assert ttft["light"] < 0.2 * ttft["saturated"]

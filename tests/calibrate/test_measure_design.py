@@ -96,7 +96,7 @@ def test_a_pass_covers_all_sizes_and_all_kinds() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("decode_steps", 0), ("fill_tokens", 2.5), ("stream_rounds", -1)])
+    ("decode_steps", 0), ("fill_tokens", 2.5)])
 def test_a_plan_that_is_none_is_named(key: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"engine\.design\.{key}={value}"):
         check({"design": {**PLAN, key: value}, "serve": SERVE})

@@ -12,7 +12,8 @@ Requests = list[list[float]]
 """`[arrival_s, prompt_tokens, output_tokens]` of each, sorted by arrival."""
 DECODE_FACTOR, CONTEXT_FACTOR, PREFILL_FACTOR = 2.0, 4.0, 4.0  # steps of the grids of requests, contexts, prompts
 FIRST_CONTEXT, FIRST_PREFILL = 16, 8  # tokens
-SPREAD = 0.25  # sizes differ by up to this much from pass to pass
+SPREAD = 0.25  # sizes differ by up to this much from pass to pass: kernels like round numbers
+STREAM_ROUNDS, STREAM_OUTPUT = 4, 64  # of a stream: requests for each concurrent one, and longest output in tokens
 BURST, MOST_REQUESTS = 400, 750  # requests that measure the capacity, and of a load each time
 
 
@@ -46,22 +47,14 @@ def sizes(first: int, last: int, factor: float) -> list[int]:
 
 
 def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
-    """One pass over all designed states, as cases of the driver, in random order, with sizes a little different in
-    every pass.
-
-    Sizes that vary from pass to pass keep the fit from resting on round numbers, which kernels like; the order is
-    drawn so that a disturbance of the machine does not fall on one kind of batch.
-
-    Args:
-        limits: of the engine.
-        plan: `decode_steps`, `fill_tokens` (most prompt tokens spent to reach one state), `stream_rounds` (requests for
-            each concurrent one), `stream_output` (longest output there).
-        draws: random numbers.
+    """One pass over all designed states, as cases of the driver: in random order, so that a disturbance of the machine
+    does not fall on one kind of batch. `plan` has `decode_steps` and `fill_tokens` (most prompt tokens spent to reach
+    one state).
 
     Raises:
         UserError: the engine has no room for any.
     """
-    cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, draws) + _stream_cases(limits, plan, draws)
+    cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, draws) + _stream_cases(limits, draws)
     if not cases:
         raise UserError(f"nothing can be measured on an engine with {limits.kv_tokens:,} KV tokens and "
                         f"max_model_len={limits.max_model_len}; give it more (engine.settings)")
@@ -69,11 +62,8 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
 
 
 def every_size(limits: Limits) -> dict[str, Any]:
-    """A case that runs one prompt of each length that one iteration can take.
-
-    Some libraries build a kernel when they first see a number of tokens (oneDNN on a CPU: two milliseconds, much more
-    than a small model's step), which a server that has run for a while no longer does.
-    """
+    """A case that runs one prompt of each length that one iteration can take: on a CPU oneDNN builds a kernel when it
+    first sees a number of tokens (two milliseconds), which a server that has run for a while no longer does."""
     longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, limits.kv_tokens)
     return {"name": "every size", "decodes": 0, "context": 0, "steps": 0,
             "prefills": [[length] for length in range(1, longest + 1)]}
@@ -112,22 +102,19 @@ def _prefill_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str,
             for group in groups]
 
 
-def _stream_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
-    """So many requests in the engine at any time, of all lengths, each replaced when it ends.
-
-    The same batch costs more there than where it decodes undisturbed (by 10 % on a CPU with 32 requests): memory is
-    scattered, caches are cold, requests come and go.
-    """
+def _stream_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str, Any]]:
+    """So many requests in the engine at any time, of all lengths, each replaced when it ends: the same batch costs
+    more there than where it decodes undisturbed (by 10 % on a CPU with 32 requests)."""
     longest = max(1, limits.max_model_len // 4)
 
     def drawn(first: int, last: int) -> int:
         return int(np.exp(draws.uniform(np.log(min(first, last)), np.log(max(first, last) + 1))))
 
     cases = []
-    for concurrency in sizes(1, limits.max_num_seqs, DECODE_FACTOR) if plan["stream_rounds"] else ():
+    for concurrency in sizes(1, limits.max_num_seqs, DECODE_FACTOR):
         space = max(2, limits.kv_tokens // concurrency - limits.block_tokens) // 2
-        requests = [(min(drawn(FIRST_PREFILL, longest), space), min(drawn(4, plan["stream_output"]), space, longest))
-                    for _ in range(plan["stream_rounds"] * concurrency + 4)]
+        requests = [(min(drawn(FIRST_PREFILL, longest), space), min(drawn(4, STREAM_OUTPUT), space, longest))
+                    for _ in range(STREAM_ROUNDS * concurrency + 4)]
         cases.append({"name": f"stream {concurrency}", "concurrency": concurrency, "requests": requests})
     return cases
 
@@ -142,9 +129,9 @@ def check(plan: dict[str, Any]) -> None:
     Raises:
         UserError: a count, a load or a length that is none.
     """
-    states, serve = plan["design"], plan["serve"]
-    for key in ("decode_steps", "fill_tokens", "stream_output", "passes", "stream_rounds"):
-        whole_number(f"engine.design.{key}", states[key], int(key != "stream_rounds"))
+    for key in ("passes", "decode_steps", "fill_tokens"):
+        whole_number(f"engine.design.{key}", plan["design"][key], 1)
+    serve = plan["serve"]
     positive = {f"loads.{name}": load for name, load in (serve["loads"] or {}).items()}
     positive |= {f"{key}.median": serve[key]["median"] for key in ("prompt_tokens", "output_tokens")}
     for key, value in {**positive, "duration_s": serve["duration_s"]}.items():

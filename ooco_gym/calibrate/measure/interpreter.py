@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -88,22 +87,16 @@ class Driver:
         except BrokenPipeError:
             line = ""
         answer = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in answer:
+        if "error" in answer:  # the folder of a run that failed does not stay: the log is copied
+            with tempfile.NamedTemporaryFile(prefix="ooco-gym-engine-", suffix=".log", delete=False) as copy:
+                copy.write(self._log.read_bytes())
             raise UserError(f"the engine failed at '{order['do']}': {answer['error']}; what it printed is in "
-                            f"'{self._kept_log()}'")
+                            f"'{copy.name}'")
         return answer
 
-    def _kept_log(self) -> str:
-        """A copy of the log: the folder of a run that failed does not stay."""
-        handle, path = tempfile.mkstemp(prefix="ooco-gym-engine-", suffix=".log")
-        os.close(handle)
-        shutil.copyfile(self._log, path)
-        return path
-
     def _last_words(self) -> str:
-        lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        told = " ".join(lines[-1:]) or "it printed nothing"
-        return f"the process ended ({told})"
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return f"the process ended ({next((line for line in reversed(lines) if line.strip()), 'it printed nothing')})"
 
 
 def write_random_model(folder: Path, sizes: dict[str, Any], longest: int) -> Path:

@@ -19,22 +19,17 @@ from ooco_gym.files import atomic_write, write_json
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMA = "ooco-gym/measure/2"
-VERSION = "ooco-gym/iterations/2"
-_CHUNKS = pa.list_(pa.int32())
+SCHEMA = "ooco-gym/measure/3"
+VERSION = "ooco-gym/iterations/3"
 ITERATIONS = pa.schema([
-    ("n_decode", pa.int32()), ("decode_context_sum", pa.int64()),
-    ("n_prefill", pa.int32()), ("prefill_tokens", pa.int32()), ("prefill_context_sum", pa.int64()),
-    ("prefill_work", pa.int64()), ("prefill_q", _CHUNKS), ("prefill_kv", _CHUNKS),
-    ("tokens", pa.int32()), ("sequences_sampled", pa.int32()), ("n_admitted", pa.int32()),
-    ("time_us", pa.float64()), ("began_s", pa.float64()), ("running", pa.int32()), ("waiting", pa.int32()),
-    ("repeat", pa.int32()), ("label", pa.string()),
-    ("engine", pa.string()), ("model", pa.string()), ("device", pa.string()), ("threads", pa.int32()),
-])
+    *((name, pa.int64()) for name in (
+        "n_decode", "decode_context_sum", "n_prefill", "prefill_tokens", "prefill_context_sum", "prefill_work",
+        "tokens", "sequences_sampled")),
+    ("time_us", pa.float64()), ("began_s", pa.float64()), ("repeat", pa.int64()), ("label", pa.string())])
 REQUESTS = pa.schema([
-    ("arrival_s", pa.float64()), ("prompt_tokens", pa.int32()), ("output_tokens", pa.int32()),
-    ("first_token_s", pa.float64()), ("last_token_s", pa.float64()),
-])
+    ("arrival_s", pa.float64()), ("prompt_tokens", pa.int64()), ("output_tokens", pa.int64()),
+    ("first_token_s", pa.float64()), ("last_token_s", pa.float64())])
+Rows = list[dict[str, Any]]
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -62,87 +57,74 @@ def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
         UserError: no interpreter with the engine, an engine that fails, or a plan that is none.
     """
     check(plan)
-    python = find_python(plan["python"])
-    settings = dict(plan["settings"])
+    python, settings = find_python(plan["python"]), dict(plan["settings"])
     out.mkdir(parents=True, exist_ok=True)
+    settings["model"] = plan["model"]
     if plan["model"] is None:
         settings["model"] = str(write_random_model(out / "model", plan["random_model"], settings["max_model_len"]))
         settings["load_format"] = "dummy"
-    else:
-        settings["model"] = plan["model"]
     with Driver(python, plan["environment"], out / "engine.log") as driver:
         engine = driver.ask({"do": "start", "adapter": _adapter(plan["adapter"]), "settings": settings,
-                             "cpus": _last_cpus(plan["cpus"]), "priority": plan["priority"]})
+                             "cpus": _last_cpus(plan["cpus"])})
         if plan["model"] is None:
             engine["model"] = "random"
-        return Measurement(driver, engine, plan, out).run()
+        return _measure(driver, engine, plan, out)
 
 
-class Measurement:
-    """Orders the driver about, and keeps what it answers."""
+def _measure(driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Warms up, then passes, and every load once between two of them: a drift of the machine falls on all alike."""
+    limits, draws = Limits.of(engine), np.random.Generator(np.random.Philox(plan["seed"]))
+    passes, serve, machine = plan["design"]["passes"], plan["serve"], []
+    shares, capacity = serve["loads"] or {}, None
 
-    def __init__(self, driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: Path) -> None:
-        self.driver, self.engine, self.plan, self.out = driver, engine, plan, out
-        self.limits = Limits.of(engine)
-        self.draws = np.random.Generator(np.random.Philox(plan["seed"]))
-        self.machine: list[dict[str, Any]] = []
-
-    def run(self) -> dict[str, Any]:
-        """Warms up, then passes, and every load once between two of them: a drift of the machine falls on all alike."""
-        passes, serve = self.plan["design"]["passes"], self.plan["serve"]
-        capacity, rates, rows = None, {}, []
-        loads = {name: Load() for name in serve["loads"] or {}}
-        if self.plan["design"]["warm_every_size"]:
-            self._ask("warm-up", {"do": "cases", "cases": [every_size(self.limits)]})
-        self._ask("warm-up", {"do": "cases", "cases": design(self.limits, self.plan["design"], self.draws)})
-        if loads:
-            requests = burst(serve, self.limits.max_model_len, self.draws)
-            capacity = capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
-            rates = {name: share * capacity for name, share in serve["loads"].items()}
-        for number in range(passes):
-            cases = design(self.limits, self.plan["design"], self.draws)
-            steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": cases})["steps"]
-            rows += iteration_rows([step for step in steps if step["label"] != "drain"], self.engine, number)
-            for name, load in loads.items() if number < passes - 1 or passes == 1 else ():
-                requests = poisson(serve, rates[name], self.limits.max_model_len, self.draws)
-                answer = self._ask(name, {"do": "serve", "requests": requests})
-                load.add(iteration_rows(answer["steps"], self.engine, load.repeats), answer["requests"])
-        write_table(self.out / "iterations.parquet", rows, ITERATIONS)
-        serving = {name: {"rate_per_s": rates[name], "requests": len(load.records)} for name, load in loads.items()}
-        for name, load in loads.items():
-            folder = self.out / "serve" / name
-            write_table(folder / "iterations.parquet", load.rows, ITERATIONS)
-            write_table(folder / "requests.parquet", load.records, REQUESTS)
-            write_json(folder / "engine.json", self.engine)
-        facts = {**self.engine, "settings": dict(self.plan["settings"]), "capacity_per_s": capacity,
-                 "serving": serving, "machine": self.machine}
-        write_json(self.out / "engine.json", facts)
-        return {"schema": SCHEMA, **facts, "iterations": len(rows)}
-
-    def _ask(self, part: str, order: dict[str, Any]) -> dict[str, Any]:
-        answer = self.driver.ask(order)
-        self.machine.append({"part": part, **answer["machine"]})
+    def ask(part: str, **order: Any) -> dict[str, Any]:
+        answer = driver.ask(order)
+        machine.append({"part": part, **answer["machine"]})
         if sys.stderr.isatty():
             print(f"{part}: {len(answer['steps'])} iterations in {answer['machine']['wall_s']:.1f} s", file=sys.stderr)
         return answer
 
+    if engine["device"] == "cpu":
+        ask("warm-up", do="cases", cases=[every_size(limits)])
+    ask("warm-up", do="cases", cases=design(limits, plan["design"], draws))
+    if shares:
+        requests = burst(serve, limits.max_model_len, draws)
+        capacity = capacity_per_s(ask("capacity", do="serve", requests=requests)["requests"])
+    rates = {name: share * capacity for name, share in shares.items()}
+    rows: Rows = []
+    served: dict[str, list[dict[str, Rows]]] = {name: [] for name in shares}
+    for number in range(passes):
+        steps = ask(f"pass {number + 1}", do="cases", cases=design(limits, plan["design"], draws))["steps"]
+        rows += [{**step, "repeat": number} for step in steps if step["label"] != "drain"]
+        for name, answers in served.items() if number < passes - 1 or passes == 1 else ():
+            requests = poisson(serve, rates[name], limits.max_model_len, draws)
+            answers.append(ask(name, do="serve", requests=requests))
+    write_table(out / "iterations.parquet", rows, ITERATIONS)
+    serving = {}
+    for name, answers in served.items():
+        steps, requests = on_one_clock(answers)
+        write_table(out / "serve" / name / "iterations.parquet", steps, ITERATIONS)
+        write_table(out / "serve" / name / "requests.parquet", requests, REQUESTS)
+        write_json(out / "serve" / name / "engine.json", engine)
+        serving[name] = {"rate_per_s": rates[name], "requests": len(requests)}
+    facts = {**engine, "settings": dict(plan["settings"]), "capacity_per_s": capacity, "serving": serving,
+             "machine": machine}
+    write_json(out / "engine.json", facts)
+    return {"schema": SCHEMA, **facts, "iterations": len(rows)}
 
-class Load:
-    """What was served at one rate, several times: one after the other on one clock, whole seconds and more apart."""
 
-    def __init__(self) -> None:
-        self.repeats, self.end_s = 0, 0.0
-        self.rows: list[dict[str, Any]] = []
-        self.records: list[dict[str, Any]] = []
-
-    def add(self, rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
-        """Appends iterations and requests whose times count from their own start."""
-        shift = float(np.ceil(self.end_s)) + 1.0 if self.repeats else 0.0
-        for one in (*rows, *records):
-            one.update({key: one[key] + shift for key in one if key.endswith("_s")})
-        self.rows += rows
-        self.records += records
-        self.end_s, self.repeats = max(record["last_token_s"] for record in records), self.repeats + 1
+def on_one_clock(answers: list[dict[str, Rows]]) -> tuple[Rows, Rows]:
+    """Iterations and requests of a load that was served several times, one after the other on one clock, whole seconds
+    and more apart."""
+    steps, requests, shift = [], [], 0.0
+    for number, answer in enumerate(answers):
+        last_s = shift + max(record["last_token_s"] for record in answer["requests"])
+        for row in (*answer["steps"], *answer["requests"]):
+            row.update({key: row[key] + shift for key in row if key.endswith("_s")})
+        steps += [{**step, "repeat": number} for step in answer["steps"]]
+        requests += answer["requests"]
+        shift = float(np.ceil(last_s)) + 1.0
+    return steps, requests
 
 
 def _adapter(name: str) -> str:
@@ -164,20 +146,7 @@ def _last_cpus(count: int | None) -> list[int] | None:
     return there[-whole_number("engine.cpus", count, 1):]
 
 
-def iteration_rows(steps: list[dict[str, Any]], engine: dict[str, Any], repeat: int = 0) -> list[dict[str, Any]]:
-    """The driver's iterations with the sums that timing depends on; `repeat` numbers the pass."""
-    same = {key: engine[key] for key in ("engine", "model", "device", "threads")}
-    rows = []
-    for step in steps:
-        q, kv = np.array(step["chunks"], np.int64).reshape(-1, 2).T
-        sums = {"n_prefill": q.size, "prefill_tokens": int(q.sum()), "prefill_context_sum": int(kv.sum()),
-                "prefill_work": int((q * kv).sum()), "prefill_q": q.tolist(), "prefill_kv": kv.tolist(),
-                "tokens": int(q.sum()) + step["n_decode"], "repeat": repeat}
-        rows.append({**{key: step[key] for key in ITERATIONS.names if key in step}, **sums, **same})
-    return rows
-
-
-def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+def write_table(path: Path, rows: Rows, schema: pa.Schema) -> None:
     """Writes rows as Parquet; what a row has beyond the schema is left out."""
     table = pa.Table.from_pylist(rows, schema=schema.with_metadata({"schema": VERSION}))
     with atomic_write(path) as temporary:

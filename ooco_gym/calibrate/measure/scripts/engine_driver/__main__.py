@@ -1,6 +1,6 @@
 """Takes orders as lines of JSON on stdin and answers each with one line on what was stdout.
 
-Orders: `{"do": "start", "adapter": …, "settings": …, "cpus": …, "priority": …}` first, then any number of `cases` and
+Orders: `{"do": "start", "adapter": …, "settings": …, "cpus": …}` first, then any number of `cases` and
 `serve`, and `stop`. What the engine prints goes to stderr.
 """
 
@@ -15,8 +15,6 @@ import time
 from typing import Any
 
 from .loop import run_cases, serve
-
-_GROUP = "/proc/self/autogroup"
 
 
 def main() -> None:
@@ -43,38 +41,17 @@ def main() -> None:
 
 
 def _start(order: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    placed = _place(order["cpus"], order["priority"])
+    if order["cpus"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, order["cpus"])  # before the engine makes threads, which inherit it
     engine = _adapter(order["adapter"]).start(order["settings"])
-    return engine, {**engine.describe(), **placed}
+    return engine, engine.describe()
 
 
 def _obey(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
-    load_before, busy_before = os.getloadavg()[0], time.process_time()
-    begun = time.monotonic()
+    begun, busy = time.monotonic(), time.process_time()
     answer = run_cases(engine, order["cases"]) if order["do"] == "cases" else serve(engine, order["requests"])
-    return {**answer, "machine": {
-        "load_before": load_before, "load_after": os.getloadavg()[0], "wall_s": time.monotonic() - begun,
-        "processor_s": time.process_time() - busy_before}}
-
-
-def _place(cpus: list[int] | None, priority: bool) -> dict[str, Any]:
-    """Pins the process and asks to go first, as far as the system allows; says what it got.
-
-    Must be called before the engine makes threads: they inherit both. Real-time priority is not asked for: Linux takes
-    a twentieth of every second back from it, in one piece.
-    """
-    if cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cpus)
-    if priority:
-        try:
-            os.nice(-20)
-            if os.path.exists(_GROUP):          # the session's share, of which `nice` only divides what it gets
-                with open(_GROUP, "w", encoding="ascii") as file:
-                    file.write("-20")
-        except OSError as error:
-            print(f"a higher priority is refused ({error}): the engine shares its processor", file=sys.stderr)
-    return {"cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-            "nice": os.nice(0)}
+    return {**answer, "machine": {"load": os.getloadavg()[0], "wall_s": time.monotonic() - begun,
+                                  "processor_s": time.process_time() - busy}}
 
 
 def _adapter(name: str) -> Any:

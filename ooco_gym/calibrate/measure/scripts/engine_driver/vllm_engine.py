@@ -85,19 +85,15 @@ class VllmEngine:
 
         config, model = self._config, self._config.model_config
         device = str(config.device_config.device_type)
-        cuda = torch.cuda.get_device_name() if device == "cuda" else None
         scheduler, cache = config.scheduler_config, config.cache_config
         return {
-            "engine": f"vLLM {vllm.__version__}", "torch": torch.__version__, "python": platform.python_version(),
-            "model": str(model.model), "dtype": str(model.dtype).removeprefix("torch."), "device": cuda or device,
-            "cpu": _processor(), "threads": torch.get_num_threads(),
-            "tensor_parallel": config.parallel_config.tensor_parallel_size,
-            "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
+            "engine": f"vLLM {vllm.__version__}", "model": str(model.model), "dtype": str(model.dtype).split(".")[-1],
+            "device": torch.cuda.get_device_name() if device == "cuda" else device, "cpu": _processor(),
+            "threads": torch.get_num_threads(), "tensor_parallel": config.parallel_config.tensor_parallel_size,
             "num_blocks": self._scheduler.kv_cache_config.num_blocks, "block_tokens": cache.block_size,
             "max_num_seqs": scheduler.max_num_seqs, "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "max_model_len": model.max_model_len, "prefix_caching": bool(cache.enable_prefix_caching),
-            "chunked_prefill": bool(scheduler.enable_chunked_prefill), "policy": scheduler.policy,
-            "asynchronous": bool(scheduler.async_scheduling), "enforce_eager": bool(model.enforce_eager),
+            "asynchronous": bool(scheduler.async_scheduling),
             "model_config": {key: value for key, value in model.hf_text_config.to_dict().items()
                              if isinstance(value, (int, float, str, bool))},
         }
@@ -133,18 +129,13 @@ class VllmEngine:
     def _batch(self, output: Any) -> Batch:
         """Reads what was scheduled; the requests' computed tokens count this iteration's already."""
         batch = Batch(self._began_s)
-        requests = self._scheduler.requests
         for name, tokens in output.num_scheduled_tokens.items():
-            request = requests[name]
+            request = self._scheduler.requests[name]
             context = request.num_computed_tokens
             if tokens == 1 and context > request.num_prompt_tokens:
-                batch.n_decode += 1
-                batch.decode_context_sum += context
-                batch.sequences_sampled += 1
+                batch.decode(context)
             else:
-                batch.chunks.append((tokens, context))
-                batch.sequences_sampled += not request.is_prefill_chunk
-        batch.running, batch.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+                batch.piece(tokens, context, not request.is_prefill_chunk)
         return batch
 
 
