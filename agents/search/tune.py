@@ -18,22 +18,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
 from agents.evaluation.heuristics import by_name, seated
 from agents.evaluation.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
+from agents.search.checkpoints import POLICY_FILE, write_policy
 from agents.search.space import ranges_of
 from agents.settings import LARGEST_SEED, group, number, plain, require, whole
-from ooco_gym.documents import SEAL, read_yaml, seal_of
 from ooco_gym.envs.decision import are_settings
 from ooco_gym.errors import Terminated, UserError, unknown
 from ooco_gym.files import DiskFullError, atomic_write
 from ooco_gym.policy import get_policy, is_policy, list_policies, spelled, split_name
+from ooco_gym.population import Candidate
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
 
-POLICY_FILE = "policy.yaml"
 _SEARCH_KEYS = ("policy", "seed", "windows", "window_s", "warmup_s", "violation_limit", "params", "space", "spread",
                 "fixed")  # what a study is about, beside the environment: with another value it is another study
 
@@ -63,9 +61,7 @@ def main(cfg: Any) -> dict[str, Any]:
         writer.writerow(["trial", *keys, *names])
         writer.writerows([place, *(trial.user_attrs.get(key) for key in keys),
                           *(trial.params.get(name) for name in names)] for place, trial in enumerate(search.done()))
-    with atomic_write(out / POLICY_FILE) as temporary:
-        kept = json.loads(json.dumps({key: report[key] for key in ("policy", "provenance")}))  # no anchors in the YAML
-        temporary.write_text(yaml.safe_dump(kept, sort_keys=False, width=120), encoding="utf-8")
+    write_policy(out, Candidate(get_policy(report["policy"])))
     with atomic_write(out / "tune.md") as temporary:
         temporary.write_text(markdown(report), encoding="utf-8")
     show(report)
@@ -86,22 +82,6 @@ def _stored(config: Mapping[str, Any]) -> Iterator[None]:
         if "full" in why:
             raise DiskFullError(f"storage '{name}' cannot be written: {why}") from error
         raise UserError(f"storage '{name}' cannot be read or written: {why}; move it away and search anew") from error
-
-
-def read_tuned(path: str | Path) -> dict[str, Any]:
-    """Reads a `policy.yaml`: `policy` as every command takes it, and its `provenance`.
-
-    Raises:
-        UserError: it is missing, no YAML, or has no `policy` that there is.
-    """
-    tuned = read_yaml(path, advice=f"; expected the {POLICY_FILE} of 'ooco-gym tune'")
-    if not isinstance(tuned, dict) or not isinstance(tuned.get("policy"), str):
-        raise UserError(f"'{path}' has no key 'policy'; expected the {POLICY_FILE} of 'ooco-gym tune'")
-    try:
-        get_policy(tuned["policy"])
-    except UserError as error:
-        raise UserError(f"'{path}': {error}") from error
-    return tuned
 
 
 def _check(config: dict[str, Any]) -> None:
@@ -186,10 +166,6 @@ class _Search:
         steps = [{**self.default, one.name: value} for one in self.ranges for value in one.steps()]
         self.starts = [self.default, *steps] if all(one.holds(one.default) for one in self.ranges) else []
         self.study = self._study()
-        for trial in self.done():  # those of earlier versions have no digest
-            if trial.user_attrs.get(SEAL, _seal_of(trial)) != _seal_of(trial):
-                raise UserError(f"trial {trial.number} in storage '{config['storage'] or 'study.db'}' was changed "
-                                "after it was played (its SHA-256 differs); move the storage away and search anew")
         # By policy, what it came to on the training windows: also before a search that goes on.
         self.played = {trial.user_attrs["policy"]: {key: trial.user_attrs[key] for key in FIGURES}
                        for trial in self.done() if "service" in trial.user_attrs}
@@ -267,7 +243,6 @@ class _Search:
         for key, value in found.items():
             trial.set_user_attr(key, value)
         trial.set_constraint("violation_upper_limit", found["violation_upper_limit"] - self.limit)
-        trial.set_user_attr(SEAL, _seal_of(trial))
         self.study.tell(trial, found["service"])
 
     def _figures(self, policy: str) -> dict[str, float]:
@@ -351,12 +326,6 @@ class _Search:
         return {"command": "tune", "env": config["env"]["id"], "policy": kept, "default": default,
                 "trials": len(trials), "stopped_by": "interrupt" if interrupted else "trials",
                 "validation": rows, "provenance": provenance}
-
-
-def _seal_of(trial: Any) -> str:
-    """Digest of a trial's parameters and figures; what it is told at its end is one of these."""
-    attributes = {key: trial.user_attrs.get(key) for key in ("policy", *FIGURES)}
-    return seal_of({"params": trial.params, **attributes})
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from gating_double import train_config
 
 from agents.learning import train
 from agents.policies.runs import clear, holds_run
-from agents.search import tune
 from ooco_gym.errors import UserError
 
 QUICK = {"total_timesteps": 75, "checkpoint_every_steps": None, "validation": {"windows": 0}}
@@ -70,11 +69,3 @@ def test_clearing_follows_no_link(tmp_path):
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
     clear(tmp_path / "run")
     assert not list((tmp_path / "run").iterdir()) and (tmp_path / "elsewhere" / "file").exists()
-
-
-@pytest.mark.parametrize("policy, words", [("nosuch", "unknown policy 'nosuch'"), ("ooco:slo_margn=1", "slo_margn")])
-def test_a_tuned_policy_that_is_none_is_named_with_its_file(tmp_path, policy, words):
-    (tmp_path / "policy.yaml").write_text(f"policy: '{policy}'\n")
-    with pytest.raises(UserError) as error:
-        tune.read_tuned(tmp_path / "policy.yaml")
-    assert str(tmp_path / "policy.yaml") in str(error.value) and words in str(error.value)
