@@ -163,9 +163,9 @@ def test_rate_scale_and_online_rate_exclude_each_other():
 
 
 def test_timing_is_a_name_a_mapping_or_a_file(tmp_path):
-    """`lines_to` and `causal_factor` reach every instance; a wrong key is named."""
+    """`causal_factor` reaches every instance; a wrong key is named."""
     path = tmp_path / "mine.yaml"
-    path.write_text("{name: extended, lines_to: 70000}")
+    path.write_text("{name: ooco, causal_factor: 0.75}")
 
     def deployment(timing: Any) -> Any:
         cluster = {"model": "llama_3_1_8b", "mixed": [{"chip": "rtx4090", "count": 2}]}
@@ -174,9 +174,7 @@ def test_timing_is_a_name_a_mapping_or_a_file(tmp_path):
         assert one == other
         return one
 
-    assert (deployment("extended").timing, deployment("extended").lines_to) == ("extended", None)
-    assert deployment({"name": "measured", "lines_to": 65_536}).lines_to == 65_536
-    assert (deployment(str(path)).timing, deployment(str(path)).lines_to) == ("extended", 70_000)
+    assert deployment("extended").timing == "extended" and deployment(str(path)).causal_factor == 0.75
     assert deployment({"name": "ooco", "causal_factor": 0.5}).causal_factor == 0.5
-    with pytest.raises(UserError, match="timing: unknown key 'line_to'"):
-        deployment({"name": "extended", "line_to": 65_536})
+    with pytest.raises(UserError, match="timing: unknown key 'causal_fact'"):
+        deployment({"name": "ooco", "causal_fact": 0.5})

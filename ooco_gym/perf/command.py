@@ -1,10 +1,9 @@
 """`ooco-gym perf` (`conf/perf.yaml`): what limits an iteration on one instance, by operator, where prefill and decode
-saturate, and what it can serve; as tables and as a page."""
+saturate, and what it can serve."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
 from ooco_gym.perf.deployment import Deployment, validity_warnings
 from ooco_gym.perf.timing import Attention, OperatorCost, Phase
-from ooco_gym.report import Column, Table, console, layout, write_figure
+from ooco_gym.report import Column, Table, console
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -26,7 +25,7 @@ _SHORT = {MEMORY: "memory", COMMUNICATION: "links"}
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Prints latency against batch size and length with what limits it, and writes `perf.html`; returns `study`.
+    """Prints latency against batch size and length with what limits it; returns `study`.
 
     Raises:
         UserError: unknown names, values of the wrong kind, a model that does not fit its chips.
@@ -44,8 +43,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         screen.print(line, highlight=False)
     for warning in figures["warnings"]:
         screen.print(f"Note: {warning}", highlight=False, style="yellow")
-    if values.get("out"):
-        write_figure(Path(values["out"]) / "perf.html", build_figure(figures), _title(figures))
     return figures
 
 
@@ -110,11 +107,6 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def _title(figures: dict[str, Any]) -> str:
-    split = "" if figures["tp"] * figures["pp"] == 1 else f", tp={figures['tp']} pp={figures['pp']}"
-    return f"{figures['model']} on {figures['chip']}{split}, timing {figures['timing']}"
-
-
 def _bound(row: dict[str, Any]) -> str:
     return str(_SHORT.get(row["bottleneck"], row["bottleneck"])) if row["fits"] else "does not fit"
 
@@ -129,37 +121,14 @@ def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
         body.append([f"{batch:,}", *(f"{1e3 * row['latency_s']:.1f} {_bound(row)}" if row["fits"] else _bound(row)
                                      for row in cells),
                      f"{cells[0]['tokens_per_s']:,.0f}" if cells[0]["fits"] else ""])
+    split = "" if figures["tp"] * figures["pp"] == 1 else f", tp={figures['tp']} pp={figures['pp']}"
+    title = f"{figures['model']} on {figures['chip']}{split}, timing {figures['timing']}"
     head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]
     columns = [Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
                Column("tokens/s", "tokens_per_s", ",.0f"), Column("bound by", _bound, align="l")]
-    return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", head, body,
+    return (Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{title}", head, body,
                   align="r"),
-            Table.of(columns, figures["prefill"], f"Prefill of one prompt\n{_title(figures)}"))
-
-
-def build_figure(figures: dict[str, Any]) -> Any:
-    """Draws the figures of `study` as a Plotly figure: latencies, and the operators' shares of them."""
-    from plotly.subplots import make_subplots  # slow to import, and only needed here
-
-    contexts = list(dict.fromkeys(row["context_tokens"] for row in figures["decode"]))
-    figure = make_subplots(rows=2, cols=2, vertical_spacing=0.12, subplot_titles=(
-        f"Decode step (ms) by batch size; bs_sat {figures['saturation']['bs_sat']}",
-        "Prefill of one prompt (ms) by tokens",
-        f"Operators of a decode step at context {contexts[-1]:,} (share)", "Operators of prefill (share)"))
-    decode = [row for row in figures["decode"] if row["fits"]]
-    curves = [(1, f"context {context:,}", "batch", [row for row in decode if row["context_tokens"] == context])
-              for context in contexts]
-    curves.append((2, "prefill", "prompt_tokens", figures["prefill"]))
-    for column, name, size, rows in curves:
-        figure.add_scatter(x=[row[size] for row in rows], y=[1e3 * row["latency_s"] for row in rows], name=name,
-                           text=[row["bottleneck"] for row in rows], row=1, col=column)
-    for column, _, size, rows in curves[-2:]:
-        for name in dict.fromkeys(name for row in rows for name, share in row["operator_shares"].items() if share):
-            figure.add_scatter(x=[row[size] for row in rows], y=[row["operator_shares"].get(name, 0.0) for row in rows],
-                               name=name, mode="lines", stackgroup="operators", row=2, col=column)
-    figure.update_xaxes(type="log", col=2)
-    figure.update_yaxes(type="log", row=1, col=2)
-    return layout(figure, 900, legend="side")
+            Table.of(columns, figures["prefill"], f"Prefill of one prompt\n{title}"))
 
 
 # --- One iteration, operator by operator ----------------------------------------------------------------------------

@@ -13,9 +13,7 @@ from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import Shard, TimingForm, timing_form
 from ooco_gym.report.terminal import remark
 
-SHORTEST_LINES = 512
-"""Mean context, in tokens, up to which lines are fitted in any case: requests with a common prefix share its memory."""
-_TIMING = ("name", "causal_factor", "lines_to")
+_TIMING = ("name", "causal_factor")
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,6 @@ class Deployment:
         timing: name of the timing form (`ooco_gym.perf.timing`).
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
-        lines_to: mean context, in tokens, up to which the lines of a decode step are fitted; None: as many as fit in
-            the KV memory at the batch size.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
 
     Raises:
@@ -47,7 +43,6 @@ class Deployment:
     timing: str = "ooco"
     block_tokens: int = 16
     causal_factor: float = 1.0
-    lines_to: int | None = None
     known_kv_blocks: int | None = None
 
     def __post_init__(self) -> None:
@@ -57,9 +52,8 @@ class Deployment:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
-        for name, value, least in (("kv_blocks", self.known_kv_blocks, 2), ("lines_to", self.lines_to, SHORTEST_LINES)):
-            if value is not None:
-                whole_number(name, value, least)
+        if self.known_kv_blocks is not None:
+            whole_number("kv_blocks", self.known_kv_blocks, 2)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
         if reason:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -229,18 +229,15 @@ class ElementwiseParameters(_Mapped):
 
 @dataclass(frozen=True)
 class OverheadParameters(_Mapped):
-    """What the engine adds to the kernels of an iteration, and how long it takes at least: `overhead_s`, `floor_s`."""
+    """What the engine adds to the kernels of an iteration, and how long that takes at least."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    prefill_layer_s: float = 0.0
-    decode_layer_s: float = 0.0
     sequence_s: float = 0.0
     """For each sequence of the iteration that gets a token (sampling, and what the engine does for it)."""
     prefill_floor_s: float = 0.0
+    """An iteration takes at least so long: the engine works while the chip does, `max(kernels, floor)`."""
     decode_floor_s: float = 0.0
-    prefill_layer_floor_s: float = 0.0
-    decode_layer_floor_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -465,20 +462,6 @@ def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike, name: str = 
     if p.spilled_bytes_per_s:
         transfer = transfer + np.maximum(moved - p.cache_bytes, 0.0) / p.spilled_bytes_per_s
     return norm(p.exponent, launch, transfer)
-
-
-def overhead_s(p: OverheadParameters, phase: Literal["prefill", "decode"], layers: int) -> float:
-    """Seconds that the engine adds to the kernels of an iteration (`sequence_s` counts besides)."""
-    if phase == "prefill":
-        return p.prefill_s + layers * p.prefill_layer_s
-    return p.decode_s + layers * p.decode_layer_s
-
-
-def floor_s(p: OverheadParameters, phase: Literal["prefill", "decode"], layers: int) -> float:
-    """Seconds that an iteration takes at least: the engine works while the chip does, `max(kernels, floor)`."""
-    if phase == "prefill":
-        return p.prefill_floor_s + layers * p.prefill_layer_floor_s
-    return p.decode_floor_s + layers * p.decode_layer_floor_s
 
 
 def norm(exponent: float, *terms: ArrayLike) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf.deployment import SHORTEST_LINES, Deployment
+from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.kernels import norm
 from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
 from ooco_gym.rounding import steady
@@ -24,6 +24,7 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, by half octaves
 CONTEXTS = np.array([16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 65_536.0])
 """Mean contexts, in tokens, at which a curve and its lines are compared; closer where memory holds no longer ones."""
+SHORTEST_LINES = 512  # a mean context up to which lines are fitted in any case: common prefixes share their memory
 
 
 class CostTable(NamedTuple):
@@ -145,11 +146,10 @@ def _check_times(deployment: Deployment, *seconds: Any) -> None:
 
 def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
     """The mean contexts that lines are fitted over, by batch size: no longer than memory holds, float64[n, m]."""
-    longest = CONTEXTS[-1] if deployment.lines_to is not None else deployment.kv_tokens / batch
-    longest = np.clip(np.broadcast_to(longest, batch.shape), SHORTEST_LINES, deployment.lines_to or CONTEXTS[-1])
+    longest = np.clip(deployment.kv_tokens / batch, SHORTEST_LINES, CONTEXTS[-1])[:, None]
     share = steady(np.log(CONTEXTS / CONTEXTS[0]) / np.log(CONTEXTS[-1] / CONTEXTS[0]))
-    closer = CONTEXTS[0] * steady((longest[:, None] / CONTEXTS[0]) ** share)
-    return np.where(longest[:, None] == CONTEXTS[-1], CONTEXTS, closer)
+    closer = CONTEXTS[0] * steady((longest / CONTEXTS[0]) ** share)
+    return np.where(longest == CONTEXTS[-1], CONTEXTS, closer)
 
 
 def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray,

@@ -53,7 +53,7 @@ def test_a_closed_pipe_is_no_event(tmp_path: Path, words: tuple[str, ...]) -> No
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if not line.startswith(b"note: chip ")] == []
     if "out=there" in words:
-        assert {"summary.json", "perf.html"} <= {path.name for path in (tmp_path / "there").iterdir()}
+        assert {"summary.json", "config.yaml"} <= {path.name for path in (tmp_path / "there").iterdir()}
 
 
 def test_sigterm_leaves_nothing_half_written(toy: SimpleNamespace) -> None:

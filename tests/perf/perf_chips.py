@@ -23,7 +23,7 @@ KERNELS: dict[str, dict[str, float]] = {
                          "group_rows": 29, "request_head_s": 17e-9},
     "allreduce": {"bytes_per_s": 278e9, "latency_s": 4.8e-6, "rank_latency_s": 0.5e-6},
     "elementwise": {"memory_bytes_per_s": 3.5e12, "launch_s": 2e-6},
-    "overhead": {"prefill_s": 1e-4, "decode_layer_s": 2e-6, "sequence_s": 1e-6},
+    "overhead": {"prefill_s": 1e-4, "decode_s": 6e-5, "sequence_s": 1e-6},
 }
 
 

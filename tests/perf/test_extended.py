@@ -102,7 +102,7 @@ def test_missing_kernels_take_the_rooflines_time(tp):
 
 
 def test_an_iteration_waits_for_its_host():
-    host = {"decode_floor_s": 0.02, "prefill_layer_floor_s": 1e-3, "decode_s": 1e-3}
+    host = {"decode_floor_s": 0.02, "prefill_floor_s": 0.032, "decode_s": 1e-3}
     waiting = deploy("extended", extended={**KERNELS, "overhead": host})
     table = cost_table(waiting, 64, 4096)
     assert decode_latency_ps(table, 1, 100) == pytest.approx(21e9, rel=1e-6)
@@ -152,20 +152,6 @@ def test_tables_of_shipped_kernels_never_fall_and_keep_to_the_form(name, model, 
     errors = errors[np.arange(1, 257)[:, None] * contexts <= deployment.kv_tokens]
     assert errors.max() <= worst
     assert errors.mean() <= 0.01
-
-
-def test_lines_over_what_memory_holds_are_closer_than_over_all_contexts():
-    """At 128 requests; `lines_to` brings all contexts back, and is a whole number that is long enough."""
-    config = {"chip": "a100_80g", "model": "llama_2_7b"}
-    near, far = (Deployment.from_config(config | {"timing": {"name": "extended"} | more})
-                 for more in ({}, {"lines_to": 65_536}))
-    contexts = np.geomspace(64, near.kv_tokens / 128, 12)
-    worst = [step_errors(one, cost_table(one, 128, 1024), contexts)[127].max() for one in (near, far)]
-    assert worst[0] < 0.02
-    assert worst[0] < 0.6 * worst[1]
-    assert near.kv_tokens / 128 < 1000
-    with pytest.raises(UserError, match="lines_to=100 must be a whole number of at least 512"):
-        Deployment.from_config(config | {"timing": {"name": "extended", "lines_to": 100}})
 
 
 def step_errors(deployment: Deployment, table: CostTable, contexts: np.ndarray) -> np.ndarray:

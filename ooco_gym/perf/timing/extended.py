@@ -150,11 +150,13 @@ class Form(TimingForm):
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """What the engine adds to an iteration's kernels; 0 where it was not measured."""
-        return kernels.overhead_s(self.kernels(shard).overhead, phase, shard.model.layers)
+        found = self.kernels(shard).overhead
+        return found.prefill_s if phase == "prefill" else found.decode_s
 
     def floor_s(self, shard: Shard, phase: Phase) -> float:
         """What the engine takes beside the chip's work, so that an iteration takes at least this."""
-        return kernels.floor_s(self.kernels(shard).overhead, phase, shard.model.layers)
+        found = self.kernels(shard).overhead
+        return found.prefill_floor_s if phase == "prefill" else found.decode_floor_s
 
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch from which compute takes every linear layer at least as long as memory."""
