@@ -62,9 +62,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), "results": rows, "runs": summaries,
                "notes": [f"{line}." for line in (*said, note) if line]}
-    outcomes = compared(summary, options)
-    replace(outcomes[0], notes=summary["notes"][len(said):]).show()  # the others were said first
-    write_report(Path(options["out"]) / "compare.html", outcomes)
+    outcome = compared(summary, options)
+    replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
+    write_report(Path(options["out"]) / "compare.html", [outcome])
     return summary
 
 

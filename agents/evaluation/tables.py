@@ -128,4 +128,4 @@ def show(summary: Mapping[str, Any]) -> None:
 
 def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
     """Writes the page of an evaluation: figures and differences of each suite."""
-    write_report(path, evaluated(summary, {}), title=_title(summary))
+    write_report(path, evaluated(summary), title=_title(summary))

@@ -1,4 +1,4 @@
-"""`ooco-gym report`: one page of what came out of run folders, of `simulate` and of any other command."""
+"""`ooco-gym report`: one page of what came out of runs of `simulate` and `compare`."""
 
 from __future__ import annotations
 
@@ -19,36 +19,33 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns what the report holds (`docs/outputs.md`).
 
     Raises:
-        UserError: `runs` is empty or names a folder that is no run.
+        UserError: `runs` is empty or names a folder that is no run of these commands.
     """
     from omegaconf import OmegaConf
 
     from ooco_gym.commands.simulate import notes_of
     from ooco_gym.render import outcome_of, read_record, write_report
-    from ooco_gym.render.reading import outcomes_of
+    from ooco_gym.render.reading import compared
     from ooco_gym.render.record import read_folder
-    from ooco_gym.report import Section, plain_table
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    folders = folders_of(options["runs"])
-    found = [read_folder(folder) for folder in folders]
-    records = [read_record(folder) for folder, (command, *_) in zip(folders, found, strict=True)
-               if command == "simulate"]
-    outcomes = [outcome_of(records, notes_of(records))] if records else []
-    sections = []
-    for folder, (command, summary, config) in zip(folders, found, strict=True):
-        some = outcomes_of(summary, config)
-        outcomes += some
-        if not some and command != "simulate":
-            sections.append(Section(f"{command}: {folder}", tables=[plain_table(summary)]))
-    path = write_report(Path(options["out"]) / FILE_NAME, outcomes, records, title=options["title"] or "",
-                        sections=sections)
+    records, outcomes, runs = [], [], []
+    for folder in folders_of(options["runs"]):
+        command, summary, config = read_folder(folder)
+        if command == "simulate":
+            records.append(read_record(folder))
+        elif command == "compare" and "results" in summary:
+            outcomes.append(compared(summary, config))
+        else:
+            raise UserError(f"run '{folder}' is of '{command}', which writes a page of its own; expected runs of "
+                            "simulate or compare")
+        runs.append({"folder": folder, "command": command, "seed": summary.get("seed"),
+                     "policy": records[-1].label if command == "simulate" else None})
+    outcomes = [*([outcome_of(records, notes_of(records))] if records else []), *outcomes]
+    path = write_report(Path(options["out"]) / FILE_NAME, outcomes, records, title=options["title"] or "")
     for one in outcomes:
         one.show()
-    labels = {record.folder: record.label for record in records}
-    return {"schema": SCHEMA, "report": FILE_NAME, "bytes": path.stat().st_size,
-            "runs": [{"folder": folder, "command": command, "policy": labels.get(folder), "seed": summary.get("seed")}
-                     for folder, (command, summary, _) in zip(folders, found, strict=True)]}
+    return {"schema": SCHEMA, "report": FILE_NAME, "bytes": path.stat().st_size, "runs": runs}
 
 
 def folders_of(runs: Any) -> list[str]:

@@ -1,12 +1,12 @@
-"""What a command's `summary.json` says, as outcomes: of `compare`, `capacity`, `evaluate`, and of any other."""
+"""What a command's summary says, as outcomes: of `compare`, `capacity` and `evaluate`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.peak import short_name
 from ooco_gym.render.outcome import LATE, SERVED, Outcome, Row, compare, heading
+from ooco_gym.render.page import load_title
 from ooco_gym.report import Axis, Panel, Series, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
 
@@ -18,22 +18,14 @@ EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.r
              "wasted_tokens_per_s": AGAIN}
 
 
-def outcomes_of(summary: Row, config: Row) -> list[Outcome]:
-    """The outcomes of a run folder by its summary and configuration; none where it compares no policies."""
-    command = str(summary.get("schema")).split("/")[1:2] or [""]
-    kind = {"compare": compared, "capacity": sustained, "field": sustained, "evaluate": evaluated}
-    return kind[command[0]](summary, config) if command[0] in kind else []
-
-
-def compared(summary: Row, config: Row) -> list[Outcome]:
+def compared(summary: Row, config: Row) -> Outcome:
     """Of `compare`."""
     rows, seeds = summary["results"], summary["seeds"]
-    where = joined(list(dict.fromkeys(str(row["cluster"]) for row in rows if row.get("cluster"))))
     # A trace has no seeds: more of them would play the same requests.
     intervals = "" if summary.get("played") and len(seeds) == 1 else interval_words(len(seeds))
-    return [Outcome(f"{short_name(summary['scenario']['workload'])} on {where}, seed{'s' if len(seeds) > 1 else ''} "
-                    f"{', '.join(map(str, seeds))}", rows, summary["baseline"], float(config["violation_budget"]),
-                    intervals=intervals, notes=summary.get("notes") or ())]
+    clusters = [str(row["cluster"]) for row in rows if row.get("cluster")]
+    return Outcome(load_title(summary["scenario"]["workload"], clusters, seeds), rows, summary["baseline"],
+                   float(config["violation_budget"]), intervals=intervals, notes=summary.get("notes") or ())
 
 
 def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:
@@ -47,7 +39,7 @@ def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcom
                    served, interval_words(windows).replace("seed", "window"))
 
 
-def evaluated(summary: Row, config: Row) -> list[Outcome]:
+def evaluated(summary: Row) -> list[Outcome]:
     """Of `evaluate`, one for each distribution shift."""
     found = []
     for suite in summary.get("suites") or [summary]:
@@ -76,8 +68,9 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
         base = str(mine[0]["best_baseline_tuned_as"] or mine[0]["best_baseline"])
         ratios, limits, rows = {}, {}, []
         for row in mine:
-            key = (_tuned(row), row["cluster"])
-            ratios[key], limits[key] = _ratio(row), row["limited_by"]
+            key = (str(row["tuned_as"] or row["policy"]), row["cluster"])
+            ratios[key] = with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, "none holds")
+            limits[key] = row["limited_by"]
             figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]), TOKENS: (row["tokens_per_s"], None, None),
                        LATE: (row["violation_rate"], None, None),
                        AGAIN: (row["wasted_tokens_per_s"]["mean"], None, None)}
@@ -91,11 +84,15 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
         where = f"{where.rpartition(' on ')[0]} on {joined(list(dict.fromkeys(row['cluster'] for row in mine)))}"
         loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
                  and alike[0].startswith(f"{peak['workload']} on ")]
+        best = max(mine, key=lambda row: row["tokens_per_s"])
+        most = (f"`{best['tuned_as'] or best['policy']}` sustains most: {number(best['rate'])} offline requests/s "
+                f"({number(best['tokens_per_s'])} tokens/s)." if best["rate"] > 0 else
+                "None sustains any offline load: even without it too many online requests are late.")
         found.append(Outcome(
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
             f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
             f"and the backlog does not grow; all else is at that load. {interval_words(mine[0]['n_seeds'])}",
-            {f"tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
+            {f"tokens/s over {base}'s": ratios, "limited by": limits}, most,
             [*loads[:1], *summary["notes"]], _curves(mine, limit)))
     return found
 
@@ -108,23 +105,6 @@ def load_words(peak: Row) -> str:
     return (f"{begin}: peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests "
             f"a second in the day's mean): {percent(peak['violation_rate'])} are late without offline work, "
             f"{percent(peak['floor'])} alone on an idle cluster.")
-
-
-def _tuned(row: Row) -> str:
-    return str(row["tuned_as"] or row["policy"])
-
-
-def _ratio(row: Row) -> str:
-    return with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, none="none holds")
-
-
-def _most(rows: Sequence[Row]) -> str:
-    """Who sustains most, in a sentence."""
-    best = max(rows, key=lambda row: row["tokens_per_s"])
-    if best["rate"] <= 0:
-        return "None sustains any offline load: even without it too many online requests are late."
-    return (f"`{_tuned(best)}` sustains most: {number(best['rate'])} offline requests/s "
-            f"({number(best['tokens_per_s'])} tokens/s).")
 
 
 def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:

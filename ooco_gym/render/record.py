@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,11 +48,6 @@ class RunRecord:
     requests: Mapping[str, np.ndarray]
     end_s: float = 0.0
     folder: str = ""
-
-    @property
-    def window_s(self) -> float:
-        """Length of the measured window."""
-        return float(self.summary["window_s"])
 
     @property
     def scenario(self) -> Mapping[str, Any]:
@@ -109,15 +104,18 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     return RunRecord(_policy_words(config, summary), int(summary["seed"]), summary, requests, until_s, str(folder))
 
 
-def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
-    """Records by label and cluster, in the order in which these first come, seeds ascending.
+def grouped(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
+    """Records by label and cluster, in the order in which these first come, seeds ascending; where conditions differ,
+    a label has its folder's name besides.
 
     Raises:
         UserError: one has a seed twice.
     """
     groups: dict[tuple[str, str], list[RunRecord]] = {}
+    apart = bool(differing_conditions(records))
     for record in records:
-        groups.setdefault((record.label, short_name(record.scenario["cluster"])), []).append(record)
+        label = f"{record.label} ({Path(record.folder).name})" if apart and record.folder else record.label
+        groups.setdefault((label, short_name(record.scenario["cluster"])), []).append(record)
     for (label, _), members in groups.items():
         members.sort(key=lambda record: record.seed)
         for one, two in pairwise(members):
@@ -125,16 +123,6 @@ def grouped(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[RunRecor
                 raise UserError(f"two runs of '{label}' have seed {one.seed} ('{one.folder}', '{two.folder}'); "
                                 "expected one run for each policy and seed")
     return groups
-
-
-def with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Records whose labels tell conditions apart: where a policy ran under several, the folder's name is added."""
-    conditions: dict[str, set[str]] = {}
-    for record in records:
-        conditions.setdefault(record.label, set()).add(_text(
-            {key: value for key, value in record.scenario.items() if key not in ("seed", "cluster")}))
-    return [replace(record, label=f"{record.label} ({Path(record.folder).name})")
-            if len(conditions[record.label]) > 1 and record.folder else record for record in records]
 
 
 def differing_conditions(records: Sequence[RunRecord]) -> list[str]:
