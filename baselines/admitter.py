@@ -1,4 +1,4 @@
-"""Which waiting offline request enters a mixed instance: published orders, and a score that is learned on top of one.
+"""Which waiting offline request enters a mixed instance: published orders, and one of ours.
 
 Iterations are filled as by `deadline`, so that policies of this kind differ in one decision: which of all the offline
 requests that wait on an instance is admitted next. `rule` names a score, of which the least wins; where the one that
@@ -23,11 +23,6 @@ own.
 
 Prefixes are told apart by their first `Trace.block_tokens` tokens, where prefix caching is on. So a system prompt
 of that length before all prompts makes one group of them, and `shared_work` divides it alone.
-
-*Learned* (ours): z, the weights times the figures of `LAYOUT`, is added to the logarithm of the rule's score. The
-figures of a request are logarithms of what it costs (tokens to compute, context, output as believed), how many share
-its prefix, its age, and products of these with the state of the instance. Without weights z is 0, and the rule's own
-choice stands, exactly.
 
 `affinity` is of several instances: an offline request goes to the instance that a hash of its first piece names, or
 to the next one after it whose offline requests are at most 1 + `affinity` times the mean (hashing with bounded loads,
@@ -59,10 +54,8 @@ from ooco_gym.policy.latency_budget import (
     enter,
 )
 from ooco_gym.policy.lengths import believed_remaining
-from ooco_gym.policy.mixed import get_computed_blocks, next_in_order, num_free_blocks
+from ooco_gym.policy.mixed import get_computed_blocks, next_in_order
 from ooco_gym.policy.policy import Param, Policy, slots
-from ooco_gym.policy.rules import is_weighted
-from ooco_gym.policy.weights import Layout
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.waiting import rank_of
@@ -76,16 +69,9 @@ OWN = (
           1000.0),
     Param("affinity", "by what share an instance's offline requests may exceed the mean, where those of a prefix go to "
           "one; 0: prefixes do not matter", 0.0, 100.0),
-    Param("weights", "file of the weights of the learned score; none: the rule alone", default="", file=True),
 )
 ALL = (*PARAMS, *OWN)
 Q = slots(ALL)
-COLUMNS = ("work", "context", "cached", "output", "wait", "group", "shared_work", "preempted", "free_work",
-           "free_context", "free_output", "online_work", "online_output", "queue_work", "queue_wait", "queue_group")
-LAYOUT = Layout(("score",), COLUMNS)
-SOME_TOKENS = 64.0  # added to tokens before their logarithm is taken
-KILO = math.log(1000.0)
-MOST_Z = 50.0
 
 # Places of State.memory behind those of `deadline`: when all are looked at again, how many are kept, and these: their
 # slots, and behind them their scores.
@@ -159,43 +145,23 @@ def members_of(state, instance, slot):
 
 # --- Scores ---------------------------------------------------------------------------------------------------------
 @inlined
-def kilo(tokens):
-    """Logarithm of thousands of tokens."""
-    return math.log(tokens + SOME_TOKENS) - KILO
-
-
-@inlined
 def score_by_rule(state, slot, index, cached, members, shared):
-    """Logarithm of the rule's score of the request at an index of the walk."""
+    """The rule's score of the request at an index of the walk."""
     rule, tokens = np.int64(state.params[Q.rule]), length(state, slot)
     if rule == ARRIVAL:
-        return math.log(1.0 + state.requests[slot].arrival_ps) if state.config.waiting_order else math.log(1.0 + index)
+        return float(state.requests[slot].arrival_ps) if state.config.waiting_order else float(index)
     if rule == PREFIX:
-        return math.log(1.0 + index)
+        return float(index)
     if rule == LPM:
-        return -math.log(1.0 + cached)
+        return -float(cached)
     if rule == DFS_WEIGHT:
-        return -math.log(float(members))
+        return -float(members)
     cost = float(tokens)
     if rule != SHORTEST:
         cost -= cached + (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0)
     if state.params[Q.output_weight] > 0.0:
         cost += state.params[Q.output_weight] * believed_remaining(state, slot)
-    return kilo(cost)
-
-
-@inlined
-def weigh(state, slot, cached, members, shared, free, online, queue):
-    """What the weights make of the figures of a request and its instance."""
-    w, request, tokens = state.weights, state.requests[slot], length(state, slot)
-    work, context, group = kilo(tokens - cached), kilo(tokens), math.log(float(members))
-    output = kilo(believed_remaining(state, slot))
-    wait = math.log(1.0 + (state.clock.now_ps - request.arrival_ps) / s.PS_PER_S)
-    z = w[0] * work + w[1] * context + w[2] * (cached / tokens) + w[3] * output + w[4] * wait + w[5] * group
-    z += w[6] * kilo(tokens - cached - shared * (1.0 - 1.0 / members)) + w[7] * (request.generated_tokens > 0)
-    z += free * (w[8] * work + w[9] * context + w[10] * output) + online * (w[11] * work + w[12] * output)
-    z += queue * (w[13] * work + w[14] * wait + w[15] * group)
-    return min(MOST_Z, max(-MOST_Z, z))
+    return cost
 
 
 @inlined
@@ -215,10 +181,7 @@ def keep(memory, slot, score):
 @inner
 def rank(state, instance):
     """Looks at all waiting offline requests of an instance, and keeps those of the least score."""
-    spec, memory, weighted = state.instances[instance], state.memory[instance], is_weighted(state)
-    free = num_free_blocks(state, instance) / max(spec.total_blocks, 1)
-    online = spec.urgent_members / max(spec.urgent_members + spec.offline_members, 1)
-    queue = math.log(1.0 + spec.offline_waiting) / KILO
+    memory = state.memory[instance]
     memory[COUNT] = 0.0
     slot, index = first_of(state, instance), np.int64(0)
     while slot >= 0:
@@ -234,10 +197,7 @@ def rank(state, instance):
                 if fresh:
                     head, found = slot, cached
             shared = float(max(np.int64(0), min(in_common, common, tokens - 1) - cached))
-            score = score_by_rule(state, slot, index, cached, members, shared)
-            if weighted:
-                score += weigh(state, slot, cached, members, shared, free, online, queue)
-            keep(memory, slot, score)
+            keep(memory, slot, score_by_rule(state, slot, index, cached, members, shared))
             index += 1
             slot = next_of(state, instance, slot)
 
@@ -346,4 +306,4 @@ def checked(policy, facts):
     return {}
 
 
-policy = Policy("admitter", ALL, mixed=True, route=route, compose=compose, layout=LAYOUT, prepare=checked)
+policy = Policy("admitter", ALL, mixed=True, route=route, compose=compose, prepare=checked)

@@ -15,7 +15,7 @@ Sums of the batch that is being composed lie in State.memory behind what BROS ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -275,47 +275,26 @@ def run_request(state, instance, slot):
 NAMES = ("prefill_linear", "prefill_product", "prefill_base", "decode_linear", "decode_product", "decode_base")
 
 
-def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, … up to `most`."""
-    return [1 << i for i in range(max(1, int(most)).bit_length())]
-
-
-def batches(table: CostTable, context_tokens: int, max_batch: int, block_tokens: int = 16) -> list[tuple[int, int]]:
-    """Profiled batches: (sequences, tokens of each), both powers of two, what fits the KV memory.
-
-    Args:
-        table: the instance's cost table.
-        context_tokens: the model's longest sequence.
-        max_batch: most sequences.
-        block_tokens: tokens of a KV block.
-    """
-    room = table.kv_blocks * block_tokens
-    return [(size, tokens) for size in powers_of_two(max_batch) for tokens in powers_of_two(context_tokens)
-            if size * tokens <= room]
-
-
 def iteration_ps(table: CostTable, prefills: Sequence[int], decodes: Sequence[int]) -> float:
     """What an iteration truly takes: prompts of these lengths, and decodes at these context lengths. In ps."""
     return float(mixed_latency_ps(table, [list(prefills)], 0, [len(decodes)], [sum(decodes)])[0])
 
 
-def fit(table: CostTable, context_tokens: int, max_batch: int) -> dict[str, float]:
-    """Fits the six coefficients of t_exec, times in ps.
+def fit(table: CostTable, context_tokens: int, max_batch: int, block_tokens: int = 16) -> dict[str, float]:
+    """Fits the six coefficients of t_exec (`NAMES`), in ps, to batches of powers of two that fit the KV memory.
 
     Args:
         table: the instance's cost table.
         context_tokens: the model's longest sequence.
         max_batch: most sequences of a batch, at most what the table knows.
-
-    Returns:
-        A value for each of `NAMES`.
+        block_tokens: tokens of a KV block.
     """
-    profiled = batches(table, context_tokens, min(max_batch, len(table.decode_lines) - 1))
-    prefill = [(size * tokens, (size * tokens) ** 2, iteration_ps(table, [tokens] * size, []))
-               for size, tokens in profiled]
-    decode = [(size, size * tokens * size, iteration_ps(table, [], [tokens] * size)) for size, tokens in profiled]
-    found = [*_least_squares(prefill), *_least_squares(decode)]
-    return dict(zip(NAMES, found, strict=True))
+    sizes, lengths = ([1 << i for i in range(most.bit_length())]
+                      for most in (min(max_batch, len(table.decode_lines) - 1), context_tokens))
+    batches = [(n, tokens) for n in sizes for tokens in lengths if n * tokens <= table.kv_blocks * block_tokens]
+    prefill = [(n * tokens, (n * tokens) ** 2, iteration_ps(table, [tokens] * n, [])) for n, tokens in batches]
+    decode = [(n, n * tokens * n, iteration_ps(table, [], [tokens] * n)) for n, tokens in batches]
+    return dict(zip(NAMES, [*_least_squares(prefill), *_least_squares(decode)], strict=True))
 
 
 def _least_squares(samples: Sequence[tuple[int, int, float]]) -> list[float]:
@@ -323,15 +302,3 @@ def _least_squares(samples: Sequence[tuple[int, int, float]]) -> list[float]:
     new, product, ps = (np.array(column, np.float64) for column in zip(*samples, strict=True))
     terms = np.stack([new, product, np.ones(len(new))], axis=1) / ps[:, None]
     return least_squares(terms, np.ones(len(ps))).tolist()
-
-
-def predict_ps(model: Mapping[str, float], prefills: Sequence[int], decodes: Sequence[int], swapped: int = 0) -> float:
-    """C(L^n, L^a, M^cpu) of an iteration, in ps. `swapped`: tokens that come back from host memory."""
-    new, count, context = sum(prefills), len(decodes), sum(decodes)
-    executed = 0.0
-    if new:
-        executed += model["prefill_linear"] * new + model["prefill_product"] * new * new + model["prefill_base"]
-    if count:
-        executed += (model["decode_linear"] * count + model["decode_product"] * count * context
-                     + model["decode_base"])
-    return max(executed, model.get("swap_linear", 0.0) * swapped)

@@ -14,9 +14,9 @@ Three parts, each of which a parameter turns off:
   computation, so that their memory can be taken at once; a request comes back by reading its copy.
 
 Read were the abstract of v2 and a reader's summary of it, with figures of the profile, of safepoints and of the
-ablation, not the paper's text: so no section is named here. Open to us, so parameters: whether the budget also bounds
-online prefill (`budget_binds_online`), the token budget beside the latency budget, the fewest tokens that an offline
-prefill is worth (`offline_chunk`), the host's memory (`host_gib`; the paper's server has 2 TB beside 8 chips).
+ablation, not the paper's text: so no section is named here. Open to us, so parameters: the token budget beside the
+latency budget, and the host's memory (`host_gib`; the paper's server has 2 TB beside 8 chips). The latency budget does
+not bound online prefill.
 
 Ours: the profile is the simulator's belief (`predictor`), as good or bad as the scenario says, rather than the paper's
 regression on new tokens and context (error below 4 %). A stopped iteration is lost as a whole. Waiting requests are
@@ -43,16 +43,13 @@ from ooco_gym.policy.latency_budget import (
 )
 from ooco_gym.policy.mixed import CHECKPOINT, admit, checkpoint, get_computed_tokens
 from ooco_gym.policy.policy import Param, Policy, slots
-from ooco_gym.policy.rules import length, predict_prefill, route_fewest_requests, tpot_bound
+from ooco_gym.policy.rules import predict_prefill, route_fewest_requests, tpot_bound
 from ooco_gym.sim.mixed import NO_SUMS
 from ooco_gym.sim.state import BATCH, KEEP, NEVER, PS_PER_S, STOP
 
 PARAMS = (
     *SCHEDULE_PARAMS,
     Param("tbt_share", "share of the TPOT SLO that an iteration with online requests may take", 0.0, 100.0),
-    Param("budget_binds_online", "it bounds online prefill, too", choices=("off", "on")),
-    Param("offline_chunk", "fewest tokens that an offline prefill is begun or gone on with, unless it needs no more", 1,
-          1_000_000),
     Param("offline_batched_tokens", "new tokens of an iteration without online requests", 1, 1_000_000),
     Param("preemption", "stop offline iterations where TTFT would be missed, for every online request, or never",
           choices=("slack", "always", "never")),
@@ -85,16 +82,9 @@ def link_tokens(state, instance, budget_ps):
 
 # --- The latency-aware scheduler ------------------------------------------------------------------------------------
 @inner
-def serves_online(state, instance):
-    """Whether an online request runs or waits."""
-    spec = state.instances[instance]
-    return spec.urgent_members > 0 or spec.online_head >= 0
-
-
-@inner
 def admit_offline(state, instance, sums, left, until_ps, link):
     """Admits waiting offline requests while their chunks stay within `until_ps` and their copies within the link."""
-    spec, how, least = state.instances[instance], np.int64(state.params[P.preempted_kv]), state.params[P.offline_chunk]
+    spec, how = state.instances[instance], np.int64(state.params[P.preempted_kv])
     while left > 0:
         slot = first_waiting(state, instance, OFFLINE_CLASS)
         if slot < 0 or not make_place(state, instance, slot, OFFLINE_CLASS, 0, 0, how):
@@ -104,7 +94,7 @@ def admit_offline(state, instance, sums, left, until_ps, link):
             break
         computed = np.int64(get_computed_tokens(state, instance, slot))
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
-        if tokens < min(np.int64(least), length(state, slot) - computed):
+        if tokens < 1:
             break
         tokens = np.int64(admit(state, instance, slot, tokens))
         sums, left = with_tokens(state, instance, sums, slot, computed, tokens), left - tokens
@@ -114,9 +104,9 @@ def admit_offline(state, instance, sums, left, until_ps, link):
 @inner
 def fill_offline(state, instance, sums, left, until_ps):
     """Offline decodes, then prefill under way, then waiting requests, within a believed latency."""
-    how, least = np.int64(state.params[P.preempted_kv]), np.int64(state.params[P.offline_chunk])
+    how, one = np.int64(state.params[P.preempted_kv]), np.int64(1)
     sums, left = schedule_decodes(state, instance, sums, left, OFFLINE_CLASS, until_ps, how)
-    sums, left = schedule_running_chunks(state, instance, sums, left, OFFLINE_CLASS, until_ps, least, how)
+    sums, left = schedule_running_chunks(state, instance, sums, left, OFFLINE_CLASS, until_ps, one, how)
     link = link_tokens(state, instance, until_ps if until_ps < NEVER else believed_latency(state, instance, sums))
     return admit_offline(state, instance, sums, left, until_ps, link)
 
@@ -125,17 +115,14 @@ def fill_offline(state, instance, sums, left, until_ps):
 def compose(view):
     """One iteration: online requests, and offline ones within what keeps their time between tokens."""
     state, instance = view.state, view.instance
-    how = np.int64(state.params[P.preempted_kv])
+    spec, how = state.instances[instance], np.int64(state.params[P.preempted_kv])
     copy_new(state, instance)
-    if not serves_online(state, instance):
+    if spec.urgent_members == 0 and spec.online_head < 0:
         return fill_offline(state, instance, NO_SUMS, np.int64(state.params[P.offline_batched_tokens]), NEVER)[0]
     budget_ps = np.int64(state.params[P.tbt_share] * tpot_bound(state, instance))
-    online_ps = budget_ps if state.params[P.budget_binds_online] == 1 else NEVER
     left, one = np.int64(state.config.max_num_batched_tokens), np.int64(1)
     sums, left = schedule_decodes(state, instance, NO_SUMS, left, ONLINE_CLASS, NEVER, how)
-    if sums[0] == 0:  # nothing is kept waiting by a prompt, and the first one must begin at some time
-        online_ps = NEVER
-    sums, _ = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, online_ps, one, how)
+    sums, _ = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, NEVER, one, how)
     left = np.int64(state.config.max_num_batched_tokens) - sums[0]
     return fill_offline(state, instance, sums, left, budget_ps if sums[0] > 0 else NEVER)[0]
 

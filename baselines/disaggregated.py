@@ -18,7 +18,7 @@ that reading: the cap bounds all of a batch, a request that decodes keeps its se
 for one.
 """
 
-from baselines.pools import PREFILL_PARAMS
+from baselines.pools import PREFILL_PARAMS, PREFILL_TOKENS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
@@ -26,26 +26,18 @@ from ooco_gym.policy.rules import flush, least_backlog, lightest_strict, route_b
 from ooco_gym.sim import state as s
 
 # --- Base P/D -------------------------------------------------------------------------------------------------------
-BASE_PARAMS = (
-    Param("routing", "which instance of a pool", choices=("least_loaded", "round_robin")),
-    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
-)
-BASE = slots(BASE_PARAMS)
 
 
 @hook(ROUTE, flushes=True)
 def route_class_blind(view):
     """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
     state = view.state
-    arriving, relaxed = state.requests[view.request].status < s.WAITING, state.config.relaxed_count
-    if state.params[BASE.routing] == 1:
-        return view.request % relaxed if arriving else relaxed + view.request % (state.instances.size - relaxed)
-    if arriving:
+    if state.requests[view.request].status < s.WAITING:
         return least_backlog(state, True)
     return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first that keeps it
 
 
-base_pd = Policy("base_pd", BASE_PARAMS, class_blind=True, route=route_class_blind)
+base_pd = Policy("base_pd", (PREFILL_TOKENS,), class_blind=True, route=route_class_blind)
 
 
 # --- Online priority ------------------------------------------------------------------------------------------------

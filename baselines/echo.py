@@ -13,16 +13,17 @@ online request waits do further offline ones join. What each part adds (7.1):
 by priority (all in `conf/policy`). Prefills are chunked and share iterations with decodes, as 5.2's mixed batches say,
 under the token budget that vLLM 0.6.3 has then; what is preempted is computed again (6). A waiting request starts if
 its whole context fits the memory, as in the engine. Ours: no offline request joins in an iteration that preempted one;
-an instance that may not start anything though offline requests wait is asked again a second later.
+an instance that may not start anything though offline requests wait is asked again a second later. An offline request
+that a tight SLO takes out of the batch loses its memory ("evicting", 4.1); its blocks stay findable.
 """
 
 import numpy as np
 
+from baselines.echo_benchmarks import fit_mixed
 from baselines.echo_estimator import (
     PARAMS,
     P,
     batch_time,
-    fit,
     nothing,
     online_blocks,
     ranked,
@@ -62,22 +63,15 @@ from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 
 # --- Taking away ----------------------------------------------------------------------------------------------------
 @inner
-def leave_out(state, instance, slot, budget, load):
-    """Takes a running request's tokens back; returns (budget, batch) without them."""
-    load = without_running(state, instance, load, slot)
-    tokens = unschedule(state, slot)
-    if tokens > 0:
-        load = ranked(state, instance, load)
-    return budget + tokens, load
-
-
-@inner
 def drop(state, instance, place, budget, load):
     """Preempts the running request at `place`; returns (budget, batch) without it."""
     slot = state.members[BATCH, instance, place]
-    budget, load = leave_out(state, instance, slot, budget, load)
+    load = without_running(state, load, slot)
+    tokens = unschedule(state, slot)
+    if tokens > 0:
+        load = ranked(state, instance, load)
     preempt(state, instance, place, RECOMPUTE)
-    return budget, load
+    return budget + tokens, load
 
 
 @inner
@@ -97,16 +91,13 @@ def keep_within(state, instance, budget, load, limit_ps):
 
     Returns (budget, batch, how many lost their memory).
     """
-    preempted, keeps = 0, state.params[P.slo_yields] == 0
-    while batch_time(state, instance, load) > limit_ps:
-        place = yields(state, instance, load, True, keeps)
+    preempted = 0
+    while batch_time(state, load) > limit_ps:
+        place = yields(state, instance, load, True)
         if place < 0:
             break
-        if keeps:
-            budget, load = leave_out(state, instance, state.members[BATCH, instance, place], budget, load)
-        else:
-            budget, load = drop(state, instance, place, budget, load)
-            preempted += 1
+        budget, load = drop(state, instance, place, budget, load)
+        preempted += 1
     return budget, load, preempted
 
 
@@ -127,7 +118,7 @@ def go_on(state, instance, urgent, budget, load):
         tokens = min(missing(state, slot), budget)
         gone = False
         while not gone and not allocate_slots(state, instance, slot, tokens):
-            victim = yields(state, instance, load, False, False)
+            victim = yields(state, instance, load, False)
             if victim < 0:
                 victim = last_online(state, instance)
             gone = victim == place
@@ -137,7 +128,7 @@ def go_on(state, instance, urgent, budget, load):
             preempted += 1
         if gone:
             continue
-        load = with_running(state, instance, load, slot, tokens)
+        load = with_running(state, load, slot, tokens)
         limit_ps = min(limit_ps, slack(state, slot))
         budget -= tokens
         place += 1
@@ -146,11 +137,11 @@ def go_on(state, instance, urgent, budget, load):
 
 # --- The online queue -----------------------------------------------------------------------------------------------
 @inner
-def must_wait(state, instance, slot, load, grown, limit_ps):
+def must_wait(state, slot, load, grown, limit_ps):
     """Whether the batch's SLO has no room for an online prefill that is not more urgent than what is in the batch."""
-    if state.params[P.estimator] == 0 or state.params[P.online_slo] == 0 or load.decodes + load.prompts == 0:
+    if state.params[P.estimator] == 0 or load.decodes + load.prompts == 0:
         return False
-    return batch_time(state, instance, grown) > limit_ps and slack(state, slot) > limit_ps
+    return batch_time(state, grown) > limit_ps and slack(state, slot) > limit_ps
 
 
 @inner
@@ -161,7 +152,7 @@ def make_room(state, instance, slot, budget, load):
     """
     preempted = 0
     while not has_seat(state, instance) or blocks_to_start(state, instance, slot)[1] > num_free_blocks(state, instance):
-        victim = yields(state, instance, load, False, False)
+        victim = yields(state, instance, load, False)
         if victim < 0:
             return False, budget, load, preempted
         budget, load = drop(state, instance, victim, budget, load)
@@ -179,8 +170,8 @@ def admit_online(state, instance, budget, load, limit_ps):
     while spec.online_head >= 0 and budget > 0:
         slot = np.int64(spec.online_head)
         start = blocks_to_start(state, instance, slot)[0]
-        grown = with_waiting(state, instance, load, start, min(budget, length(state, slot) - start))
-        if must_wait(state, instance, slot, load, grown, limit_ps):
+        grown = with_waiting(state, load, start, min(budget, length(state, slot) - start))
+        if must_wait(state, slot, load, grown, limit_ps):
             break
         fits, budget, load, lost = make_room(state, instance, slot, budget, load)
         preempted += lost
@@ -188,7 +179,7 @@ def admit_online(state, instance, budget, load, limit_ps):
             break
         tokens = admit(state, instance, slot, budget)
         start = np.int64(state.requests[slot].num_computed_tokens)
-        load = with_waiting(state, instance, load, start, tokens)
+        load = with_waiting(state, load, start, tokens)
         limit_ps = min(limit_ps, slack(state, slot))
         budget -= tokens
     return budget, load, limit_ps, preempted
@@ -200,8 +191,8 @@ def first_in_queue(state, instance, load, limit_ps, budget, spare):
     """The offline request that arrived first, where it may join: as `select`, without a choice."""
     slot = np.int64(state.instances[instance].offline_head)
     start, need, _ = blocks_to_start(state, instance, slot)
-    grown = with_waiting(state, instance, load, start, min(budget, length(state, slot) - start))
-    late = state.params[P.estimator] > 0 and batch_time(state, instance, grown) > limit_ps
+    grown = with_waiting(state, load, start, min(budget, length(state, slot) - start))
+    late = state.params[P.estimator] > 0 and batch_time(state, grown) > limit_ps
     if late or need > num_free_blocks(state, instance) - spare:
         return np.int64(-1), start, 0.0
     return slot, start, 0.0
@@ -212,7 +203,7 @@ def admit_offline(state, instance, budget, load, limit_ps):
     """Waiting offline requests join, each the best there is, until none may or none makes the batch worth more."""
     spec, chooses = state.instances[instance], state.params[P.selection] == 1
     spare = reserved_for_bursts(state, instance, online_blocks(state, instance))
-    worth = value(state, instance, load, 0.0) if load.decodes + load.prompts > 0 else 0.0
+    worth = value(state, load, 0.0) if load.decodes + load.prompts > 0 else 0.0
     while budget > 0 and spec.offline_waiting > 0 and has_seat(state, instance) and (
             num_free_blocks(state, instance) > spare):
         if chooses:
@@ -227,7 +218,7 @@ def admit_offline(state, instance, budget, load, limit_ps):
         if state.config.waiting_order > 0:
             state.memory[instance, LAST_RANK] = rank_of(state, slot) + 1
         tokens = admit(state, instance, slot, budget)
-        load = with_waiting(state, instance, load, start, tokens)
+        load = with_waiting(state, load, start, tokens)
         budget -= tokens
     return budget
 
@@ -254,11 +245,9 @@ def compose(view):
 
 def prepare(policy, facts):
     """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
-    values = policy.values
-    largest = int(min(values["max_num_seqs"], facts.max_batch - 1))
-    found = fit(facts.strict, largest, values["prefill_form"], values["decode_form"],
-                facts.block_tokens)
-    return {name: ps for name, ps in found.coefficients.items() if name not in values}
+    largest = int(min(policy.values["max_num_seqs"], facts.max_batch - 1))
+    found = fit_mixed(facts.strict, largest, facts.block_tokens)
+    return {name: ps for name, ps in found.items() if name not in policy.values}
 
 
 policy = Policy("echo", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)

@@ -8,10 +8,11 @@ Not carried, as prompts are prefilled whole on instances of their own: mixed bat
 never comes up), chunks (`baselines/pools.py` says what stands for them); the prefix cache, its priorities and the
 radix tree (no cache is shared between pools), so that nothing but a victim's context is punished.
 
-Ours, as the paper leaves it open or a decode instance cannot know it: `decode_form` (by the longest and the mean
-context alone, as described, the estimate is blind to the size of the batch); `late`; `stop`; the memory of bursts from
-the online arrival rate, with as many requests at a time as arrive while one decodes, Poisson distributed, instead of an
-hour's record of memory in use.
+Ours, as the paper leaves it open or a decode instance cannot know it: T_d has a constant, the number of requests and
+their contexts besides (by the longest and the mean context alone it is blind to the size of the batch); a request
+behind its D(i), which counts from the arrival, is owed one TPOT from now; the memory of bursts from the online arrival
+rate, with as many requests at a time as arrive while one decodes, Poisson distributed, instead of an hour's record of
+memory in use.
 
 In a decode step every token is worth the same, so the best ratio is the shortest time: among offline requests that
 could join, the shortest; among those that must go, the longest. Sorting once finds what trying all of them would.
@@ -20,18 +21,10 @@ Of several classes of online requests, what `slo_share` and `prefill_share` are 
 
 import math
 
-from baselines.echo_estimator import COEFFICIENTS, fit
-from baselines.pools import (
-    PREFILL_PARAMS,
-    decode_instances,
-    first_resident,
-    load_with,
-    no_online_request,
-    route_online,
-    stop_beyond,
-)
+from baselines.echo_benchmarks import COUNTED, fit_decode, fit_prefill
+from baselines.echo_estimator import LONGEST, PREFILL_COEFFICIENTS
+from baselines.pools import PREFILL_PARAMS, decode_instances, first_resident, load_with, route_online, stop_beyond
 from ooco_gym.compile import inner
-from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, sort_ascending, tpot_bound, write_urgent
@@ -40,14 +33,7 @@ from ooco_gym.sim.queues import number_members
 
 PARAMS = (
     Param("slo_share", "share of the SLOs that plans are held to", 0.01, 2.0),
-    Param("deadline", "5.1: where D(i) counts from: the arrival, with the TTFT SLO, or the first token (open here)",
-          choices=("arrival", "first_token")),
-    Param("late", "5.1: a request behind its D(i) is owed one TPOT from now, or stops offline work until it has caught "
-          "up (open)", choices=("tpot", "hold")),
-    Param("stop", "4.1: offline requests join while the ratio grows, or while they fit (open)",
-          choices=("improving", "feasible")),
     Param("prefill_share", "an offline prefill may take this share of the TTFT SLO", 0.0, 2.0),
-    Param("long_prefill", "an offline prompt beyond that", choices=("chunks", "idle")),
     Param("reserve", "4.2: memory left free for bursts", choices=("off", "on")),
     Param("reserve_sigmas", "5.3: standard deviations above the mean (footnote 2: tunable)", 0.0, 100.0),
     Param("reserve_tokens", "mean context of online requests; 0: the workload's", 0.0, 1e7),
@@ -55,14 +41,13 @@ PARAMS = (
     Param("decode_benefit", "3.1: b_d, the worth of a decoded token", 0.0, 1e6),
     Param("gate_window", "6: waiting offline requests that are tried", 1, 1024),
     *PREFILL_PARAMS,
-    Param("decode_form", "5.2: pooled: as described; counted: constant, requests and tokens, too",
-          choices=("pooled", "counted")),
-    Param("fitted", "whether the coefficients below stand; 0: from micro-benchmarks", 0, 1),
-    *COEFFICIENTS,
+    *PREFILL_COEFFICIENTS,  # all 0: from micro-benchmarks, as those of T_d
+    LONGEST,
+    Param("base_ps", "T_d, ps a step", 0.0),
+    Param("request_ps", "T_d, ps a request", 0.0),
+    Param("context_ps", "T_d, ps a token of all contexts", 0.0),
 )
 P = slots(PARAMS)
-PREFILL_TIMES = ("square_ps", "token_ps", "least_ps")
-DECODE_TIMES = ("base_ps", "request_ps", "context_ps", "mean_ps", "longest_ps")
 
 
 # --- Estimator (5) --------------------------------------------------------------------------------------------------
@@ -72,15 +57,7 @@ def decode_ps(state, batch, context, most):
     if batch == 0:
         return 0.0
     p = state.params
-    return (p[P.base_ps] + p[P.request_ps] * batch + p[P.context_ps] * context + p[P.mean_ps] * (context / batch)
-            + p[P.longest_ps] * most)
-
-
-@inner
-def prefill_ps(state, tokens):
-    """T_p of one prompt of `tokens`, in ps."""
-    p = state.params
-    return max(p[P.square_ps] * tokens * tokens + p[P.token_ps] * tokens, p[P.least_ps])
+    return p[P.base_ps] + p[P.request_ps] * batch + p[P.context_ps] * context + p[P.longest_ps] * most
 
 
 @inner
@@ -92,11 +69,8 @@ def slack_ps(state, instance):
         if request.status != s.RESIDENT:
             continue
         tpot = p[P.slo_share] * request.tpot_slo_ps
-        begin = request.first_token_ps - tpot if p[P.deadline] == 1 else request.arrival_ps + request.ttft_slo_ps
-        left = begin + (request.generated_tokens + (p[P.deadline] == 1)) * tpot - state.clock.now_ps
-        if left < tpot and p[P.late] == 0:
-            left = tpot
-        least = min(least, left)
+        due = request.arrival_ps + request.ttft_slo_ps + request.generated_tokens * tpot
+        least = min(least, max(tpot, due - state.clock.now_ps))
     return least
 
 
@@ -162,20 +136,18 @@ def mean_length(state):
 @hook(GATE)
 def choose(view):
     """Of the candidates that could go on decoding, in the bucket nearest the batch's, the best benefit per time."""
-    state = view.state
+    state, p = view.state, view.state.params
     if state.push_queues[s.OFFLINE].head >= 0:
         return s.HOLD
-    limit = state.params[P.prefill_share] * state.config.default_ttft_ps
-    whole = state.params[P.long_prefill] == 1 and not no_online_request(state)
     best, nearest, most = s.HOLD, 64, -1.0
     mean = mean_length(state)
     for i in range(view.candidates.size):
         slot = view.candidates[i]
         tokens = length(state, slot)
-        time_ps = prefill_ps(state, tokens)
         away = abs(bucket(tokens) - bucket(mean)) if mean > 0 else 0
-        ratio = state.params[P.prefill_benefit] * tokens / time_ps
-        if away > nearest or (away == nearest and ratio <= most) or (whole and time_ps > limit):
+        time_ps = max(p[P.square_ps] * tokens * tokens + p[P.token_ps] * tokens, p[P.least_ps])
+        ratio = p[P.prefill_benefit] * tokens / time_ps
+        if away > nearest or (away == nearest and ratio <= most):
             continue
         if decode_instance_for(state, slot) != s.WAIT:
             best, nearest, most = i, away, ratio
@@ -186,8 +158,6 @@ def choose(view):
 def end_chunk(view):
     """An online arrival waits for offline prefill no longer than its share of the TTFT SLO; nothing is lost."""
     state = view.state
-    if state.params[P.long_prefill] == 1:
-        return s.KEEP
     return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.config.default_ttft_ps)
 
 
@@ -258,7 +228,7 @@ def plan(view):
     for i in range(stayed if kept == stayed else total, total):  # no request joins where one had to go
         now, then = decode_ps(state, count, context, most), decode_ps(
             state, count + 1, context + keys[i], max(most, keys[i]))
-        if then > limit or (state.params[P.stop] == 0 and count > 0 and (count + 1) * now < count * then):
+        if then > limit or (count > 0 and (count + 1) * now < count * then):
             break
         state.picks[count] = slots_[i]
         count += 1
@@ -291,20 +261,14 @@ def victim(view):
 
 
 def prepare(policy, facts):
-    """Fits the estimator by micro-benchmarks (5.2), unless its coefficients are given."""
+    """Fits the estimator by micro-benchmarks (5.2), each phase unless coefficients of it are given."""
     values = policy.values
     found = {} if values["reserve_tokens"] > 0 else {"reserve_tokens": facts.mean_context_tokens}
-    if values["fitted"] == 1:
-        for phase, names in (("prefill", PREFILL_TIMES), ("decode", DECODE_TIMES)):
-            if not any(values[name] > 0 for name in names):
-                raise UserError(f"echo_pd: fitted=1 says that the coefficients are given, but {phase} would take no "
-                                f"time; give {', '.join(names)}, or fitted=0")
-        return found
-    prefill, decode = (fit(table, facts.max_batch - 1, "max", values["decode_form"],
-                           facts.block_tokens).coefficients
-                       for table in (facts.relaxed, facts.strict))
-    coefficients = decode | {name: prefill[name] for name in PREFILL_TIMES}
-    return found | {"fitted": 1} | {name: value for name, value in coefficients.items() if name != "overlap"}
+    if not any(values[param.name] for param in PREFILL_COEFFICIENTS):
+        found |= fit_prefill(facts.relaxed, facts.block_tokens)
+    if not any(values[name] for name in COUNTED):
+        found |= fit_decode(facts.strict, facts.max_batch - 1, facts.block_tokens, COUNTED)
+    return found
 
 
 policy = Policy("echo_pd", PARAMS, route=route, interrupt=end_chunk, gate=choose, compose=plan, evict=victim,

@@ -22,10 +22,7 @@ from ooco_gym.policy.mixed import (
     worthless,
 )
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.state import (
-    BATCH,
-    BUCKETS,
-)
+from ooco_gym.sim.state import BATCH, BUCKETS
 
 LAST_RANK = 15  # place in State.memory: one more than the rank of the request admitted last; 0: none yet
 NOWHERE = -1e300
@@ -45,16 +42,16 @@ def blocks_to_start(state, instance, slot):
 
 # --- What a request adds to a batch ---------------------------------------------------------------------------------
 @inner
-def with_running(state, instance, load, slot, tokens):
+def with_running(state, load, slot, tokens):
     """The batch with `tokens` tokens of a request that runs."""
     done = np.int64(state.requests[slot].num_computed_tokens)
     if decodes(state, slot):
         return with_decode(state, load, done + 1)
-    return with_chunk(state, instance, load, done, tokens, tokens, 1)
+    return with_chunk(state, load, done, tokens, tokens, 1)
 
 
 @inner
-def without_running(state, instance, load, slot):
+def without_running(state, load, slot):
     """The batch without the tokens that it has of a running request."""
     request = state.requests[slot]
     done, tokens = np.int64(request.num_computed_tokens), np.int64(request.num_scheduled_tokens)
@@ -62,24 +59,22 @@ def without_running(state, instance, load, slot):
         return load
     if decodes(state, slot):
         return without_decode(state, load, done + 1)
-    return with_chunk(state, instance, load, done, tokens, tokens, -1)
+    return with_chunk(state, load, done, tokens, tokens, -1)
 
 
 @inner
-def with_waiting(state, instance, load, start, tokens):
+def with_waiting(state, load, start, tokens):
     """The batch with a waiting request that need not compute `start` tokens and gets `tokens` more.
 
-    benefit_counts=logical: the prompt's tokens count, whether computed or found. Were only computed ones to count, the
-    best choice would be the request with the least in the cache.
+    Its benefit counts both: were only computed ones to count, the best choice would have the least in the cache.
     """
-    worth = tokens if state.params[P.benefit_counts] == 1 else start + tokens
-    return with_chunk(state, instance, load, start, tokens, worth, 1)
+    return with_chunk(state, load, start, tokens, start + tokens, 1)
 
 
 @inner
-def value(state, instance, load, punish):
+def value(state, load, punish):
     """(Benefit - Punish) / T of a batch, in tokens a ps."""
-    return (load.benefit - punish) / max(1.0, batch_time(state, instance, load))
+    return (load.benefit - punish) / max(1.0, batch_time(state, load))
 
 
 # --- The victim -----------------------------------------------------------------------------------------------------
@@ -91,16 +86,8 @@ def punish_of(state, slot):
 
 
 @inner
-def yields(state, instance, load, scheduled, keeps):
-    """Index in the batch of the running offline request that gives way; -1 where there is none.
-
-    Args:
-        state: the episode.
-        instance: where.
-        load: the batch so far.
-        scheduled: only one that is in the batch.
-        keeps: it keeps its memory.
-    """
+def yields(state, instance, load, scheduled):
+    """Place of the running offline request that gives way, `scheduled`: of those that have tokens; -1: none."""
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     best, most = -1, NOWHERE
     for place in range(spec.running - 1, -1, -1):
@@ -110,8 +97,7 @@ def yields(state, instance, load, scheduled, keeps):
         if state.params[P.selection] == 0:  # the engine's own: the one that arrived last
             worth = float(request.arrival_ps)
         else:
-            rest = without_running(state, instance, load, batch[place])
-            worth = value(state, instance, rest, 0.0 if keeps else punish_of(state, batch[place]))
+            worth = value(state, without_running(state, load, batch[place]), punish_of(state, batch[place]))
         if worth > most:
             best, most = place, worth
     return best
@@ -188,18 +174,9 @@ def generate(state, instance):
 # --- The plan selector ----------------------------------------------------------------------------------------------
 @inner
 def select(state, instance, load, limit_ps, budget, spare):
-    """The candidate in State.picks with which the batch is worth most; (-1, ...) where none may join.
+    """The candidate with which the batch is worth most, within `limit_ps`, `budget` tokens and all but `spare` blocks.
 
-    Args:
-        state: the episode.
-        instance: where.
-        load: the batch so far.
-        limit_ps: the batch must end within this.
-        budget: tokens that the iteration has left.
-        spare: blocks that must stay free (4.2's threshold).
-
-    Returns:
-        (slot, tokens that it need not compute, what the batch is then worth).
+    Returns (its slot or -1, tokens that it need not compute, what the batch is then worth).
     """
     room = num_free_blocks(state, instance) - spare
     unneeded = np.int64(-1)
@@ -210,15 +187,15 @@ def select(state, instance, load, limit_ps, budget, spare):
         if need > room:
             continue
         tokens = min(budget, length(state, slot) - start)
-        grown = with_waiting(state, instance, load, start, tokens)
-        if state.params[P.estimator] > 0 and batch_time(state, instance, grown) > limit_ps:
+        grown = with_waiting(state, load, start, tokens)
+        if state.params[P.estimator] > 0 and batch_time(state, grown) > limit_ps:
             continue
         punish = 0.0
         if state.config.prefix_caching and state.config.kv_priority:
             if unneeded < need - idle:
                 unneeded = np.int64(worthless(state, instance, need - idle))
             punish = state.params[P.prefill_benefit] * max(0, need - idle - unneeded) * state.config.block_tokens
-        worth = value(state, instance, grown, punish)
+        worth = value(state, grown, punish)
         if worth > most:
             best, best_start, most = slot, start, worth
     return best, best_start, most

@@ -17,11 +17,11 @@ Read otherwise than printed, each for a reason:
 - Algorithm 2 schedules one step ahead of the engine and mends the batch when a request arrives; here it is
   synchronous, with nothing to mend.
 
+
 Left open, so parameters: whether the budget also shortens online prefills (`budget_binds_online`: Algorithm 1 as
 printed calls the same function in both phases; section 4.1 speaks of it in the second one only, and with it, no small
-budget leaves online service as it is); S_d (`decode_tokens`); the fairness ratio (`utility`); what Sarathi++ leaves
-open (`baselines/sarathi.py`). The cost of a request is what it adds to the predicted latency of the batch, and the
-intercept counts once.
+budget leaves online service as it is); S_d (`decode_tokens`); the fairness ratio (`utility`). The cost of a request is
+what it adds to the predicted latency of the batch, and the intercept counts once. Others: docs/baselines/hygen.md.
 """
 
 import numpy as np
@@ -116,10 +116,10 @@ def max_prefill(state, batch, online):
 
 
 @inner
-def add_decode(state, batch, slot, cost, tokens):
-    """A decode is in the batch, with so many tokens of the chunk: t, c and the sums."""
+def add_decode(state, batch, slot, cost):
+    """A decode is in the batch: t, c and the sums."""
     batch[TIME] -= cost
-    batch[CHUNK] -= tokens
+    batch[CHUNK] -= 1
     batch[DECODE_TOKENS] += length(state, slot) if state.params[P.decode_tokens] == 0 else 1
     batch[DECODES] += 1
 
@@ -143,7 +143,7 @@ def slo_aware_schedule(state, instance, online):
         if runs(state, slot) and decodes(state, slot):
             cost = decode_cost(state, batch, slot)
             if (online or cost <= batch[TIME]) and decode(state, instance, slot, online):
-                add_decode(state, batch, slot, cost, state.params[P.decodes_use_chunk])
+                add_decode(state, batch, slot, cost)
     for i in range(count):
         slot = state.scratch[0, i]
         if runs(state, slot) and not decodes(state, slot) and not extend(state, instance, slot, online):
@@ -170,7 +170,7 @@ def resume(state, instance, slot, online):
     cost = decode_cost(state, batch, slot)
     if batch[CHUNK] < 1 or (cost > batch[TIME] and not online) or begin(state, instance, slot, 1, online) == 0:
         return False
-    add_decode(state, batch, slot, cost, 1)
+    add_decode(state, batch, slot, cost)
     return True
 
 
@@ -204,7 +204,7 @@ def prefix_sharing_schedule(state, instance):
             if cost > batch[TIME]:
                 return
             if decode(state, instance, slot, OFFLINE_CLASS):
-                add_decode(state, batch, slot, cost, state.params[P.decodes_use_chunk])
+                add_decode(state, batch, slot, cost)
         elif not extend(state, instance, slot, OFFLINE_CLASS):
             return
     while enter(state, instance, next_offline(state, instance, draw), OFFLINE_CLASS):
@@ -242,7 +242,7 @@ def go_on(state, instance):
             continue
         if decodes(state, slot):
             if decode(state, instance, slot, OFFLINE_CLASS):
-                add_decode(state, batch, slot, decode_cost(state, batch, slot), 1)
+                add_decode(state, batch, slot, decode_cost(state, batch, slot))
                 return
         else:
             tokens = prefill(state, instance, slot, int(state.params[P.chunk_size]), OFFLINE_CLASS)
@@ -284,8 +284,8 @@ def prepare(policy, facts):
     """Trains the predictor on the instance's cost table, where no coefficients are given."""
     if any(policy.values[name] for name in COEFFICIENTS):
         return {}
-    fit = trained(facts.strict, int(policy.values["chunk_size"]), policy.values["decode_tokens"])
-    return {name: float(number) for name, number in zip(COEFFICIENTS, fit.coefficients, strict=True)}
+    found = trained(facts.strict, int(policy.values["chunk_size"]), policy.values["decode_tokens"])
+    return {name: float(number) for name, number in zip(COEFFICIENTS, found, strict=True)}
 
 
 # --- HyGen* (5.1) ---------------------------------------------------------------------------------------------------

@@ -1,31 +1,22 @@
 """HyGen (arXiv 2501.14808) carried to P/D pools: what OOCO's online priority stands for, with HyGen's own rules.
 
 Carried: the two phases of Algorithms 1 and 2 (online first, offline from what the latency budget leaves), the
-regression predictor of Eq. 1 (fitted on profiled batches of each pool's kind, since no batch mixes them), a constant
-budget for an iteration, online requests taking the memory of offline ones, the last admitted first.
+regression predictor of Eq. 1 (fitted on profiled decode steps), a constant budget for an iteration, online requests
+taking the memory of offline ones, the last admitted first.
 
 Not carried, as prompts are prefilled whole on instances of their own: mixed batches, and chunks sized by the budget
 (`baselines/pools.py` says what stands for them); prefix sharing and its fairness ratio (no cache is shared between
-pools). One budget becomes two: a decode step's is a share of the TPOT SLO, a prefill's a share of the TTFT SLO; the
-paper finds its one by a profiler that test-runs the workload, which `ooco-gym capacity` does for these (`tuning`).
+pools). One budget becomes two: a decode step's is a share of the TPOT SLO, a prefill's a share of the TTFT SLO, which
+needs no prediction: a prefill that takes longer is stopped. The paper finds its one budget by a profiler that test-runs
+the workload, which `ooco-gym capacity` does for these (`tuning`).
 Offline prefill is admitted where Algorithm 1 would admit it: with budget and memory left for the request to go on.
 Offline requests that the budget leaves out of a step keep their memory and are skipped (Algorithm 1, line 8).
 Of several classes of online requests, the SLO that both are shares of is the tightest.
 """
 
-from baselines.hygen_predictor import decode_profile, fit_pool, prefill_profile
-from baselines.pools import (
-    PREFILL_PARAMS,
-    batch_with,
-    decode_instances,
-    first_resident,
-    load_with,
-    no_online_request,
-    route_online,
-    stop_beyond,
-)
+from baselines.hygen_predictor import trained_on_decodes
+from baselines.pools import PREFILL_PARAMS, decode_instances, first_resident, load_with, route_online, stop_beyond
 from ooco_gym.compile import inner
-from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, decodable, length, tpot_bound, write_urgent
@@ -34,20 +25,15 @@ from ooco_gym.sim import state as s
 PARAMS = (
     Param("decode_share", "latency budget of a decode step, share of the TPOT SLO (4.2 profiles it)", 0.01, 2.0),
     Param("prefill_share", "latency budget of an offline prefill iteration, share of the TTFT SLO", 0.0, 2.0),
-    Param("long_prefill", "an offline prompt beyond that budget", choices=("chunks", "idle")),
     Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
     *PREFILL_PARAMS,
-    Param("fitted", "whether the coefficients below stand; 0: fitted on profiled batches", 0, 1),
-    Param("decode_base_ps", "predictor, decode: intercept"),
+    Param("decode_base_ps", "predictor: intercept; all four 0: fitted on profiled batches"),
     Param("decode_token_ps", "for each token of context (S_d)"),
     Param("decode_square_ps", "for their sum squared (S_d^2)"),
     Param("decode_request_ps", "for each request (N_d)"),
-    Param("prefill_base_ps", "predictor, prefill: intercept"),
-    Param("prefill_token_ps", "for each new token (S_p)"),
-    Param("prefill_square_ps", "for their sum squared (S_p^2)"),
-    Param("prefill_request_ps", "for each request (N_p)"),
 )
 P = slots(PARAMS)
+COEFFICIENTS = ("decode_base_ps", "decode_token_ps", "decode_square_ps", "decode_request_ps")
 
 
 # --- The predictor (4.2, Eq. 1) -------------------------------------------------------------------------------------
@@ -62,23 +48,9 @@ def decode_ps(state, batch, context):
 
 
 @inner
-def prefill_ps(state, prompts, tokens):
-    """Predicted latency of a prefill iteration of `prompts` with `tokens` in all, in ps."""
-    p = state.params
-    return (p[P.prefill_base_ps] + p[P.prefill_token_ps] * tokens + p[P.prefill_square_ps] * tokens * tokens
-            + p[P.prefill_request_ps] * prompts)
-
-
-@inner
 def decode_budget(state, instance):
     """Latency budget of a step on a decode instance, in ps."""
     return state.params[P.decode_share] * tpot_bound(state, instance)
-
-
-@inner
-def prefill_budget(state):
-    """Latency budget of an offline prefill, in ps."""
-    return state.params[P.prefill_share] * state.config.default_ttft_ps
 
 
 # --- Admission: Algorithm 1, lines 13 to 29, in the offline phase ---------------------------------------------------
@@ -106,37 +78,20 @@ def route(view):
     return decode_instance_for(view.state, view.request) if chosen == s.STAY else chosen
 
 
-@inner
-def first_within_budget(state, instance, candidates):
-    """The first candidate whose prefill keeps the budget; HOLD if none. Where prompts go in chunks, or no online
-    request is in the cluster, that is the head."""
-    if state.params[P.long_prefill] == 0 or no_online_request(state):
-        return 0
-    for i in range(candidates.size):
-        size, tokens = batch_with(state, instance, candidates[i])
-        if prefill_ps(state, size, tokens) <= prefill_budget(state):
-            return i
-    return s.HOLD
-
-
 @hook(GATE)
 def gate(view):
-    """First come, first served: the first whose prefill keeps the budget starts, if it could go on decoding."""
+    """First come, first served: the first starts, if it could go on decoding."""
     state = view.state
-    if state.push_queues[s.OFFLINE].head >= 0:
+    if state.push_queues[s.OFFLINE].head >= 0 or decode_instance_for(state, view.candidates[0]) == s.WAIT:
         return s.HOLD
-    chosen = first_within_budget(state, view.instance, view.candidates)
-    if chosen == s.HOLD or decode_instance_for(state, view.candidates[chosen]) == s.WAIT:
-        return s.HOLD
-    return chosen
+    return 0
 
 
 @hook(INTERRUPT)
 def end_chunk(view):
     """An online arrival waits for offline prefill no longer than its budget; what was computed is kept."""
-    if view.state.params[P.long_prefill] == 1:
-        return s.KEEP
-    return stop_beyond(view.state, view.instance, prefill_budget(view.state))
+    state = view.state
+    return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.config.default_ttft_ps)
 
 
 # --- The decode batch: Algorithm 1, lines 6 to 12 -------------------------------------------------------------------
@@ -169,30 +124,13 @@ def fill(view):
     return count
 
 
-def fit_decode(facts):
-    """HyGen's predictor of decode steps, fitted to the decode instances (`hygen_predictor.Fit`)."""
-    most_ps = 2.0 * facts.tpot_s * s.PS_PER_S
-    return fit_pool(decode_profile(facts.strict, most_ps, facts.mean_context_tokens, facts.max_batch))
-
-
-def fit_prefill(facts, tokens):
-    """HyGen's predictor of prefill iterations of up to `tokens`, or of one longer prompt, on the relaxed instances."""
-    return fit_pool(prefill_profile(facts.relaxed, tokens))
-
-
-COLUMNS = ("base", "token", "square", "request")
-
-
 def prepare(policy, facts):
-    """Fits the predictor (4.2), unless its coefficients are given."""
-    if policy.values["fitted"] == 1:
-        if not any(policy.values[f"{phase}_{column}_ps"] for phase in ("prefill", "decode") for column in COLUMNS):
-            raise UserError("hygen_pd: fitted=1 says that the coefficients are given, but all are 0; give them, or "
-                            "fitted=0")
+    """Fits the predictor to the decode instances (4.2), unless its coefficients are given."""
+    if any(policy.values[name] for name in COEFFICIENTS):
         return {}
-    fits = {"decode": fit_decode(facts), "prefill": fit_prefill(facts, int(policy.values["prefill_tokens"]))}
-    return {"fitted": 1} | {f"{phase}_{name}_ps": float(number) for phase, found in fits.items()
-                            for name, number in zip(COLUMNS, found.coefficients, strict=True)}
+    most_ps = 2.0 * facts.tpot_s * s.PS_PER_S
+    found = trained_on_decodes(facts.strict, most_ps, facts.mean_context_tokens, facts.max_batch)
+    return {name: float(number) for name, number in zip(COEFFICIENTS, found, strict=True)}
 
 
 policy = Policy("hygen_pd", PARAMS, route=route, interrupt=end_chunk, gate=gate, compose=fill, prepare=prepare)

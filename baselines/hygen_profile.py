@@ -4,13 +4,9 @@ An SLO is a metric of online service with a tolerance: by how much it may exceed
 profiler test-runs the workload and finds by binary search the largest setting under which every SLO holds: HyGen's
 latency budget of an iteration, or HyGen*'s rate of offline requests.
 
-With `profile` protocol the promise is not the paper's but this project's (docs/protocol.md): the largest setting under
-which at most `profile_violations` of the online requests violate, in the mean of the test runs. Under a promise that
-other policies are judged by, HyGen is at its best with that one.
-
 Whether the paper's profiler saw the hour that it was then measured on is not said. Here it does not: the test runs have
 seeds of their own, `profile_seed` and those after it, windows of at most `profile_duration_s`, and an SLO holds if it
-does in each of `profile_windows` of them. With `profile_seed` -1 the one test run is the measured one's own.
+does in each of `profile_windows` of them.
 
 A trace file is the same under every seed. Its test runs have windows of their own besides: those just before the
 measured one, the nearest first, then those just after it; there are fewer where the file has fewer. Where it has none,
@@ -22,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -39,38 +35,17 @@ if TYPE_CHECKING:
 Played = TypeVar("Played", "Scenario", "ResolvedScenario")
 METRICS = {"mean_ttft": "ttft_mean_s", "p99_ttft": "ttft_p99_s", "mean_tbt": "itl_mean_s", "p99_tbt": "itl_p99_s"}
 AUTO = -1.0  # a setting that the profiler finds
-OWN_SEED = -1
 PROFILE_PARAMS = (
     Param("slo_metric", "metric of online service that the profiler protects", choices=tuple(METRICS)),
     Param("tolerance", "by how much, as a share, it may exceed its value without offline work", 0.0, 1000.0),
     Param("second_metric", "a second SLO to keep besides (Figure 11)", choices=("none", *METRICS)),
     Param("second_tolerance", "its tolerance", 0.0, 1000.0),
-    Param("profile_seed", "first seed of the profiler's test runs; -1: the run's own", -1, 2**31),
+    Param("profile_seed", "first seed of the profiler's test runs", 0, 2**31),
     Param("profile_windows", "test runs, of a seed each, in all of which an SLO must hold", 1, 100),
     Param("profile_duration_s", "longest window of a test run, seconds", 1.0, 1e7),
     Param("profile_steps", "halvings of the profiler's search", 1, 40),
-    Param("profile", "what is promised: the SLOs above, or the protocol's share of violations",
-          choices=("relative", "protocol"), default="relative"),
-    Param("profile_violations", "share of online requests that may violate, with the protocol's", 0.0, 1.0,
-          default=0.03),
 )
-
 PROFILE_NAMES = frozenset(param.name for param in PROFILE_PARAMS)
-
-
-class Slo(NamedTuple):
-    """An online metric and by how much it may exceed its value without offline work."""
-
-    metric: str
-    tolerance: float
-
-
-def slos_of(values: Mapping[str, Any]) -> tuple[Slo, ...]:
-    """The SLOs that a policy's values name."""
-    slos = [Slo(values["slo_metric"], float(values["tolerance"]))]
-    if values["second_metric"] != "none":
-        slos.append(Slo(values["second_metric"], float(values["second_tolerance"])))
-    return tuple(slos)
 
 
 def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> float:
@@ -91,9 +66,11 @@ def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> 
     return math.inf if now is None or shared["finished"] < min(kept, quiet["finished"]) else now / before - 1.0
 
 
-def keeps(slos: tuple[Slo, ...], shared: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether a run keeps all SLOs beside one without offline work."""
-    return all(excess(one.metric, shared["online"], before["online"]) <= one.tolerance for one in slos)
+def keeps(values: Mapping[str, Any], shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> bool:
+    """Whether the `online` figures of a run keep a policy's SLOs beside those of one without offline work."""
+    return all(excess(values[f"{which}_metric"], shared, quiet) <= values[tolerance]
+               for which, tolerance in (("slo", "tolerance"), ("second", "second_tolerance"))
+               if values[f"{which}_metric"] != "none")
 
 
 def largest_that_holds(holds: Callable[[float], bool], highest: float, steps: int) -> float:
@@ -116,27 +93,18 @@ def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str,
 
     Args:
         name: of the parameter; at 0 it lets no offline work in, and at infinity any.
-        values: of the policy: its SLOs, `profile`, `profile_violations` and `profile_steps`.
+        values: of the policy: its SLOs and `profile_steps`.
         highest: where the search begins, from the summary of a run without bound.
         run: summary of a test run with the parameter at a value.
-        trials: what is test-run; an SLO must hold in all of them, the protocol's in their mean.
+        trials: what is test-run; an SLO must hold in all of them.
     """
-    slos = slos_of(values)
-
     def holds(value: float) -> bool:
-        if values["profile"] == "protocol":
-            return violations([run(trial, value) for trial in trials]) <= float(values["profile_violations"])
-        return all(keeps(slos, run(trial, value), run(alone(trial), math.inf)) for trial in trials)
+        return all(keeps(values, run(one, value)["online"], run(alone(one), math.inf)["online"]) for one in trials)
 
     ceiling = highest(run(trials[0], math.inf))
     if holds(math.inf):
         return {name: ceiling}
     return {name: largest_that_holds(holds, ceiling, int(values["profile_steps"]))}
-
-
-def violations(runs: Sequence[Mapping[str, Any]]) -> float:
-    """Mean share of online requests that violate, over some runs; of one without any, none."""
-    return float(np.mean([one["online"]["violation_rate"] or 0.0 for one in runs]))
 
 
 def alone(scenario: Played) -> Played:
@@ -150,8 +118,6 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
     length_s = min(known.duration_s, float(values["profile_duration_s"]))
     shorter = scenario.with_(duration_s=length_s)
     first, count = int(values["profile_seed"]), int(values["profile_windows"])
-    if first == OWN_SEED:
-        return [shorter]
     if not scenario.from_file:
         return [shorter.with_(seed=first + i) for i in range(count)]
     start_s = known.start_s
@@ -165,17 +131,10 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
 
 
 def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: float, most: int) -> list[float]:
-    """Where windows of a workload's trace files begin in which each file has a request, other than a measured one.
+    """Where up to `most` windows of `length_s` begin in which each trace file of a workload has a request.
 
-    Args:
-        workload: resolved.
-        start_s: start of the measured window, seconds from the first request.
-        duration_s: its length.
-        length_s: theirs.
-        most: how many are wanted.
-
-    Returns:
-        Up to `most` of them: back to back before the measured window, the nearest first, then on from its end.
+    They lie back to back before the measured one (`start_s` from the first request, `duration_s` long), the nearest
+    first, then on from its end.
     """
     files = workload.files
     before, until_s = int(start_s // length_s), min(file.last_s for file in files)

@@ -17,12 +17,9 @@ that it will hold: reference worth over remaining output times (context + remain
 is of scenarios with a length predictor (`lengths`, docs/use.md). Without one all outputs are believed alike,
 and the shortest prompt comes first, but for requests that return.
 
-*Learned* (ours), a row of weights for each of three decisions. `start`: the left side gains z, the weights times the
-figures of memory, of how many decode and wait, how fast online requests arrive, how much is evicted. `evict`, `pull`:
-each resident is worth its weights times its own figures (`RESIDENT`), and 1 more where `slack` chooses it; the one that
-is worth most is evicted, and those worth more than 1/2 are pulled, best first, while the step's bound and the grown
-memory hold them. A row of zeros decides as without it. With `reserve` and `gate_growth` 0, `choose=first` and no
-weights every decision is that of `slack`, exactly.
+*Learned* (ours): the left side gains z, the weights times the figures of memory, of how many decode and wait, how fast
+online requests arrive, how much is evicted. With `reserve` and `gate_growth` 0, `choose=first` and no weights every
+decision is that of `slack`, exactly.
 
 Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is worth: docs/learned.md.
 """
@@ -30,28 +27,14 @@ Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is wo
 import math
 from dataclasses import replace
 
-import numpy as np
-
-from baselines.ooco import evict as evict_by_length
-from baselines.ooco import fullest_relaxed
 from baselines.ooco import gate as cost_gate
 from baselines.ooco_variants import PARAMS as SLACK_PARAMS
-from baselines.ooco_variants import growing_blocks, pull_what_fits_grown, slack
+from baselines.ooco_variants import growing_blocks, slack
 from ooco_gym.compile import inlined, inner
-from ooco_gym.policy.decisions import EVICT, GATE, PULL, hook
-from ooco_gym.policy.lengths import believed_remaining, believed_spread, density
+from ooco_gym.policy.decisions import GATE, hook
+from ooco_gym.policy.lengths import density
 from ooco_gym.policy.policy import Param, slots
-from ooco_gym.policy.rules import (
-    blocks_for,
-    decodable,
-    flush,
-    flush_totals,
-    length,
-    predict_decode,
-    saturated_batch,
-    sort_ascending,
-    tpot_bound,
-)
+from ooco_gym.policy.rules import blocks_for, decodable, flush_totals, is_weighted, length
 from ooco_gym.policy.weights import Layout
 from ooco_gym.sim import state as s
 
@@ -65,15 +48,7 @@ P = slots(PARAMS)
 DENSITY = 1  # of choose
 COLUMNS = ("free", "growth", "prompt", "residents", "waiting", "returned", "evicted", "strict_free", "rate_10s",
            "rate_60s", "constant")
-# Of a resident: logarithms of its context, of the output tokens that it has and that it is believed to generate yet, of
-# how far that may be off, and of what it is worth for the memory that it will hold; how often it was evicted; its
-# context where the batch saturates compute; whether it joined last. Then the constant, as of COLUMNS.
-RESIDENT = ("context", "generated", "left", "spread", "density", "evictions", "saturated", "last")
-LAYOUT = Layout(("start", "evict", "pull"), (*COLUMNS[:-1], *RESIDENT, COLUMNS[-1]))
-START, EVICTED, PULLED = (place * len(LAYOUT.columns) for place in range(3))  # where the weights of a row begin
-FIRST = len(COLUMNS) - 1  # of RESIDENT's, in a row
-CONSTANT = len(LAYOUT.columns) - 1
-WORTH = 1e6  # whole numbers to each unit of worth, to sort by
+LAYOUT = Layout(("start",), COLUMNS)
 KILO = math.log(1000.0)
 SOME_RATE = 0.1  # requests a second, added to a rate before its logarithm is taken
 
@@ -109,34 +84,7 @@ def weigh(state, instance, slot, free, prompt):
     z += w[6] * seen.offline_evicted_share + w[7] * strict_free(state)
     z += w[8] * math.log((seen.online_rate_fast + SOME_RATE) / rate)
     z += w[9] * math.log((seen.online_rate_minute + SOME_RATE) / rate)
-    return z + w[CONSTANT]
-
-
-@inner
-def has_weights(state, row):
-    """Whether some weight of a row is not 0."""
-    for place in range(row, min(row + CONSTANT + 1, state.weights.size)):
-        if state.weights[place] != 0.0:
-            return True
-    return False
-
-
-@inner
-def worth(state, row, slot, saturation, last):
-    """What the weights of a row make of a resident of a flushed instance."""
-    w, request = state.weights[row + FIRST:row + CONSTANT + 1], state.requests[slot]
-    context = math.log(1.0 + length(state, slot)) / KILO
-    z = w[0] * context + w[1] * math.log(1.0 + request.generated_tokens) / KILO
-    z += w[2] * math.log(believed_remaining(state, slot)) / KILO
-    z += w[3] * math.log(1.0 + believed_spread(state, slot)) / KILO
-    z += w[4] * math.log(density(state, slot)) / KILO + w[5] * math.log(1.0 + request.evictions)
-    return z + w[6] * context * saturation + w[7] * last + w[8]
-
-
-@inner
-def saturation_of(state, instance):
-    """Offline and online requests that decode on an instance, over those that saturate its compute; at most 2."""
-    return min(2.0, state.instances[instance].decodable / max(1.0, float(saturated_batch(state, instance))))
+    return z + w[10]
 
 
 @inner
@@ -168,82 +116,10 @@ def start_what_lasts(view):
     free, prompt = (spec.free_blocks - need) / total, need / total
     added = state.params[P.gate_growth] * growth_share(state, instance) * (residents + 1) / residents
     margin = free - added - state.params[P.reserve]
-    if not has_weights(state, START):
+    if not is_weighted(state):
         return answer if margin >= 0.0 else s.HOLD_UNTIL_CHANGE
     # Rates and strict instances change by time alone: a learned gate is asked again at each step.
     return answer if margin + weigh(state, instance, slot, free, prompt) >= 0.0 else s.HOLD
 
 
-@hook(EVICT, flushes=True)
-def evict_by_worth(view):
-    """The one that `slack` evicts, unless the weights make more of another."""
-    state, instance = view.state, view.instance
-    best = evict_by_length(view)
-    if best < 0 or not has_weights(state, EVICTED):
-        return best
-    flush(state, instance)
-    chosen, most, saturation = best, -math.inf, saturation_of(state, instance)
-    for i in range(view.candidates.size):
-        last = 1.0 if i == view.candidates.size - 1 else 0.0
-        value = worth(state, EVICTED, view.candidates[i], saturation, last) + (1.0 if i == chosen else 0.0)
-        if value > most:
-            best, most = i, value
-    return best
-
-
-@inner
-def order_by_worth(state, instance, source, chosen):
-    """Writes the decoding offline requests of an instance that are worth a pull to State.scratch[1], best first.
-
-    Returns how many. State.picks holds the `chosen` ones of `slack`.
-    """
-    saturation, count = saturation_of(state, instance), 0
-    for i in range(state.instances[source].offline_members):
-        slot = np.int64(state.members[s.OFFLINE, source, i])
-        if state.requests[slot].status != s.RESIDENT:
-            continue
-        value = worth(state, PULLED, slot, saturation, 0.0)
-        for k in range(chosen):
-            if state.picks[k] == slot:
-                value += 1.0
-        if value > 0.5:
-            state.scratch[0, count], state.scratch[1, count] = np.int64(-WORTH * min(value, WORTH)), slot
-            count += 1
-    sort_ascending(state.scratch[0], state.scratch[1], count)
-    return count
-
-
-@hook(PULL, flushes=True)
-def pull_by_worth(view):
-    """What `slack` pulls, unless the weights make more of others, within the same bounds of a step and of memory."""
-    state, instance = view.state, view.instance
-    answer = pull_what_fits_grown(view)
-    spec = state.instances[instance]
-    if not has_weights(state, PULLED) or spec.all_included == 0 or spec.arriving_pulls > 0:
-        return answer
-    source = fullest_relaxed(state)
-    if source < 0:
-        return 0
-    flush(state, source)
-    flush(state, instance)
-    count = order_by_worth(state, instance, source, max(answer, 0))
-    batch = spec.running + spec.arriving
-    context = decodable(state, instance, s.URGENT)[1] + decodable(state, instance, s.OFFLINE)[1] + spec.arriving_context
-    bound = int((state.params[P.slo_margin] - state.params[P.pull_margin]) * tpot_bound(state, instance))
-    horizon = state.params[P.growth] * state.observed.offline_output_mean
-    free = spec.free_blocks - (growing_blocks(state, instance, horizon) if horizon > 0.0 else 0)
-    kept, most = 0, int(state.params[P.max_pull])
-    for i in range(count):
-        slot = state.scratch[1, i]
-        tokens = length(state, slot)
-        need = blocks_for(state, tokens + 1 + int(horizon))
-        if kept == most or predict_decode(state, instance, batch + 1, context + tokens) > bound:
-            break
-        if need <= free:
-            state.picks[kept] = slot
-            kept, free, batch, context = kept + 1, free - need, batch + 1, context + tokens
-    return kept if kept > 0 else s.FULL
-
-
-policy = replace(slack, name="memory_gate", params=PARAMS, gate=start_what_lasts, evict=evict_by_worth,
-                 pull=pull_by_worth, layout=LAYOUT)
+policy = replace(slack, name="memory_gate", params=PARAMS, gate=start_what_lasts, layout=LAYOUT)

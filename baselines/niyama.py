@@ -25,8 +25,8 @@ tokens run from the first token (`due_from=first_token`), since that is what TPO
 the TTFT deadline (`due_from=arrival`; in their code from a first token that is later), so that a first token that comes
 early is slack to be spent. Where memory is
 short, which the paper does not treat, a request waits until its whole context fits, and a decode takes it from the last
-admitted (`preempted=recompute` or swap: the online request that is next takes memory and seat from offline ones). Of
-the waiting requests of a class the first `candidates` are looked at: online ones by arrival, offline ones by priority.
+admitted (`preempted=recompute`: the online request that is next takes memory and seat from offline ones). Of the
+waiting requests of a class the first 64 are looked at: online ones by arrival, offline ones by priority.
 """
 
 import numpy as np
@@ -71,14 +71,14 @@ PARAMS = (
     Param("due_from", "what token deadlines of online requests run from", choices=("first_token", "arrival")),
     Param("relegation", "whether prefills that will miss their deadline go behind all others", choices=("on", "off")),
     Param("hints", "whether offline requests are relegated before online ones", choices=("on", "off")),
-    Param("preempted", "whether offline requests keep their memory when an online one needs it, or what becomes of it",
-          choices=("retain", "recompute", "swap")),
-    Param("candidates", "waiting requests of a class that are looked at", 1, 1_000_000),
+    Param("preempted", "whether offline requests keep their memory when an online one needs it, or compute it again",
+          choices=("retain", "recompute")),
     Param("output_window", "past requests whose output lengths are known", 1, 100_000),
     Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
 )
 P = slots(PARAMS)
 FROM_ARRIVAL, OFF, RETAIN = 1, 1, 0  # of due_from; of relegation and hints; of preempted
+CANDIDATES = 64  # waiting requests of a class that are looked at
 NEWEST = 0.005  # weight of an iteration in the moving mean of prefill throughput
 # Places of State.memory: prefill throughput in tokens a ps, tokens of the last iteration's prefills, the decode length
 # that offline requests are expected to have, and how many had finished when it was worked out.
@@ -214,7 +214,7 @@ def better(state, instance, slot, best, pressed):
 @inner
 def best_online(state, instance):
     """The waiting online request that goes first, or -1."""
-    best, slot, left = np.int64(-1), np.int64(state.instances[instance].online_head), int(state.params[P.candidates])
+    best, slot, left = np.int64(-1), np.int64(state.instances[instance].online_head), CANDIDATES
     while slot >= 0 and left > 0:
         best = better(state, instance, slot, best, False)
         slot = np.int64(state.requests[slot].next)
@@ -226,7 +226,7 @@ def best_online(state, instance):
 def best_offline(state, instance, pressed):
     """The waiting offline request that goes first, or -1: by priority the first that is in time, else the first."""
     first = np.int64(next_in_order(state, instance, 0))
-    slot, left = first, int(state.params[P.candidates])
+    slot, left = first, CANDIDATES
     while slot >= 0 and left > 0 and not pressed:
         if not will_violate(state, instance, slot):
             return slot
@@ -259,7 +259,7 @@ def clear_for_online(state, instance):
     """Takes memory and seat for the online request that is next from offline ones, unless these retain theirs."""
     slot = best_online(state, instance) if state.params[P.preempted] != RETAIN else np.int64(-1)
     if slot >= 0:
-        make_place(state, instance, slot, ONLINE_CLASS, 0, 0, np.int64(state.params[P.preempted]) - 1)
+        make_place(state, instance, slot, ONLINE_CLASS, 0, 0, RECOMPUTE)
 
 
 # --- Dynamic chunking (Algorithm 1) ---------------------------------------------------------------------------------
@@ -272,9 +272,8 @@ def give_chunk(state, instance, sums, slot, left, least, until_ps):
     if tokens <= 0:
         return np.int64(0)
     if state.requests[slot].status == RESIDENT:
-        how = np.int64(max(RECOMPUTE, state.params[P.preempted] - 1))
         kind = OFFLINE_CLASS if state.params[P.preempted] == RETAIN else np.int64(state.requests[slot].urgent)
-        return np.int64(schedule_chunk(state, instance, slot, tokens, kind, how))
+        return np.int64(schedule_chunk(state, instance, slot, tokens, kind, RECOMPUTE))
     return np.int64(admit(state, instance, slot, tokens))
 
 
@@ -315,7 +314,7 @@ def create_batch(view):
     """CREATE_BATCH: all decodes, and prefills within their slack."""
     state, instance = view.state, view.instance
     note_throughput(state, instance)
-    how, most = np.int64(max(RECOMPUTE, state.params[P.preempted] - 1)), np.int64(1 << 40)
+    how, most = np.int64(RECOMPUTE), np.int64(1 << 40)
     sums, _ = schedule_decodes(state, instance, NO_SUMS, most, ONLINE_CLASS, NEVER, how)
     clear_for_online(state, instance)
     sums, _ = schedule_decodes(state, instance, sums, most, OFFLINE_CLASS, NEVER, how)

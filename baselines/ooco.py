@@ -3,7 +3,8 @@
 Section 3.4 in order: preemption and eviction (3.4.1), gating (3.4.2), migration (3.4.3, Algorithm 1) and mixed decoding
 selection (3.4.4, Algorithm 2). Where the paper is silent, the choice is ours and a parameter: the margins on the TPOT
 SLO, K, the number of requests in one pull, the gate's cost model (the paper gives none), which requests are
-deferred on overload, the rule that tells a compute bottleneck (batch size against `bs_sat`).
+deferred on overload, the rule that tells a compute bottleneck (batch size against `bs_sat`). Algorithm 2 goes on
+drawing after a request that does not fit, as it is printed; its text may be read as stopping there.
 
 Of several classes of online requests, the SLO of an instance's steps is the tightest.
 """
@@ -40,10 +41,8 @@ PARAMS = (
     Param("slo_margin", "share of the TPOT SLO that a strict step may fill: the S of Algorithms 1 and 2", 0.01, 2.0),
     Param("pull_margin", "pulls stop this share of the SLO below `slo_margin` (3.4.3: 'with some margin')", 0.0, 1.0),
     Param("random_tries", "K of Algorithm 2: offline requests drawn at random before the shortest are added", 0, 4096),
-    Param("stop_on_first_fail", "Algorithm 2 as its text has it: stop drawing at the first that does not fit", 0, 1),
     Param("max_pull", "requests in one pull (Algorithm 1 leaves the number open)", 1, 1024),
     Param("interrupt", "3.4.1: stop offline work for an online arrival", choices=("always", "slack", "never")),
-    Param("interrupt_decode", "whether offline decode is interrupted too, or only prefill", 0, 1),
     Param("slack_factor", "interrupt=slack: predicted TTFT is stretched by this before comparing", 0.0, 100.0),
     Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
     Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
@@ -82,12 +81,9 @@ def first_token_at_risk(state, instance, slot, factor):
 @hook(INTERRUPT, flushes=True)
 def preempt(view):
     """An online arrival stops offline work at the next layer boundary: always (the paper), or if its TTFT needs it."""
-    state, spec = view.state, view.state.instances[view.instance]
-    mode = state.params[P.interrupt]
-    if mode == 2 or (spec.activity == s.DECODE and state.params[P.interrupt_decode] == 0):
-        return s.KEEP
-    if mode == 0:
-        return s.STOP
+    state, mode = view.state, view.state.params[P.interrupt]
+    if mode != 1:
+        return s.STOP if mode == 0 else s.KEEP
     return s.STOP if first_token_at_risk(state, view.instance, view.request, state.params[P.slack_factor]) else s.KEEP
 
 
@@ -271,8 +267,6 @@ def add_offline(state, instance, count, context, bound):
             state.picks[count] = slot
             count += 1
             context += more
-        elif state.params[P.stop_on_first_fail] == 1:
-            return count
     if predict_decode(state, instance, count, context) >= bound:
         return count
     for i in range(left):

@@ -13,11 +13,11 @@ long as no request is known to join after it that would wait for its end.
 from dataclasses import replace
 
 from baselines.ooco import PARAMS as OOCO_PARAMS
-from baselines.ooco import mix, mix_within, preempt
+from baselines.ooco import mix, mix_within
 from baselines.ooco import policy as ooco
 from baselines.ooco import pull as algorithm_1
 from ooco_gym.compile import inner
-from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, hook
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, PULL, hook
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.policy.rules import all_fit, blocks_for, flush, length, tpot_bound
 from ooco_gym.sim import state as s
@@ -26,9 +26,7 @@ from ooco_gym.sim.costs import random_below
 PARAMS = (*OOCO_PARAMS,
           Param("growth", "mean lengths by which all must be able to grow after a pull; 0: Algorithm 1", 0.0, 100.0),
           Param("bank", "times the TPOT SLO that a step may take at most, where all online requests are ahead of their "
-                "deadlines; 0: Algorithm 2's bound", 0.0, 100.0),
-          Param("shorten", "which steps keep to Algorithm 2's bound for all that: those before a known join, or none",
-                choices=("join", "never")))
+                "deadlines; 0: Algorithm 2's bound", 0.0, 100.0))
 P = slots(PARAMS)
 GATE_STREAM = 2  # of `random`'s draws
 
@@ -68,12 +66,6 @@ def growing_blocks(state, instance, horizon):
     tokens = (offline * min(horizon, share * state.observed.offline_output_mean)
               + online * min(horizon, share * state.observed.online_output_mean))
     return int(tokens) // state.config.block_tokens + 1
-
-
-@hook(INTERRUPT, flushes=True)
-def stop_if_late(view):
-    """Offline work is stopped only if the arrival's first token would be late otherwise (unless told otherwise)."""
-    return preempt(view)
 
 
 @hook(PULL, flushes=True)
@@ -127,7 +119,7 @@ def spend_what_is_ahead(view):
     if all_fit(state, instance, plain):
         return s.ALL
     bound = plain
-    if state.params[P.shorten] == 1.0 or not online_request_joins(state, instance):
+    if not online_request_joins(state, instance):
         flush(state, instance)
         bound = max(plain, int(state.params[P.slo_margin] * min(
             state.params[P.bank] * limit, ahead_ps(state, instance))))
@@ -136,5 +128,4 @@ def spend_what_is_ahead(view):
     return answer
 
 
-slack = replace(ooco, name="slack", params=PARAMS, interrupt=stop_if_late, compose=spend_what_is_ahead,
-                pull=pull_what_fits_grown)
+slack = replace(ooco, name="slack", params=PARAMS, compose=spend_what_is_ahead, pull=pull_what_fits_grown)

@@ -4,8 +4,8 @@ Against `ooco`: offline prefill is admitted while running plus waiting offline r
 offline prefill is interrupted, never decode; the strict batch is filled in queue order up to 0.98 of the TPOT SLO,
 online requests included; the back of the offline queue is evicted; a pull asks for one request at a time, at least
 100 ms apart, by one length formula that covers Algorithm 1's three branches, round-robin over the relaxed instances.
-The engine passes the SLO in milliseconds where seconds are meant, so that its pulls are limited by memory alone;
-`slo_unit_bug` brings that back. Of several classes of online requests, the TPOT SLO is the tightest.
+Not taken over: the engine passes the SLO in milliseconds where seconds are meant, so that its pulls are limited by
+memory alone. Of several classes of online requests, the TPOT SLO is the tightest.
 """
 
 from ooco_gym.compile import inner
@@ -16,11 +16,10 @@ from ooco_gym.policy.rules import (
     blocks_for,
     decodable,
     flush,
-    least_backlog,
     length,
-    lightest_strict,
     longest_that_fits,
     predict_decode,
+    route_by_class,
     saturated_batch,
     tpot_bound,
     write_urgent,
@@ -33,8 +32,6 @@ PARAMS = (
     Param("pull_memory_share", "pull while less than this share of the KV memory is in use", 0.0, 1.0),
     Param("pull_latency_share", "pull while the last step took less than this share of the TPOT SLO", 0.0, 2.0),
     Param("pull_interval_s", "shortest time between two pull signals of one instance", 0.0, 3600.0),
-    Param("slo_unit_bug", "1: lengths are asked for as if the SLO were 1000 times longer, as the engine does", 0, 1),
-    Param("service_routing", "arrivals and pushes", choices=("slo_aware", "round_robin")),
     Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
     Param("layer_resume", "an interrupted prefill goes on at the layer reached; the engine starts it over", 0, 1),
@@ -44,19 +41,8 @@ P = slots(PARAMS)
 
 @hook(ROUTE)
 def route(view):
-    """The service layer: least predicted prefill backlog, first strict instance that keeps the TPOT; or round robin."""
-    state, request = view.state, view.state.requests[view.request]
-    arriving = request.status < s.WAITING
-    if not arriving and not request.urgent:
-        return s.STAY
-    relaxed = state.config.relaxed_count
-    if state.params[P.service_routing] == 1:
-        if arriving:
-            return view.request % relaxed
-        return relaxed + view.request % (state.instances.size - relaxed)
-    if arriving:
-        return least_backlog(state, request.urgent)
-    return lightest_strict(state, view.request, state.config.default_tpot_ps)
+    """The service layer: least predicted prefill backlog, first strict instance that keeps the TPOT."""
+    return route_by_class(view.state, view.request, view.state.config.default_tpot_ps)
 
 
 @hook(INTERRUPT)
@@ -167,9 +153,8 @@ def pull(view):
         return 0
     flush(state, source)
     group = max(saturated_batch(state, instance) - batch, 1)
-    asked = slo * 1000 if state.params[P.slo_unit_bug] == 1 else slo
     free_tokens = spec.free_blocks * state.config.block_tokens
-    preferred = max(0, longest_that_fits(state, instance, batch, context, group, asked, free_tokens // group))
+    preferred = max(0, longest_that_fits(state, instance, batch, context, group, slo, free_tokens // group))
     return pick_one(state, source, spec.free_blocks, preferred)
 
 

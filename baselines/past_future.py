@@ -16,9 +16,9 @@ behaviour study's 1,000; the reserve is 5 % and 3 %. At the start the window hol
 they are drawn from what the scenario's length predictor lets one believe (`ooco_gym.policy.lengths`).
 
 What LightLLM's own engine does beside it (prefills alone, every tenth step) is not part of it: all else is vLLM's V1
-schedule by class (`vllm_priority`), where the paper has one class. `interval` iterations lie between two looks at the
-queue; LightLLM looks after every ten steps, here after each. `history` keeps the lengths of online and offline requests
-apart: the paper's history is that of one service.
+schedule by class (`vllm_priority`), where the paper has one class. LightLLM looks at the queue after every ten steps,
+here after each. `outputs_by_class` keeps the lengths of online and offline requests apart: the paper's history is that
+of one service.
 
 Ours: prompts are computed in chunks beside decodes, so that a request's remaining steps count those of its prompt and
 of those before it; blocks count as whole ones. Both err on the safe side: with exact lengths and without a shared
@@ -57,12 +57,10 @@ PARAMS = (
     Param("reserve", "share of the memory that predictions leave free", 0.0, 1.0),
     Param("draws", "draws for the whole batch, of which the worst counts, at most", 1, 64),
     Param("draws_in_all", "lengths drawn in all, beyond one for each request", 0, 100_000),
-    Param("interval", "iterations between two looks at the queue", 1, 1_000_000),
 )
 P = slots(PARAMS)
 EXACT, PREDICTED = 1, 2
 LENGTH_STREAM = 3  # of random numbers
-NEXT_LOOK = 0  # place in State.memory: the step from which the queue is looked at again
 
 
 # --- The past (3.1, 3.2) --------------------------------------------------------------------------------------------
@@ -91,13 +89,6 @@ def output_length(state, instance, slot, draw):
 
 # --- The future (3.3) -----------------------------------------------------------------------------------------------
 @inner
-def note(state, count, slot, steps, left):
-    """Adds a request to the batch of the future: its context, and the steps that it will still take."""
-    state.scratch[0, count] = steps + left
-    state.scratch[1, count] = length(state, slot)
-
-
-@inner
 def peak_blocks(state, instance, candidate, draw):
     """Most blocks that the running requests and a waiting one will need at one time, by one draw of their lengths."""
     spec, batch, todo = state.instances[instance], state.members[BATCH, instance], np.int64(0)
@@ -109,7 +100,8 @@ def peak_blocks(state, instance, candidate, draw):
             todo += more
             room = max(1, state.config.max_num_batched_tokens - i)
             steps = (todo + room - 1) // room
-        note(state, i, slot, steps, output_length(state, instance, slot, draw) - state.requests[slot].generated_tokens)
+        left = output_length(state, instance, slot, draw) - state.requests[slot].generated_tokens
+        state.scratch[0, i], state.scratch[1, i] = steps + left, length(state, slot)
     return greatest(state, spec.running + 1)
 
 
@@ -142,10 +134,6 @@ def fits_future(state, instance, candidate):
 @inner
 def admit_predicted(state, instance, budget):
     """Waiting requests are admitted in order while they fit, now and in future. Returns the budget left."""
-    spec, memory = state.instances[instance], state.memory[instance]
-    if spec.running > 0 and spec.steps_begun < memory[NEXT_LOOK]:
-        return budget
-    memory[NEXT_LOOK] = spec.steps_begun + state.params[P.interval]
     while budget > 0:
         slot = np.int64(first_waiting(state, instance))
         if slot < 0 or not fits_whole(state, instance, slot) or not fits_future(state, instance, slot):

@@ -2,8 +2,7 @@
 
 Both are made for one instance that prefills in chunks beside its decodes. Here prompts are prefilled whole, on
 instances of their own. What chunks are for, that online work waits no longer than one iteration's budget, is kept by
-stopping a longer offline prefill at a layer and going on there later (`long_prefill=chunks`, with `layer_resume=1`);
-or such prompts wait until no online request is in the cluster (`idle`).
+stopping a longer offline prefill at a layer and going on there later (`layer_resume=1`).
 """
 
 from ooco_gym.compile import inner
@@ -11,8 +10,9 @@ from ooco_gym.policy.policy import Param
 from ooco_gym.policy.rules import flush, length, route_by_class
 from ooco_gym.sim import state as s
 
+PREFILL_TOKENS = Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000)
 PREFILL_PARAMS = (  # of prefill instances: what the simulator itself reads
-    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    PREFILL_TOKENS,
     Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
 )
 
@@ -34,32 +34,6 @@ def load_with(state, instance, slot):
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context + spec.arriving_context
     return spec.decodable + spec.arriving + 1, context + length(state, slot)
-
-
-@inner
-def no_online_request(state):
-    """Whether no online request is in the cluster."""
-    for instance in range(state.instances.size):
-        spec = state.instances[instance]
-        if spec.online_waiting + spec.urgent_members > 0:
-            return False
-    return True
-
-
-@inner
-def batch_with(state, instance, chosen):
-    """(Prompts, their tokens) of the prefill that would start with `chosen`: filled up in order, within the budget."""
-    tokens, size = length(state, chosen), 1
-    slot = state.instances[instance].offline_head
-    while slot >= 0 and tokens < state.config.prefill_tokens:
-        if slot != chosen:
-            more = length(state, slot)
-            if tokens + more > state.config.prefill_tokens:
-                break
-            tokens += more
-            size += 1
-        slot = state.requests[slot].next
-    return size, tokens
 
 
 @inner

@@ -6,12 +6,10 @@ prefill under way, then waiting requests, first come first served, within one bu
 Sarathi++ adds what HyGen's section 4.1 says of requests and preemption, but no latency budget: two queues, the online
 one first, the offline one with what is left of the budget; online requests take the memory of offline ones.
 
-Left open by the papers, so parameters: the token budget (Sarathi measures 512 and 2048; HyGen names none); whether
-decodes count in it (`decodes_use_chunk`: they do in Sarathi; HyGen's Algorithm 1 as printed takes off prefills only);
-whether a request is admitted once its whole prompt fits, as Sarathi's engine reserves it, or once a chunk fits, as
-HyGen's m counts (`reserve`); and what "maintain their execution state" of preempted offline requests means
-(`preempted`): their KV memory is dropped and computed again, stays (online requests then wait for memory, and only one
-that runs already may take it), or goes to the host and back.
+Read so where the papers leave it open: decodes count in the token budget, as in Sarathi (HyGen's Algorithm 1 as printed
+takes off prefills only); a request is admitted once its whole context fits, as Sarathi's engine reserves it; the KV
+memory of a preempted request is dropped and computed again ("maintain their execution state", HyGen 4.1). Other
+readings: docs/baselines/hygen.md.
 
 Ours: HyGen's memory budget m is what is free, so that decodes are charged as their blocks fill; the victim is the last
 admitted, as in Sarathi's engine.
@@ -22,10 +20,8 @@ from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.latency_budget import decodes
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
-    SWAP,
     admit,
     allocate_slots,
-    fits_chunk,
     fits_whole,
     missing,
     num_free_blocks,
@@ -42,17 +38,12 @@ OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # the requests of a pass: request.u
 # What all of the family share, in these places of State.params.
 FAMILY = (
     Param("chunk_size", "token budget of an iteration: C", 1, 1_000_000),
-    Param("decodes_use_chunk", "decodes count in the token budget", 0, 1),
-    Param("reserve", "memory that a waiting request must find", choices=("prompt", "chunk")),
-    Param("preempted", "what becomes of a preempted offline request's KV memory",
-          choices=("recompute", "retain", "swap")),
     Param("max_num_seqs", "requests that run at once, at most", 1, 65_536),
     Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
 )
 PARAMS = (*FAMILY, Param("offline", "whether offline requests are served at all, or first come first served with the "
                          "online ones (HyGen 5.1 measures pure online serving)", choices=("never", "fcfs")))
 P = slots(PARAMS)
-RETAIN_STATE, SWAP_STATE = 1, 2  # of `preempted`
 
 
 # --- Requests -------------------------------------------------------------------------------------------------------
@@ -86,14 +77,6 @@ def first_waiting(state, instance, kind):
 
 # --- Memory ---------------------------------------------------------------------------------------------------------
 @inner
-def lose(state, instance, place):
-    """The running request at a place loses its memory: an offline one's may go to the host."""
-    request = state.requests[state.members[BATCH, instance, place]]
-    swaps = request.urgent == 0 and state.params[P.preempted] == SWAP_STATE
-    preempt(state, instance, place, SWAP if swaps else RECOMPUTE)
-
-
-@inner
 def preempt_last(state, instance, kind, after):
     """Preempts the request of a class that was admitted last, if behind place `after` and not in the batch yet.
 
@@ -102,7 +85,7 @@ def preempt_last(state, instance, kind, after):
     for place in range(state.instances[instance].running - 1, after, -1):
         request = state.requests[state.members[BATCH, instance, place]]
         if request.num_scheduled_tokens == 0 and (kind == BOTH or request.urgent == kind):
-            lose(state, instance, place)
+            preempt(state, instance, place, RECOMPUTE)
             return True
     return False
 
@@ -125,7 +108,7 @@ def decode(state, instance, slot, kind):
             continue
         place = running_index(state, instance, slot)
         if not preempt_last(state, instance, kind, place):
-            lose(state, instance, place)
+            preempt(state, instance, place, RECOMPUTE)
             return False
     return True
 
@@ -154,17 +137,10 @@ def prefill(state, instance, slot, most, kind):
 @inner
 def begin(state, instance, slot, most, kind):
     """Admits a waiting request with a chunk of at most `most` tokens where memory allows; returns its tokens."""
-    tokens = most
-    while True:
-        if state.params[P.reserve] == 0:
-            fits = fits_whole(state, instance, slot)
-        else:
-            tokens = min(most, num_free_blocks(state, instance) * state.config.block_tokens)
-            fits = tokens > 0 and fits_chunk(state, instance, slot, tokens)
-        if fits:
-            return admit(state, instance, slot, tokens)
-        if state.params[P.preempted] == RETAIN_STATE or not preempt_offline(state, instance, kind):
+    while not fits_whole(state, instance, slot):
+        if not preempt_offline(state, instance, kind):
             return 0
+    return admit(state, instance, slot, most)
 
 
 # --- Stall-free batching (Sarathi-Serve, Algorithm 3) ---------------------------------------------------------------
@@ -178,7 +154,7 @@ def serve(state, instance, kind, chunk, entries):
     for i in range(count):
         slot = state.scratch[0, i]
         if runs(state, slot) and decodes(state, slot) and decode(state, instance, slot, kind):
-            chunk -= int(state.params[P.decodes_use_chunk])
+            chunk -= 1
     for i in range(count):
         slot = state.scratch[0, i]
         if runs(state, slot) and not decodes(state, slot):

@@ -2,19 +2,17 @@
 
 An iteration either prefills waiting requests, each whole, as far as tokens, seats and memory go (a share of the blocks,
 the watermark, stays free); or, where none can start, it decodes all that run. A decode without a free block preempts
-the request that is last in order, which computes its context again (V0's default for single sequences) or is swapped
-to host memory. While requests are swapped out none starts; they come back in the order in which they left, after an
-iteration's decodes, where none was preempted in it.
+the request that is last in order, which computes its context again (V0's default for single sequences).
 
 `vllm_v0` serves in order of arrival whatever the class; in `vllm_v0_priority` a waiting online request, once it is at
 the head, takes the memory of running offline ones, the last arrived first, until it fits (the engine's
-priority-preemption; always by recomputation). As in the engine, waiting requests are put into the order of their
-priorities only where an iteration starts no prompt: requests that arrived since then stand behind, those preempted
-for want of a block before all others.
+priority-preemption). As in the engine, waiting requests are put into the order of their priorities only where an
+iteration starts no prompt: requests that arrived since then stand behind, those preempted for want of a block before
+all others.
 
 Ours: a prompt longer than `max_num_batched_tokens` is prefilled alone, and one that only the watermark keeps out starts
-on an empty instance (the engine drops both). Not in it: chunked prefill, which V0 had switched off by default, and
-prefix caching, which was off too.
+on an empty instance (the engine drops both). Not in it, as V0 had all of these switched off by default: chunked
+prefill, prefix caching, `preemption_mode=swap`.
 """
 
 from baselines.vllm_v1 import ENGINE_PARAMS
@@ -22,7 +20,6 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
-    SWAP,
     admit,
     allocate_slots,
     has_seat,
@@ -38,31 +35,19 @@ from ooco_gym.sim.state import BATCH
 PARAMS = (
     *ENGINE_PARAMS,
     Param("watermark", "share of the blocks that stays free when a request starts", 0.0, 0.5),
-    Param("preemption", "what becomes of a loser's memory (the engine's preemption_mode)",
-          choices=("recompute", "swap")),
-    Param("swap_overlap", "swapping beside the computation instead of before it", 0, 1),
 )
 P = slots(PARAMS)
 # Indices in State.memory: arrivals so far when the waiting were last sorted; how many online and offline requests stand
-# before all others, having lost their memory since; requests ever swapped out, and those that are.
-SORTED, FRONT_ONLINE, FRONT_OFFLINE, SWAPS, SWAPPED = range(5)
+# before all others, having lost their memory since.
+SORTED, FRONT_ONLINE, FRONT_OFFLINE = range(3)
 
 
 # --- The queue ------------------------------------------------------------------------------------------------------
 @inner
-def first_on_device(state, slot):
-    """The first request of a waiting queue, from `slot` on, that is not swapped out; or -1."""
-    while slot >= 0 and state.requests[slot].host_tokens > 0:
-        slot = state.requests[slot].next
-    return slot
-
-
-@inner
 def head(state, instance):
     """The head of the engine's one waiting queue, or -1; under priority as it was last sorted."""
     spec, memory = state.instances[instance], state.memory[instance]
-    online = first_on_device(state, spec.online_head)
-    offline = first_on_device(state, spec.offline_head)
+    online, offline = spec.online_head, spec.offline_head
     if online < 0 or offline < 0:
         return max(online, offline)
     if memory[FRONT_ONLINE] > 0:
@@ -72,19 +57,6 @@ def head(state, instance):
     if online < memory[SORTED]:
         return online
     return offline if offline < memory[SORTED] else min(online, offline)
-
-
-@inner
-def first_swapped(state, instance):
-    """The request that was swapped out before all others; they stand before all that never ran."""
-    spec, best = state.instances[instance], -1
-    for slot in (spec.online_head, spec.offline_head):
-        while slot >= 0 and state.requests[slot].evictions > 0:
-            request = state.requests[slot]
-            if request.host_tokens > 0 and (best < 0 or request.target_context < state.requests[best].target_context):
-                best = slot
-            slot = request.next
-    return best
 
 
 @inner
@@ -107,8 +79,6 @@ def rank(state, slot):
 def start_prompts(state, instance):
     """Whole prefills of waiting requests, in order, until one does not fit; returns their tokens."""
     memory, used = state.memory[instance], 0
-    if memory[SWAPPED] > 0:
-        return used
     while True:
         slot = head(state, instance)
         if slot < 0 or not may_start(state, instance, slot):
@@ -144,18 +114,12 @@ def make_way(state, instance):
 def lose(state, instance, slot):
     """A running request loses its memory to a decode that lacks a block."""
     request, memory = state.requests[slot], state.memory[instance]
-    how = SWAP if state.params[P.preemption] == 1 else RECOMPUTE
     place = running_index(state, instance, slot)
     if state.config.class_blind:
-        preempt_to_head(state, instance, place, how)
+        preempt_to_head(state, instance, place, RECOMPUTE)
     else:
-        preempt(state, instance, place, how)
-    if request.host_tokens > 0:
-        request.target_context = int(memory[SWAPS])  # not in use on mixed instances: its index in the swapped queue
-        memory[SWAPS] += 1
-        memory[SWAPPED] += 1
-    else:
-        memory[FRONT_ONLINE if request.urgent else FRONT_OFFLINE] += 1
+        preempt(state, instance, place, RECOMPUTE)
+    memory[FRONT_ONLINE if request.urgent else FRONT_OFFLINE] += 1
 
 
 @inner
@@ -184,22 +148,6 @@ def decode_all(state, instance):
     return given, lost
 
 
-@inner
-def swap_in(state, instance, given):
-    """Swapped requests come back, first out first in, with a token each; returns the tokens of the iteration."""
-    memory = state.memory[instance]
-    while memory[SWAPPED] > 0 and given < state.config.max_num_batched_tokens and has_seat(state, instance):
-        spec, slot = state.instances[instance], first_swapped(state, instance)
-        held = blocks_for(state, state.requests[slot].host_tokens)
-        reserve = int(state.params[P.watermark] * spec.total_blocks)
-        fits = num_free_blocks(state, instance) - held - 1 >= reserve
-        if not fits and spec.running > 0:
-            break
-        given += admit(state, instance, slot, 1)
-        memory[SWAPPED] -= 1
-    return given
-
-
 @hook(COMPOSE)
 def schedule_v0(view):
     """Prompts, else decodes. Where all that a pass did was to take memory away, the engine schedules again at once."""
@@ -211,8 +159,6 @@ def schedule_v0(view):
                 lost = make_way(state, instance)
             tokens, without = decode_all(state, instance)
             lost += without
-            if without == 0:
-                tokens = swap_in(state, instance, tokens)
         if tokens > 0 or lost == 0:
             return tokens
 

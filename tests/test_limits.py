@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.echo_estimator import draw_batches, prompt_lengths
+from baselines.echo_benchmarks import draw_batches, prompt_lengths
 from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, is_number
@@ -97,16 +97,8 @@ def test_a_share_of_an_iteration_needs_no_more_than_64_bits(elapsed_ps, part, wh
     assert share(elapsed_ps, part, whole) == elapsed_ps * part // whole
 
 
-@pytest.mark.parametrize(("policy", "given"), [("echo_pd", ""), ("echo_pd", "square_ps=1.0"), ("hygen_pd", "")])
-def test_coefficients_said_to_be_given_must_be_given(policy, given):
-    chosen = f"{policy}:fitted=1" + (f",{given}" if given else "")
-    with pytest.raises(UserError, match=f"{policy}: fitted=1 says"):
-        simulate(SMALL, chosen)
-
-
 @pytest.mark.parametrize("memory_tokens", [8, 32, 256])
 def test_echo_benchmarks_batches_of_an_instance_with_hardly_any_memory(memory_tokens):
-    table = cost_table(Cluster.load("mixed_7b").deployments("ooco")[0][1], 128)
-    drawn = draw_batches(table, 128, 0, memory_tokens)
+    drawn = draw_batches(128, memory_tokens)
     assert prompt_lengths(memory_tokens)[-1] <= max(16, memory_tokens)
     assert all(contexts.sum() <= memory_tokens for contexts in drawn["decode"].contexts)

@@ -31,7 +31,7 @@ from ooco_gym.population import Candidate, Population, Stopped
 from ooco_gym.report.terminal import Bar, progress
 
 FIXED = ("layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks", "engine_version",
-         "fitted", "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")  # as in conf/tune.yaml
+         "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")  # as in conf/tune.yaml
 SPARE = 1.1  # what is foreseen of a time is taken so many times
 
 

@@ -161,7 +161,6 @@ def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
 
 @pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
                                             ("learned_gate", "no engine runs a bundle of its weights"),
-                                            ("admitter", "no engine runs a bundle of its weights"),
                                             ("learned_router", "no engine runs a bundle of its weights"),
                                             ("adaptive_deadline", "names no file of weights"),
                                             ("learned_dead", "learned_dead")])

@@ -13,8 +13,6 @@ from typing import Any
 
 from two_way_blocks import Blocks
 
-from baselines.bros_model import predict_ps
-
 PS_PER_S = 1e12
 
 
@@ -141,8 +139,13 @@ class Scheduler:
             else:
                 prompts.append(new)
             back += swapped
-        back += self.sunk
-        return predict_ps(self.model, prompts, contexts, back)
+        model, new, count, executed = self.model, sum(prompts), len(contexts), 0.0
+        if new:
+            executed += model["prefill_linear"] * new + model["prefill_product"] * new * new + model["prefill_base"]
+        if count:
+            executed += (model["decode_linear"] * count + model["decode_product"] * count * sum(contexts)
+                         + model["decode_base"])
+        return max(executed, model["swap_linear"] * (back + self.sunk))
 
     def load(self, one: Request) -> tuple[Request, int]:
         return one, self.memory.in_host(one)

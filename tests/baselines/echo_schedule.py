@@ -70,15 +70,10 @@ class Batch:
         v = self.values
         prefill = 0.0
         for done, new in self.chunks:
-            whole = v["square_ps"] * ((done + new) ** 2 - done**2) + v["token_ps"] * new
-            prefill += max(whole, v["least_ps"]) if v["prefill_form"] == "max" else whole + v["least_ps"]
+            prefill += max(v["square_ps"] * ((done + new) ** 2 - done**2) + v["token_ps"] * new, v["least_ps"])
         decode = 0.0
         if self.decodes:
-            n, total = len(self.decodes), sum(self.decodes)
-            decode = (v["longest_ps"] * max(self.decodes) + v["mean_ps"] * total / n + v["base_ps"]
-                      + v["request_ps"] * n + v["context_ps"] * total)
-            if v["decode_form"] == "floored":
-                decode = max(decode, v["least_ps"])
+            decode = v["longest_ps"] * max(self.decodes) + v["mean_ps"] * sum(self.decodes) / len(self.decodes)
         return v["overlap"] * max(prefill, decode) + (1 - v["overlap"]) * (prefill + decode)
 
     def value(self, punish: float = 0.0) -> float:
@@ -142,7 +137,7 @@ class Schedule:
         due = request.arrival + request.ttft + request.made * request.tpot
         if request.made and self.values["due_from"] == "first_token":
             due = request.first_token + request.made * request.tpot
-        return LATE if due <= self.now and self.values["late"] == "forget" else due - self.now
+        return due - self.now
 
     def _need(self, request: Request, tokens: int) -> int:
         return max(0, -(-(request.computed + tokens) // self.block) - request.blocks)
@@ -166,7 +161,7 @@ class Schedule:
                 return True
             request = queue[0]
             tokens = min(self.budget, request.lacking)
-            if (self._estimates and self.values["online_slo"] and (self.batch.decodes or self.batch.chunks)
+            if (self._estimates and (self.batch.decodes or self.batch.chunks)
                     and self.batch.plus(request, tokens).time > self.limit and self._slack(request) > self.limit):
                 return False
             while self._full or self._need(request, request.length) > self.free:
@@ -178,17 +173,11 @@ class Schedule:
         return not any(one.online for one in self.waiting)
 
     def _keep_slo(self) -> None:
-        keeps = self.values["slo_yields"] == "skip"
         while self.batch.time > self.limit:
-            victim = self._gives_way(scheduled=True, keeps=keeps)
+            victim = self._gives_way(scheduled=True)
             if victim is None:
                 return
-            if keeps:
-                self.batch = self.batch.minus(victim)
-                self.budget += victim.given
-                victim.given = 0
-            else:
-                self._preempt(victim)
+            self._preempt(victim)
 
     def _admit_offline(self) -> None:
         worth = self.batch.value() if self.batch.decodes or self.batch.chunks else 0.0
@@ -244,13 +233,13 @@ class Schedule:
                 propose(*beside(request.rank))
         return found
 
-    def _gives_way(self, scheduled: bool = False, keeps: bool = False) -> Request | None:
+    def _gives_way(self, scheduled: bool = False) -> Request | None:
         options = [one for one in reversed(self.running) if not one.online and (one.given or not scheduled)]
         if not options:
             return None
         if self.values["selection"] == "fcfs":
             return max(options, key=lambda one: one.arrival)
-        punish = 0.0 if keeps else self.values["prefill_benefit"]
+        punish = self.values["prefill_benefit"]
         return max(options, key=lambda one: self.batch.minus(one).value(punish * one.computed))
 
     # --- what it does ------------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
-"""Which waiting offline request enters: `deadline` where a rule says the same, orders by hand, weights, affinity."""
+"""Which waiting offline request enters: `deadline` where a rule says the same, orders by hand, affinity."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,18 +18,12 @@ from numba import types
 from baselines import admitter
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
-from ooco_gym.policy.weights import write_weights
 from ooco_gym.sim import state as s
 from ooco_gym.sim.step_actions import get_computed_tokens
 from ooco_gym.workload import Trace
 
 ONE: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 PIECES = 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("weights")
 
 
 def setup_of(rows: Any = (), **values: Any) -> Setup:
@@ -137,34 +129,12 @@ def test_the_least_score_enters_first(rule: str) -> None:
     assert most > 0 and (rule == "arrival" or True in orders)
 
 
-def test_weights_turn_the_choice(folder: Path) -> None:
-    setup = weighted(folder, {"context": -3.0}, rule="shortest", refresh_s=0.0)
-    seen = 0
-    for _, expected, entered in iterations(setup, lambda one: -math.log(one["tokens"] + 64.0), documents()):
-        assert set(entered) == set(expected[: len(entered)])
-        seen += len(entered)
-    assert seen == 120
-
-
-def weighted(folder: Path, weights: dict[str, float], **values: Any) -> Setup:
-    """The same with weights by column."""
-    vector = np.zeros(admitter.LAYOUT.size)
-    for name, value in weights.items():
-        vector[admitter.COLUMNS.index(name)] = value
-    file = folder / f"{'-'.join(weights)}.npz"
-    write_weights(file, admitter.LAYOUT, vector)
-    return setup_of(weights=str(file), **values)
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_any_weights_serve_all(folder: Path, data: st.DataObject) -> None:
+def test_any_rule_serves_all(data: st.DataObject) -> None:
     """Memory binds, requests are preempted, looks are old: each request is served once, and all memory is free."""
-    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    file = folder / "any.npz"
-    write_weights(file, admitter.LAYOUT, 3.0 * random.normal(size=admitter.LAYOUT.size))
-    setup = setup_of(data.draw(traces()), rule=data.draw(st.sampled_from(admitter.RULES)), weights=str(file),
-                     refresh_s=data.draw(st.sampled_from((0.0, 0.5, 1000.0))), max_num_seqs=63,
+    setup = setup_of(data.draw(traces()), rule=data.draw(st.sampled_from(admitter.RULES)), max_num_seqs=63,
+                     refresh_s=data.draw(st.sampled_from((0.0, 0.5, 1000.0))),
                      preempted=data.draw(st.sampled_from(("recompute", "swap"))),
                      waiting_order="prefix")
     state = play(setup.with_(kv_tokens=data.draw(st.sampled_from((3000, 6000))), window_s=(0.0, 2000.0))).state

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from bros_restated import Request, Scheduler
 from episodes import traces
 from harness import Episode, Setup
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from iterations import iterations
-from mixed_invariants import check_memory
 
-from baselines.bros_model import iteration_ps
-from ooco_gym.perf import cost_table
 from ooco_gym.sim import state as s
 
 LINEAR = {"prefill_linear": 1e8, "prefill_product": 0.0, "prefill_base": 1e9, "decode_linear": 1e9,
@@ -90,34 +86,6 @@ def everyone(other: Scheduler) -> list[Request]:
     return list(known.values())
 
 
-@settings(deadline=None, max_examples=30)
-@given(traces(), st.sampled_from((1200, 2800, 3600)), SIZES)
-def test_no_slot_is_leaked_or_owned_twice(rows: Any, kv_tokens: int, values: Any) -> None:
-    """Owners' slots add up in every block all the while; at the end all requests are done and all slots free."""
-    episode = episode_of(rows, kv_tokens, **{**values, "bidirectional": "on"})
-    state = episode.state
-    size = int(state.config.block_tokens)
-    for _ in iterations(episode):
-        check_memory(state)
-        pairs, held = state.pairs[0], np.zeros(len(state.requests), int)
-        assert (pairs["online_used"] + pairs["offline_used"] <= size).all()
-        assert ((pairs["online"] >= 0) == (pairs["online_used"] > 0)).all()
-        for side in ("online", "offline"):
-            owned = pairs[side] >= 0
-            np.add.at(held, pairs[side][owned], pairs[f"{side}_used"][owned])
-            assert state.requests["urgent"][pairs[side][owned]].tolist() == [side == "online"] * int(owned.sum())
-        assert (held == state.owned[:, 2]).all()
-        free = (pairs["online"] < 0) & (pairs["offline"] < 0)
-        assert free.sum() == state.instances["free_blocks"][0]
-        lying = state.requests["num_scheduled_tokens"] > 0
-        assert (state.requests["host_tokens"][lying] == 0).all(), "a running request has everything on the device"
-    episode.play(10**15)
-    if (state.requests["status"] >= s.FINISHED).all():
-        assert state.instances["free_blocks"][0] == state.instances["total_blocks"][0]
-        assert (state.pairs["online"] < 0).all() and (state.pairs["offline"] < 0).all()
-        assert (state.requests["host_tokens"] == 0).all()
-
-
 # --- Hand-worked iterations -----------------------------------------------------------------------------------------
 def test_the_batch_size_doubles_until_the_time_runs_out() -> None:
     """4.2: 128, 256, 512, 1024 (our cap); three prompts of 40 ms for 100 ms: the third is cut off, and 128 again."""
@@ -154,19 +122,6 @@ def test_who_cannot_wait_is_not_replaced() -> None:
     begun = iterations(episode)
     assert next(begun) == {0: 2000}
     assert next(begun) == {1: 20}
-
-
-# --- Cost model -----------------------------------------------------------------------------------------------------
-def test_the_true_latency_is_the_simulators() -> None:
-    """`iteration_ps`, which the model is fitted to, equals what the simulator takes for the same iteration."""
-    rows = [(0.0, 300, 20, False), (0.0, 200, 20, False), (0.2, 150, 3, True)]
-    episode = episode_of(rows, tpot_s=1.0, ttft_s=2.0)
-    mine = cost_table(episode.machines[0].deployment, 63)
-    requests, spec = episode.state.requests, episode.state.instances[0]
-    for found in iterations(episode):
-        prompts = [tokens for tokens in found.values() if tokens > 1]
-        contexts = [int(requests[slot]["num_computed_tokens"]) + 1 for slot, tokens in found.items() if tokens == 1]
-        assert spec["end_ps"] - spec["start_ps"] == iteration_ps(mine, prompts, contexts)
 
 
 # --- Round robin (2.2): classes take turns, each first come first served ---------------------------------------------

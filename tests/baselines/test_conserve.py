@@ -34,10 +34,10 @@ def to_the_end(setup: Setup) -> s.State:
 
 # --- The scheduler --------------------------------------------------------------------------------------------------
 @settings(max_examples=40, deadline=None)
-@given(ROWS, st.sampled_from((0.5, 1.0)), st.sampled_from(("off", "on")))
-def test_offline_work_keeps_the_budget_beside_online_requests(rows: list[Row], share: float, binds: str) -> None:
+@given(ROWS, st.sampled_from((0.5, 1.0)))
+def test_offline_work_keeps_the_budget_beside_online_requests(rows: list[Row], share: float) -> None:
     """An iteration longer than the budget has no offline work, or no online."""
-    episode = Episode(setup_of(rows, tbt_share=share, budget_binds_online=binds, preempted_kv="recompute"))
+    episode = Episode(setup_of(rows, tbt_share=share, preempted_kv="recompute"))
     longest = 0
     for spec in steps(episode):
         classes = {bool(episode.state.requests["urgent"][slot]) for slot in given_tokens(episode)}

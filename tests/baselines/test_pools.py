@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hand_made_states import RELAXED, STRICT, Desk
-from harness import Episode, Setup, machines_of, play
+from harness import Episode, Setup, play
 
-from baselines.hygen_pd import fit_decode, fit_prefill
-from ooco_gym.perf import cost_table
 from ooco_gym.sim import state as s
 
 MEAN = 1000  # context of most requests below
@@ -67,47 +64,23 @@ def test_hygen_holds_prefill_back_where_the_request_could_not_go_on() -> None:
     assert queued.ask("gate", queued.slots["waiting"][:1], RELAXED) == s.HOLD, "a prefilled request waits already"
 
 
-def test_hygen_starts_no_prefill_beyond_its_budget_beside_online_work() -> None:
-    lengths = {"online": [MEAN], "waiting": [12_000, 300]}
-    desk = Desk("hygen_pd", lengths, long_prefill="idle", prefill_share=0.1, gate_window=8)
-    assert desk.ask("gate", desk.slots["waiting"], RELAXED) == 1, "0.2 s: the second one's turn"
-    alone = Desk("hygen_pd", {"waiting": [12_000, 300]}, long_prefill="idle", prefill_share=0.1)
-    assert alone.ask("gate", alone.slots["waiting"], RELAXED) == 0, "no online request: first come, first served"
-    chunked = Desk("hygen_pd", lengths, long_prefill="chunks", prefill_share=0.1)
-    assert chunked.ask("gate", chunked.slots["waiting"], RELAXED) == 0
-
-
 @pytest.mark.parametrize("policy", ["hygen_pd", "echo_pd"])
 def test_a_long_offline_prefill_makes_room_within_the_budget_and_loses_nothing(policy: str) -> None:
-    rows = ((0.0, 30_000, 4, False), (0.1, 200, 4, True))
-    waits = {}
-    for how in ("chunks", "idle"):
-        state = play(Setup(rows, policy=policy, window_s=(0.0, 30.0), values=(("long_prefill", how),))).state
-        waits[how] = (int(state.requests["first_token_ps"][1]) - int(state.requests["arrival_ps"][1])) / s.PS_PER_S
-        assert state.totals.wasted_tokens == 0
-        assert (state.requests["status"] == s.FINISHED).all()
-        assert state.totals.interruptions == (how == "chunks")
-    assert waits["chunks"] < 0.5 * 2.0 < waits["idle"]
-
-
-@pytest.mark.parametrize("chip", ["ascend_910c", "h800"])
-def test_hygens_predictor_is_about_as_good_as_the_papers(chip: str) -> None:
-    """The paper reports 1.78 % and 1.07 % on its own batches; here of one kind each, drawn more widely."""
-    setup = Setup(((0.0, 1, 1, True),), strict=((chip, 1),))
-    table = cost_table(machines_of(setup)[STRICT].deployment, 1023, 16_384)
-    facts = SimpleNamespace(strict=table, relaxed=table, tpot_s=0.05, mean_context_tokens=1500.0, max_batch=1024)
-    assert fit_decode(facts).mape < 0.05
-    assert fit_prefill(facts, 2048).mape < 0.04
+    state = play(Setup(((0.0, 30_000, 4, False), (0.1, 200, 4, True)), policy=policy, window_s=(0.0, 30.0))).state
+    wait_ps = int(state.requests["first_token_ps"][1]) - int(state.requests["arrival_ps"][1])
+    assert wait_ps < 0.5 * 2.0 * s.PS_PER_S < state.requests["first_token_ps"][0]
+    assert state.totals.interruptions == 1 and state.totals.wasted_tokens == 0
+    assert (state.requests["status"] == s.FINISHED).all()
 
 
 # --- Echo -----------------------------------------------------------------------------------------------------------
 def echo_ps(desk: Desk, lengths: list[int]) -> float:
-    """T_d of 5.2 with `decode_form=counted`."""
+    """T_d of 5.2, with a constant, the requests and all contexts."""
     if not lengths:
         return 0.0
-    v, tokens = desk.policy.values, sum(lengths)
-    return (v["base_ps"] + v["request_ps"] * len(lengths) + v["context_ps"] * tokens
-            + v["mean_ps"] * tokens / len(lengths) + v["longest_ps"] * max(lengths))
+    v = desk.policy.values
+    return (v["base_ps"] + v["request_ps"] * len(lengths) + v["context_ps"] * sum(lengths)
+            + v["longest_ps"] * max(lengths))
 
 
 def greedy(desk: Desk, online: list[int], last: list[int], others: list[int], limit_ps: float) -> list[int]:
@@ -141,12 +114,12 @@ def test_echo_plans_what_trying_all_of_them_would(seed: int) -> None:
     last = offline[: int(draws.integers(0, 14))]
     lengths = {"online": online, "offline": offline}
     step_ps = echo_ps(Desk("echo_pd", lengths), online + offline[: int(draws.integers(1, len(offline) + 1))])
-    desk = Desk("echo_pd", lengths, late="hold", tpot_s=1.0, slo_share=1.0)
+    desk = Desk("echo_pd", lengths)
     limit_ps = 1.0001 * step_ps if online else s.NEVER
     requests = desk.state.requests
     requests["arrival_ps"] = 0
     requests["ttft_slo_ps"] = round(limit_ps)
-    requests["generated_tokens"] = 0
+    requests["generated_tokens"], requests["tpot_slo_ps"] = 0, 1
     slots = [desk.slots["offline"][offline.index(one)] for one in last]
     desk.state.members[s.BATCH, STRICT, : len(slots)] = slots
     desk.state.instances["running"][STRICT] = len(slots)
@@ -160,20 +133,20 @@ def test_echo_plans_what_trying_all_of_them_would(seed: int) -> None:
 def test_echo_takes_the_tightest_slack_of_the_online_requests() -> None:
     """5.1: D(i) = TTFT + (i - 1) TPOT since the arrival, here at 0.9 TPOT; a request behind it is owed one TPOT."""
     lengths = {"online": [MEAN] * 2, "offline": [2000]}
-    step_ps = echo_ps(Desk("echo_pd", lengths), [MEAN, MEAN, 2000])
-    for late in ("tpot", "hold"):
-        desk = Desk("echo_pd", lengths, late=late, stop="feasible")
-        requests = desk.state.requests
-        requests["ttft_slo_ps"] = 2 * s.PS_PER_S
-        requests["generated_tokens"] = 10
-        requests["prompt_tokens"] -= 10
-        line_ps = 2 * s.PS_PER_S + round(10 * 0.9 * 0.05 * s.PS_PER_S)
-        for now_ps, count in ((line_ps - round(1.001 * step_ps), 3), (line_ps - round(0.999 * step_ps), 2)):
-            desk.state.clock.now_ps = now_ps
-            assert desk.ask("compose") == (3 if late == "tpot" else count)
-        requests["tpot_slo_ps"] = round(0.999 * step_ps / 0.9)
-        desk.state.clock.now_ps = 5 * s.PS_PER_S
-        assert desk.ask("compose") == 2
+    desk = Desk("echo_pd", lengths)
+    step_ps, requests = echo_ps(desk, [MEAN, MEAN, 2000]), desk.state.requests
+    requests["generated_tokens"] = 10
+    requests["prompt_tokens"] -= 10
+    requests["ttft_slo_ps"] = 2 * s.PS_PER_S
+    requests["tpot_slo_ps"] = round(0.5 * step_ps)
+    line_ps = 2 * s.PS_PER_S + round(10 * 0.9 * 0.5 * step_ps)
+    for share, count in ((1.001, 3), (0.999, 2)):
+        desk.state.clock.now_ps = line_ps - round(share * step_ps)
+        assert desk.ask("compose") == count
+    desk.state.clock.now_ps = 5 * s.PS_PER_S
+    for share, count in ((1.001, 3), (0.999, 2)):
+        requests["tpot_slo_ps"] = round(share * step_ps / 0.9)
+        assert desk.ask("compose") == count
 
 
 def test_echo_keeps_memory_free_for_bursts() -> None:

@@ -1,6 +1,6 @@
 """vLLM 0.6.3's default scheduler restated with Python lists, to hold the compiled one against, pass by pass.
 
-Queues are the engine's: one of waiting requests whose ends are appended to, one of running ones, one of swapped ones.
+Queues are the engine's: one of waiting requests whose ends are appended to, one of running ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Request:
     output: int
     urgent: bool
     made: int = 0
-    blocks: int = 0  # held on the device; of a swapped one, in host memory
+    blocks: int = 0
 
     @property
     def length(self) -> int:
@@ -42,13 +42,10 @@ class Schedule:
     tokens: int
     sequences: int
     watermark: float
-    swap: bool
     by_priority: bool
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
-    swapped: list[Request] = field(default_factory=list)
     preemptions: int = 0
-    swap_outs: int = 0
     free: int = 0
 
     def __post_init__(self) -> None:
@@ -82,7 +79,7 @@ class Schedule:
 
     def _prompts(self) -> dict[int, int]:
         given: dict[int, int] = {}
-        while self.waiting and not self.swapped:
+        while self.waiting:
             request = self.waiting[0]
             if not self._fits(request) or (given and sum(given.values()) + request.length > self.tokens):
                 break
@@ -97,35 +94,22 @@ class Schedule:
             self._make_way()
         given: dict[int, int] = {}
         todo, self.running = list(self.running), []
-        lost, left = [], []
+        lost = []
         while todo:
             request = todo.pop(0)
             while self.free < 1:
                 victim = todo.pop() if todo else request
                 self._lose(victim)
-                (left if self.swap else lost).append(victim)
+                lost.append(victim)
                 if victim is request:
                     break
             else:
                 self._grow(request)
                 given[request.slot] = 1
                 self.running.append(request)
-        if not lost and not left:
-            self._return(given)
         for request in lost:
             self.waiting.insert(0, request)
-        self.swapped += left
         return given
-
-    def _return(self, given: dict[int, int]) -> None:
-        while self.swapped and len(given) < self.tokens and len(self.running) < self.sequences:
-            request = self.swapped[0]
-            if self.running and self.free - request.blocks - 1 < int(self.watermark * self.total):
-                return
-            self.running.append(self.swapped.pop(0))
-            self.free -= request.blocks
-            self._grow(request)
-            given[request.slot] = 1
 
     def _make_way(self) -> None:
         self.running.sort(key=lambda one: one.key)
@@ -134,7 +118,6 @@ class Schedule:
             while self.running and self.running[-1].key > head.key and not self._fits(head):
                 victim = self.running.pop()
                 self._lose(victim)
-                victim.blocks = 0
                 self.waiting.insert(0, victim)
             self.waiting.insert(0, head)
         self.waiting.sort(key=lambda one: one.key)
@@ -142,10 +125,7 @@ class Schedule:
     def _lose(self, victim: Request) -> None:
         self.free += victim.blocks
         self.preemptions += 1
-        if not self.swap:
-            victim.blocks = 0
-        else:
-            self.swap_outs += 1
+        victim.blocks = 0
 
     def _grow(self, request: Request) -> None:
         more = max(0, blocks_of(request.length) - request.blocks)

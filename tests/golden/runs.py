@@ -30,9 +30,9 @@ MIXED_POLICIES = ("adaptive_deadline", "admitter", "bros", "conserve", "deadline
 OPTIONS = {  # policies with parameters that take another way through the rules
     "pools": ("ooco:gate=always", "ooco:gate=never", "ooco:interrupt=slack,max_pull=1", "ooco:layer_resume=1",
               "ooco:slo_margin=0.6,gate_gain=8.0", "ooco:evict=longest", "ooco:overload=sacrifice",
-              "echo_pd:long_prefill=idle", "hygen_pd:gate_window=1"),
+              "echo_pd:reserve=off", "hygen_pd:gate_window=1"),
     "mixed": ("vllm_fcfs:prefix_caching=on", "vllm_priority:prefix_caching=on", "sarathi:prefix_caching=on",
-              "hygen:latency_budget_s=0.05,prefix_caching=on", "hygen:latency_budget_s=0.05,preempted=swap",
+              "hygen:latency_budget_s=0.05,prefix_caching=on", "hygen:latency_budget_s=0.05,waiting_order=prefix",
               f"hygen:{PROFILED}", "echo:reserve=off", "echo:selection=fcfs", "echo:kv_priority=lru",
               "past_future:lengths=exact,outputs_by_class=off", "sjf:sigma=0,prompt_weight=0.1",
               "conserve:preemption=always,preempted_kv=swap", "niyama:preempted=recompute,due_from=arrival",

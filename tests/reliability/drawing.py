@@ -19,7 +19,7 @@ POINTS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 # What a policy would otherwise look for in test runs of hours, and what costs time alone.
 GIVEN = {"latency_budget_s": (0.0, 0.5), "offline_qps": (0.0, 50.0)}
 FITTED = ("echo", "hygen_pd")
-LEFT = ("profile_windows", "profile_steps", "profile_duration_s", "profile_seed", "fitted")
+LEFT = ("profile_windows", "profile_steps", "profile_duration_s", "profile_seed")
 WORKLOADS = ("azure_conv", "azure_code", "ooc", "sharegpt", "few_shot", "doc_qa", "lmsys", "mooncake")
 POOLS = {"pair_7b": 0.5, "pair_llama2_7b_40g": 0.2, "fleet_16": 1.5}  # most of azure_conv's rate
 ENGINES = {"mixed_7b": 0.5, "engine_7b": 0.25, "mixed_llama2_7b_40g": 0.2}

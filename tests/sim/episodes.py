@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from harness import BASELINES, POINT_NAMES, Setup
 from hypothesis import strategies as st
 
-RESIDENT_WEIGHTS = Path(__file__).parents[1] / "data" / "resident_weights.npz"  # random ones, of memory_gate
 CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1))
 VALUES: dict[str, dict[str, Any]] = {
     "ooco": {
         "slo_margin": st.sampled_from((0.5, 0.9, 1.0)), "pull_margin": st.sampled_from((0.0, 0.05)),
-        "random_tries": st.integers(0, 8), "stop_on_first_fail": st.integers(0, 1), "max_pull": st.integers(1, 8),
-        "interrupt": st.sampled_from(("always", "slack", "never")), "interrupt_decode": st.integers(0, 1),
+        "random_tries": st.integers(0, 8), "max_pull": st.integers(1, 8),
+        "interrupt": st.sampled_from(("always", "slack", "never")),
         "gate": st.sampled_from(("cost", "saturation", "always")),
         "overload": st.sampled_from(("best_effort", "sacrifice")),
         "evict": st.sampled_from(("bottleneck", "longest", "shortest")), "gate_window": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((1, 512, 2048)), "layer_resume": st.integers(0, 1)},
     "slack": {
         "growth": st.sampled_from((0.0, 0.1, 1.0)), "bank": st.sampled_from((0.0, 1.0, 2.0)),
-        "shorten": st.sampled_from(("join", "never")), "slo_margin": st.sampled_from((0.5, 1.0)),
+        "slo_margin": st.sampled_from((0.5, 1.0)),
         "interrupt": st.sampled_from(("always", "slack", "never")), "max_pull": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((512, 2048))},
     "memory_gate": {
@@ -29,29 +27,23 @@ VALUES: dict[str, dict[str, Any]] = {
         "gate": st.sampled_from(("cost", "always")), "choose": st.sampled_from(("first", "density")),
         "growth": st.sampled_from((0.0, 1.0)), "max_pull": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((512, 2048)),
-        "weights": st.sampled_from(("", "policy/learned_gate.npz", str(RESIDENT_WEIGHTS)))},
+        "weights": st.sampled_from(("", "policy/learned_gate.npz"))},
     "ooco_lengths": {
         "evict": st.sampled_from(("density", "longest_output")), "max_pull": st.integers(1, 8),
         "pull": st.sampled_from(("past_future", "soonest", "shortest_output", "slack")),
         "pull_room": st.sampled_from((0.3, 0.8)), "prefill_tokens": st.sampled_from((512, 2048))},
     "ooco_xllm": {
         "stop_share": st.sampled_from((0.5, 0.98)), "estimate_every": st.integers(1, 3),
-        "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "slo_unit_bug": st.integers(0, 1),
-        "service_routing": st.sampled_from(("slo_aware", "round_robin")), "gate_window": st.integers(1, 8),
+        "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "gate_window": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
-    "base_pd": {"routing": st.sampled_from(("least_loaded", "round_robin")),
-                "prefill_tokens": st.sampled_from((512, 2048))},
+    "base_pd": {"prefill_tokens": st.sampled_from((512, 2048))},
     "online_priority": {"batch_cap": st.sampled_from((0, 1, 3, 8)), "interrupt": st.sampled_from(("never", "always")),
                         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
     "hygen_pd": {"decode_share": st.sampled_from((0.3, 0.9)), "prefill_share": st.sampled_from((0.02, 0.5)),
-                 "long_prefill": st.sampled_from(("chunks", "idle")), "gate_window": st.integers(1, 8),
                  "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
-    "echo_pd": {"slo_share": st.sampled_from((0.3, 0.9)), "deadline": st.sampled_from(("arrival", "first_token")),
-                "late": st.sampled_from(("tpot", "hold")), "stop": st.sampled_from(("improving", "feasible")),
-                "prefill_share": st.sampled_from((0.02, 0.5)), "long_prefill": st.sampled_from(("chunks", "idle")),
-                "reserve": st.sampled_from(("off", "on")), "decode_form": st.sampled_from(("pooled", "counted")),
-                "gate_window": st.integers(1, 8), "prefill_tokens": st.sampled_from((512, 2048)),
-                "layer_resume": st.integers(0, 1)},
+    "echo_pd": {"slo_share": st.sampled_from((0.3, 0.9)), "prefill_share": st.sampled_from((0.02, 0.5)),
+                "reserve": st.sampled_from(("off", "on")), "gate_window": st.integers(1, 8),
+                "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,13 +27,13 @@ VALUES = st.fixed_dictionaries({"max_num_batched_tokens": st.sampled_from((1, 16
 
 
 @st.composite
-def mixed_setups(draw: st.DrawFn, instances: int = 1, **fixed: Any) -> Setup:
-    """Random episodes on mixed instances, most of them short of memory."""
+def mixed_setups(draw: st.DrawFn) -> Setup:
+    """Random episodes on one mixed instance, most of them short of memory."""
     values = tuple(sorted(draw(VALUES).items()))
-    chips = draw(st.lists(st.sampled_from((("ascend_910c", 1), ("h800", 1))), min_size=1, max_size=instances))
-    return Setup(requests=draw(traces()), relaxed=(), strict=(), mixed=tuple(chips),
+    return Setup(requests=draw(traces()), relaxed=(), strict=(),
+                 mixed=(draw(st.sampled_from((("ascend_910c", 1), ("h800", 1)))),),
                  policy=draw(st.sampled_from(POLICIES)), kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))),
-                 values=values, window_s=(0.0, 20.0)).with_(**fixed)
+                 values=values, window_s=(0.0, 20.0))
 
 
 @given(mixed_setups())
@@ -62,22 +61,6 @@ def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
         assert running.tolist() == [request.slot for request in other.running]
         assert requests["evictions"].sum() == other.preemptions
         assert spec["free_blocks"] - config.reserved_blocks == other.free
-
-
-@given(mixed_setups(instances=3))
-def test_nothing_is_lost(setup: Setup) -> None:
-    """Online requests finish or have missed their promise; what runs holds memory, what is done holds none."""
-    state = play(setup).state
-    done = state.requests["status"] == s.FINISHED
-    counted = (state.requests["online"] == 1) & (state.requests["counted"] == 1)
-    assert (done | (state.requests["violated"] > 0))[counted].all()
-    assert (state.requests["generated_tokens"][done] == state.requests["output_tokens"][done]).all()
-    assert (state.requests["blocks"][done] == 0).all()
-    held = state.requests["blocks"][~done].sum()
-    assert held == (state.instances["total_blocks"] - state.instances["free_blocks"]).sum()
-    busy = sum(state.instances[key] for key in ("online_prefill_ps", "offline_prefill_ps", "decode_ps"))
-    assert (busy <= state.clock.now_ps).all()
-    assert (state.instances["free_blocks"] >= 0).all()
 
 
 def test_latency_is_that_of_the_tables() -> None:
@@ -122,7 +105,7 @@ def test_architectures_do_not_mix() -> None:
                                       "it to relaxed and strict instances"),
             ("ooco", "mixed_7b", "relaxed and strict instances, but cluster 'mixed_7b' has mixed instances; take "
                                  "cluster=pair_7b, the same chips"),
-            ("hygen_pd", mine, "take cluster=pair_7b, or policy=hygen, which carries it to mixed instances"),
+            ("hygen_pd", mine, "take cluster=pair_7b"),
             ("sarathi", "fleet_16", "take cluster=mixed_7b")):
         with pytest.raises(UserError) as refused:
             Simulation(Scenario(duration_s=60.0, rate_scale=0.1, cluster=cluster), policy)

@@ -1,0 +1,126 @@
+"""Echo's micro-benchmarks (arXiv 2504.03651, 5.2): the coefficients of its estimator, fitted to an instance.
+
+The paper does not print its benchmarks. Ours are batches drawn at random, priced by the cost tables: prompts alone at
+lengths in equal steps of their logarithm; decode batches whose size and mean context are log-uniform, whose contexts
+spread log-normally, and which fit the memory; and such batches beside one chunk of a prompt. Coefficients by least
+squares, none negative. What batches drawn apart are off by: docs/baselines/echo.md.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
+from ooco_gym.rounding import least_squares, steady
+
+SAMPLES = 400  # batches of a kind
+LONGEST_TOKENS = 32_768
+TRIES = 1000  # draws of a batch
+KEPT = 256  # fits, and sets of batches of some 0.3 MB each
+POOLED = ("longest_ps", "mean_ps")  # of T_d, as the paper describes it
+COUNTED = ("base_ps", "request_ps", "longest_ps", "context_ps")  # with a constant, the requests and all contexts
+
+
+class Batches(NamedTuple):
+    """Batches of one kind: contexts of their decodes, and int64[n, 2] (tokens done, new tokens) of their chunk."""
+
+    contexts: tuple[np.ndarray, ...]
+    chunks: np.ndarray
+
+
+@lru_cache(KEPT)
+def fit_mixed(table: CostTable, largest_batch: int, block_tokens: int) -> dict[str, float]:
+    """Fits the estimator of mixed batches to an instance: coefficients by the names of Echo's parameters, in ps.
+
+    Args:
+        table: what the instance's iterations take.
+        largest_batch: requests in the largest decode batch benchmarked.
+        block_tokens: tokens of a block of the instance's memory, which no benchmark exceeds.
+    """
+    found = fit_prefill(table, block_tokens) | fit_decode(table, largest_batch, block_tokens, POOLED)
+    batches = draw_batches(largest_batch, table.kv_blocks * block_tokens)["mixed"]
+    (done, new), features = batches.chunks.astype(np.float64).T, decode_features(batches)
+    prefill_ps = np.maximum(found["square_ps"] * ((done + new) ** 2 - done**2) + found["token_ps"] * new,
+                            found["least_ps"])
+    decode_ps = found["longest_ps"] * features["longest_ps"] + found["mean_ps"] * features["mean_ps"]
+    longer, both = np.maximum(prefill_ps, decode_ps), prefill_ps + decode_ps
+    hidden = both - longer
+    overlap = (hidden * (both - latency_ps(table, batches))).sum() / (hidden**2).sum()
+    return found | {"overlap": float(np.clip(overlap, 0.0, 1.0))}
+
+
+@lru_cache(KEPT)
+def fit_prefill(table: CostTable, block_tokens: int) -> dict[str, float]:
+    """Fits T_p to prompts alone: every number of short prompts is tried as those that take the least time."""
+    lengths = prompt_lengths(table.kv_blocks * block_tokens)
+    true_ps, tokens = prefill_alone_ps(table, lengths), lengths.astype(np.float64)
+    columns = np.stack([tokens**2, tokens], axis=1)
+    best, least = {}, np.inf
+    for short in range(len(tokens) - 2):
+        a, b = least_squares(columns[short:] / true_ps[short:, None], np.ones(len(tokens) - short))
+        c = float(true_ps[:short].mean()) if short else 0.0
+        error = (((np.maximum(columns[:, 0] * a + columns[:, 1] * b, c) - true_ps) / true_ps) ** 2).sum()
+        if error < least:
+            best, least = {"square_ps": float(a), "token_ps": float(b), "least_ps": c}, error
+    return best
+
+
+@lru_cache(KEPT)
+def fit_decode(table: CostTable, largest_batch: int, block_tokens: int, names: tuple[str, ...]) -> dict[str, float]:
+    """Fits T_d, made of the columns `names` (`POOLED` or `COUNTED`), to decode batches."""
+    batches = draw_batches(largest_batch, table.kv_blocks * block_tokens)["decode"]
+    columns = np.stack([decode_features(batches)[name] for name in names], axis=1)
+    return dict(zip(names, least_squares(columns, latency_ps(table, batches)).tolist(), strict=True))
+
+
+def prompt_lengths(memory_tokens: int) -> np.ndarray:
+    """Lengths of the prompts that are benchmarked alone: int64[n], four to a doubling, as far as memory goes."""
+    longest = max(16, min(LONGEST_TOKENS, memory_tokens))
+    return np.unique(np.rint(steady(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25))).astype(np.int64))
+
+
+def decode_features(batches: Batches) -> dict[str, np.ndarray]:
+    """What T_d may be made of, by the coefficient's name: float64[n] each."""
+    count = np.array([len(one) for one in batches.contexts], np.float64)
+    total = np.array([one.sum() for one in batches.contexts], np.float64)
+    return {"longest_ps": np.array([one.max(initial=0) for one in batches.contexts], np.float64),
+            "mean_ps": total / count, "base_ps": np.ones(len(count)), "request_ps": count, "context_ps": total}
+
+
+@lru_cache(KEPT)
+def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, Batches]:
+    """Benchmarks of each kind: instances that differ in speed alone have the same ones."""
+    rng = np.random.Generator(np.random.Philox(key=0))
+    rng.uniform(size=SAMPLES)  # were prompts to measure the error on; what follows keeps its draws
+    decodes = tuple(_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES))
+    beside = tuple(_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES))
+    new = np.rint(steady(2.0 ** rng.uniform(4.0, 11.0, SAMPLES))).astype(np.int64)
+    done = np.rint(steady(2.0 ** rng.uniform(4.0, 14.0, SAMPLES)) * rng.integers(0, 2, SAMPLES)).astype(np.int64)
+    return {"decode": Batches(decodes, np.zeros((SAMPLES, 2), np.int64)),
+            "mixed": Batches(beside, np.stack([done, new], axis=1))}
+
+
+def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
+    """What the instance's iterations of some batches take: float64[n], in ps."""
+    chunks, contexts = batches.chunks, batches.contexts
+    return mixed_latency_ps(table, chunks[:, 1:], chunks[:, :1], [len(one) for one in contexts],
+                            [one.sum() for one in contexts],
+                            longest=[one.max(initial=0) for one in contexts]).astype(np.float64)
+
+
+def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) -> np.ndarray:
+    """Contexts of a batch that memory holds; one request that fills it, where it holds hardly any that is drawn."""
+    most = np.log2(largest_batch + 0.99)
+    for _ in range(TRIES):
+        count = int(steady(2.0 ** rng.uniform(0.0, most)))
+        mean = steady(2.0 ** rng.uniform(6.0, 14.0))
+        drawn = steady(rng.lognormal(0.0, rng.uniform(0.0, 1.0), count))
+        if mean * np.add.reduce(drawn) > memory_tokens + count:  # also when rounded; where memory is small, most are
+            continue
+        contexts = np.maximum(1, np.rint(mean * drawn)).astype(np.int64)
+        if contexts.sum() <= memory_tokens:
+            return contexts
+    return np.array([memory_tokens])
