@@ -53,20 +53,6 @@ def raise_interrupt(error: BaseException) -> None:
         seen = seen.__cause__ or seen.__context__
 
 
-def check_text(text: str) -> None:
-    """Refuses bytes that this locale cannot read, which Python keeps in text as something else.
-
-    Raises:
-        UserError: there are such.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        plain = text.encode("utf-8", "replace").decode()
-        raise UserError(f"'{plain}' cannot be read in this locale's encoding, {sys.getfilesystemencoding()}: set "
-                        "PYTHONUTF8=1 where it is text in UTF-8, or use letters of ASCII alone") from None
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close."""
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

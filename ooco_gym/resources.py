@@ -15,8 +15,6 @@ from ooco_gym.errors import UserError, unknown
 
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
 """Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
-RENAMED = {("env", f"{name}_v1"): f"{name}predicted" for name in ("eviction", "migration")}
-"""Files of a group by their earlier names."""
 _SUFFIXES = (".yaml", ".yml")
 _KEPT: dict[tuple[str, Path], tuple[dict[Path, str | None], dict[str, Any]]] = {}
 """By group and file: (the files that were read with their versions, what they hold)."""
@@ -74,7 +72,7 @@ def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, str | 
 
 def _path(group: str, name: str | os.PathLike[str]) -> Path:
     """The file that a name of a group, or a path, stands for."""
-    text = RENAMED.get((group, str(name)), str(name))
+    text = str(name)
     path = Path(text) if text.endswith(_SUFFIXES) else conf_root() / group / f"{text}.yaml"
     if os.path.isfile(path):  # Path raises where a name is too long for one
         return path
@@ -109,7 +107,6 @@ def _parent(group: str, path: Path, name: Any) -> Path:
     """
     if not isinstance(name, str):
         raise UserError(f"{group} file '{path}': extends={name!r} must be the name of one {group}")
-    name = RENAMED.get((group, name), name)
     file = name if name.endswith(_SUFFIXES) else f"{name}.yaml"
     beside, shipped = path.parent / file, conf_root() / group / file
     found = beside if beside.is_file() and (beside != path or not shipped.is_file()) else shipped

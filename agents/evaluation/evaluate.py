@@ -41,7 +41,7 @@ from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
-from ooco_gym.resources import RENAMED, load_yaml, names
+from ooco_gym.resources import load_yaml, names
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
 SCHEMA = "ooco-gym/evaluation/1"
@@ -351,7 +351,6 @@ def _config_of(env: Any) -> dict[str, Any]:
     arguments.pop("render_mode", None)
     if str(env).endswith((".yaml", ".yml")):
         return load_yaml("env", env)
-    env = RENAMED.get(("env", env), env)
     for known in names("env"):
         config = load_yaml("env", known)
         if env in (known, config["id"]):

@@ -10,20 +10,6 @@ A user's mistake ends in one sentence on stderr and exit code 2 and leaves no fo
 and ends with 1, Ctrl-C with 130, SIGTERM with 143.
 """
 
-from __future__ import annotations
-
-import signal
-import threading
-
-# Ctrl-C while the rest is imported, when there is nothing to tidy up yet, ends the process without a traceback.
-_EARLY = (threading.current_thread() is threading.main_thread()
-          and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-if _EARLY:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-from ooco_gym.cli.main import main  # noqa: E402
-
-if _EARLY:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+from ooco_gym.cli.main import main
 
 __all__ = ["main"]

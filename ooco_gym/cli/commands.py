@@ -11,15 +11,12 @@ from os.path import exists  # false of what is no name of a file, where Path rai
 from pathlib import Path
 from typing import Any
 
-from ooco_gym import __file__ as _package_file
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.resources import RENAMED, conf_root, load_yaml
+from ooco_gym.resources import conf_root, load_yaml
 
-OURS = ("agents", "baselines", "conf", "experiments")
 PRESETS = "preset"  # the group of files that set many keys of a command, `+preset=NAME`
 OPEN = "open"  # the folder of choices that stand for what is not said: defaults, and a trace file's keys
-EARLIER = {"experiment": "'ooco-gym calibrate replay', 'calibrate chain', 'engine live' or, for papers, 'figure'"}
 EXAMPLE = "#$ "  # how the lines of a command's configuration begin that show it in use
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
 
@@ -92,22 +89,14 @@ def find(name: str, extra_root: Path | None = None) -> Command:
     """Finds a command by name; `extra_root` is a folder of the user's own whose files come first.
 
     Raises:
-        UserError: no such command, or its package is shadowed by another of the same name.
+        UserError: no such command.
     """
     known = commands()
-    if name in EARLIER:
-        raise UserError(f"'ooco-gym {name}' is {EARLIER[name]} now")
     if name not in known:
         raise unknown("command", name, known)
-    top = known[name].split(":")[0].split(".")[0]
-    spec = util.find_spec(top)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    folder = Path(places[0]).resolve() if places else None
-    expected = Path(_package_file).resolve().parent.parent
-    if top in OURS and (folder is None or folder.parent != expected):
-        raise UserError(f"the package '{top}' found at '{folder}' is not ooco-gym's, which is in '{expected}': another "
-                        "package shadows it; use an environment without that package")
-    own = [folder / "conf"] if folder and (folder / "conf").is_dir() else []
+    spec = util.find_spec(known[name].partition(":")[0].partition(".")[0])
+    places = [Path(place) / "conf" for place in (spec and spec.submodule_search_locations) or ()]
+    own = [place for place in places[:1] if place.is_dir()]
     return Command(name, known[name], (*([extra_root] if extra_root else []), *own, conf_root()))
 
 
@@ -138,7 +127,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
 
         if head.endswith((".py", ".yaml", ".yml")) or head in list_policies():
             return as_mapping(value)
-    if value.endswith((".yaml", ".yml")) or (group, value) in RENAMED:
+    if value.endswith((".yaml", ".yml")):
         return load_yaml(group, value)
     if exists(value) or (head.endswith(".py") and exists(head)):
         return {PLAIN: value}

@@ -295,32 +295,31 @@ def check_value(key: str, value: Any, default: Any) -> None:
     Raises:
         UserError: it is of another kind, or a mapping has a key that the default has not.
     """
+    if value is None or default in (None, REQUIRED) or any("${" in one for one in (value, default)
+                                                           if isinstance(one, str)):
+        return
     of_several = key.rpartition(".")[2] in COUNT_OR_LIST
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     expected = ""
-    if value is None or default in (None, REQUIRED) or any(isinstance(one, str) and "${" in one for one in (value,
-                                                                                                           default)):
-        return
-    if isinstance(default, bool):
-        expected = "" if isinstance(value, bool) else "true or false"
-    elif isinstance(default, (int, float)):
-        expected = "" if is_number or (of_several and isinstance(value, list)) else "a number"
-    elif isinstance(default, str):
-        if isinstance(value, list):
-            expected = "one value, not a list"
-        elif isinstance(value, bool) or (is_number and not _RELEASE.fullmatch(default)):
-            expected = "text"
+    if isinstance(default, Mapping):
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                if name not in default:
+                    raise UserError(f"{key} has no key '{name}'{nearest(str(name), map(str, default))}")
+                check_value(f"{key}.{name}", item, default[name])
+        elif not isinstance(value, str) or any(one is not None for one in default.values()):  # a whole by its name
+            raise UserError(f"{key}={_text(value)}: {key} is a group of keys; expected such as "
+                            f"{key}.{next(iter(default), 'key')}=…")
     elif isinstance(default, list):
         if not isinstance(value, list) and not (of_several and is_number):
             raise UserError(f"{key}={_text(value)}: expected a list, such as {key}=[{_text(value)}]")
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            if name not in default:
-                raise UserError(f"{key} has no key '{name}'{nearest(str(name), map(str, default))}")
-            check_value(f"{key}.{name}", item, default[name])
-    elif not (isinstance(value, str) and all(one is None for one in default.values())):  # a whole by its name
-        raise UserError(f"{key}={_text(value)}: {key} is a group of keys; expected such as "
-                        f"{key}.{next(iter(default), 'key')}=…")
+    elif isinstance(default, bool):
+        expected = "" if isinstance(value, bool) else "true or false"
+    elif isinstance(default, str):
+        expected = "one value, not a list" if isinstance(value, list) else "text" if isinstance(value, bool) or (
+            is_number and not _RELEASE.fullmatch(default)) else ""
+    elif not is_number and not (of_several and isinstance(value, list)):
+        expected = "a number"
     if expected:
         raise UserError(f"{key}={_text(value)}: expected {expected}, such as {key}={_text(default)}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, find, names
-from ooco_gym.errors import Terminated, UserError, check_text, unknown
+from ooco_gym.errors import Terminated, UserError, unknown
 from ooco_gym.files import FULL, full_disk
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
@@ -35,10 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, of this process by default, and returns the exit code: 0, 1 after a bug, 2 after a
     mistake, 130 after Ctrl-C, 143 after SIGTERM."""
     with _quiet_pipes():
-        code = _main(list(sys.argv[1:] if argv is None else argv))
-    if argv is None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the command is over, and Python tidies up for a moment
-    return code
+        return _main(list(sys.argv[1:] if argv is None else argv))
 
 
 def _main(words: list[str]) -> int:
@@ -63,8 +60,6 @@ def _main(words: list[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    for word in words:
-        check_text(word)
     if not words or words[0] in ("-h", "--help", "help"):
         _print_commands()
         return 0
@@ -110,16 +105,16 @@ def _dispatch(words: list[str]) -> int:
 
 # --- What is printed without running anything -----------------------------------------------------------------------
 def _print_commands() -> None:
-    def description(name: str) -> str:
+    rows = []
+    for name in commands():
         try:
-            return find(name).description
+            rows.append((name, find(name).description))
         except UserError as error:
-            return f"({error})"
-
+            rows.append((name, f"({error})"))
     print(f"usage: {USAGE}\n")
-    Table("", ("", ""), [(name, description(name)) for name in commands()], align="l").show(frame="none", unbroken=1)
-    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
-    print("ooco-gym completion bash|zsh|fish prints what makes the Tab key complete all of them.")
+    Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
+    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.\n"
+          "ooco-gym completion bash|zsh|fish prints what makes the Tab key complete all of them.")
 
 
 def _print_help(command: Command) -> None:
@@ -166,8 +161,7 @@ def _complete(asked: str) -> None:
 
 # --- When whoever reads the output, or lets it run, has had enough --------------------------------------------------
 class _Outlet:
-    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`), or the disk that it
-    goes to is full: files are made."""
+    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`): files are made."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -186,12 +180,7 @@ class _Outlet:
         """Lets all that follows a failed write, what is buffered included, go nowhere."""
         try:
             call(*arguments)
-        except OSError as error:
-            if error.errno in FULL:
-                with suppress(OSError):  # where stderr goes there, too
-                    print(f"note: no more is printed: {error.strerror}", file=sys.__stderr__, flush=True)
-            elif not isinstance(error, BrokenPipeError):
-                raise
+        except BrokenPipeError:
             with suppress(OSError), open(os.devnull, "wb") as nowhere:  # a stream without a descriptor of its own
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import shutil
@@ -29,8 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, Command
 from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, is_glob, key_of, one_line
-from ooco_gym.documents import SEAL, read_mapping
-from ooco_gym.errors import EXTRAS, UserError, check_text, end_if_interrupted, raise_interrupt, unknown
+from ooco_gym.documents import read_mapping
+from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interrupt, unknown
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json, write_sealed
 from ooco_gym.report import Table, as_text, joined
 from ooco_gym.report.tables import flat
@@ -231,7 +230,6 @@ def run(command: Command, request: Request, multirun: bool) -> int:
 def _folder_of(command: Command, request: Request) -> Path:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
-    check_text(str(folder))
     if not str(folder).isprintable():
         raise UserError(f"out={request.out!r} has a control character in it; expected the name of a folder")
     return folder
@@ -304,11 +302,11 @@ def _short(path: str) -> str:
 
 # --- What a sweep leaves behind -------------------------------------------------------------------------------------
 def _report_sweep(command: Command, request: Request, folder: Path, outcomes: list[Outcome]) -> int:
-    """Prints a table of points, writes `multirun.json` and `points.parquet`, and returns the worst exit code."""
+    """Prints a table of points, writes `multirun.json`, and returns the worst exit code."""
     codes = {outcome.code for outcome in outcomes}
     if codes != {MISTAKE}:
         _write_points(command.name, [key_of(one) for one in request.swept], folder, outcomes)
-        print(f"multirun.json and points.parquet written to {_short(str(folder))}")
+        print(f"multirun.json written to {_short(str(folder))}")
     for code, error in dict.fromkeys((outcome.code, outcome.error) for outcome in outcomes if outcome.code != OK):
         jobs = [Path(one.out).name for one in outcomes if (one.code, one.error) == (code, error)]
         _complain(Outcome(code, "", error), "" if len(jobs) == len(outcomes) else f"{' and '.join(jobs)}: ")
@@ -316,55 +314,30 @@ def _report_sweep(command: Command, request: Request, folder: Path, outcomes: li
 
 
 def _write_points(command: str, swept: list[str], folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Prints and writes each point's scores; the Parquet has its configuration and, under `result.`, its summary."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    """Prints and writes what was swept and each point's scores."""
     configs, summaries = ([_read(outcome, name) for outcome in outcomes] for name in ("config.yaml", "summary.json"))
-    first = next((one for one in summaries if one), {})
     scores = [name for name in SCORES.get(command, ()) if any(name in one for one in summaries)]
     if command not in SCORES:
-        scores = [name for name, value in first.items() if isinstance(value, (int, float)) and "." not in name
-                  and not isinstance(value, bool) and name not in ("wall_s", "seed", "pid")][:MOST_SCORES]
-    jobs, lines, rows = [], [], []
+        scores = [name for name, value in next(filter(None, summaries), {}).items() if isinstance(value, (int, float))
+                  and "." not in name and not isinstance(value, bool) and name not in ("wall_s", "seed", "pid")]
+    jobs, lines = [], []
     for number, (one, config, summary) in enumerate(zip(outcomes, configs, summaries, strict=True)):
-        name, place, status = Path(one.out).name, os.path.relpath(one.out, folder), STATUS[one.code]
-        jobs.append({"job": name, "out": place, "status": status, "kept": one.kept,
-                     "error": one.error.strip().splitlines()[-1] if one.error else None,
-                     "scores": {score: summary.get(score) for score in scores}})
+        name, status, given = Path(one.out).name, STATUS[one.code], {key: config.get(key) for key in swept}
+        found = {score: summary.get(score) for score in scores[:MOST_SCORES]}
+        jobs.append({"job": name, "out": os.path.relpath(one.out, folder), "status": status, "kept": one.kept,
+                     "error": one.error.strip().splitlines()[-1] if one.error else None, "swept": given,
+                     "scores": found})
         if name == str(number):  # folders by number do not say what is swept
-            name = ", ".join(f"{key}={as_text(config.get(key))}" for key in swept) or name
-        lines.append((name, *(as_text(summary.get(score), _shown) for score in scores),
-                      status + ", was there" * one.kept))
-        rows.append({"point": number, "folder": place, "status": status, **config,
-                     **{f"result.{key}": value for key, value in summary.items()}})
-    Table("", ("point", *scores, "result"), lines, align="l").show()
+            name = ", ".join(f"{key}={as_text(value)}" for key, value in given.items()) or name
+        lines.append((name, *(as_text(value, lambda one: f"{one:.4g}" if isinstance(one, float) else str(one))
+                              for value in found.values()), status + ", was there" * one.kept))
+    Table("", ("point", *scores[:MOST_SCORES], "result"), lines, align="l").show()
     write_json(folder / "multirun.json",
                {"schema": "ooco-gym/multirun/1", "command": command, "swept": swept, "jobs": jobs})
-    known = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _column([row.get(name) for row in rows]) for name in known}
-    with atomic_write(folder / "points.parquet") as temporary:
-        parquet.write_table(pa.table(columns), temporary, write_page_checksum=True)
 
 
 def _read(outcome: Outcome, name: str) -> dict[str, Any]:
-    """A file of a point by dotted keys, what is no plain value as JSON text; empty where there is none."""
-    if outcome.code != OK:
-        return {}
+    """A file of a point by dotted keys; empty where there is none."""
     with suppress(UserError):
-        return {key: one if one is None or isinstance(one, (str, int, float)) else json.dumps(one, default=str)
-                for key, one in flat(read_mapping(Path(outcome.out, name))).items() if key != SEAL}
+        return flat(read_mapping(Path(outcome.out, name))) if outcome.code == OK else {}
     return {}
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _column(values: Sequence[Any]) -> list[Any]:
-    """Values of one kind: whole numbers become fractions beside such, everything becomes text beside text."""
-    kinds = {type(value) for value in values if value is not None}
-    if len(kinds) <= 1:
-        return list(values)
-    kind = float if kinds == {int, float} else str
-    return [None if value is None else kind(value) for value in values]

@@ -46,7 +46,7 @@ WORDS = [[*f"{line} out={line.partition(' ')[0]}".split()] for line in (
     "train env=gating agent.n_envs=4 agent.n_steps=16 agent.batch_size=32 total_timesteps=128 window_s=20 "
     f"agent.imitate.rule=null agent.scale_decisions=64 validation.windows=1 {SHORT}",
     f"evaluate env=gating policies=[ooco,always] episodes=6 workers=1 {SHORT}",
-    "export policy=learned_router checks=50",
+    "export policy=learned_deadline checks=50",
     f"explain policy={NETWORK} fit_windows=2 episodes=2 decisions=200 repeats=1 window_s=20 warmup_s=5",
     f"tune env=gating trials=4 windows=2 window_s=20 warmup_s=5 validation.windows=2 {SHORT}")]
 

@@ -23,7 +23,7 @@ def asked(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, line: str) -> l
 
 
 @pytest.mark.parametrize(("line", "found"), [
-    ("comp", ["compare", "compile", "completion"]), ("pl", ["play"]), ("nothing x", []),
+    ("comp", ["compare", "compile", "completion"]), ("spe", ["speak"]), ("nothing x", []),
     ("play see", ["seed=", "seeds="]), ("play fruit.w", ["fruit.weight_g="]),
     ("play fruit=p", ["fruit=pear", "fruit=plum"]), ("play fruit=pear fruit.b", ["fruit.brown_spots="]),
     ("play fruit=apple fruit.b", []),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,17 +133,6 @@ def test_a_sweep_ends_with_the_point_that_is_stopped(toy: SimpleNamespace, monke
 def test_interrupt(toy: SimpleNamespace) -> None:
     code, _, err = toy.run("play", "fail=stop", "out=results")
     assert (code, err) == (130, "\ninterrupted\n")
-
-
-def test_shadowed_package_is_named(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    (toy.site / "agents").mkdir()
-    (toy.site / "agents" / "__init__.py").write_text("raise RuntimeError('never imported')")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "agents"]:
-        monkeypatch.delitem(sys.modules, name)  # as in a fresh process: other tests have imported ours
-    code, _, err = toy.run("shadowed")
-    assert code == 2
-    assert f"the package 'agents' found at '{toy.site / 'agents'}' is not ooco-gym's" in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"weight_g: [1", b"weight_g: \xff\xfe", b"[" * 5000])

@@ -169,7 +169,7 @@ def sweep(toy: SimpleNamespace, *words: str) -> list[dict[str, Any]]:
     assert [(job["job"], job["out"], job["status"]) for job in index["jobs"]] == [(x, x, "done") for x in labels]
     assert "done" in out
     assert sorted(path.name for path in (toy.cwd / "sweep").iterdir()) == sorted(
-        [*labels, "multirun.json", "points.parquet"])
+        [*labels, "multirun.json"])
     for label in labels:
         assert values(toy.cwd / "sweep" / label)["out"] == str(toy.cwd / "sweep" / label)
     fruits = [values(toy.cwd / "sweep" / label)["fruit"] for label in labels]
@@ -229,13 +229,6 @@ def test_sweep_over_policies_with_parameters_and_ranges(toy: SimpleNamespace) ->
     found = {(str(v["fruit"]), v["seed"]) for v in map(values, sorted((toy.cwd / "sweep").glob("*/")))}
     assert {seed for _, seed in found} == {1, 2}
     assert {fruit for fruit, _ in found if fruit.startswith("apple")} == {"apple:a=1,b=2"}
-
-
-def test_an_earlier_command_names_what_it_is_now(capsys: pytest.CaptureFixture[str]) -> None:
-    from ooco_gym.cli import main
-
-    assert main(["experiment", "replay", "run=x"]) == 2
-    assert "'ooco-gym calibrate replay'" in capsys.readouterr().err
 
 
 def test_every_description_is_one_line() -> None:

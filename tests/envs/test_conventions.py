@@ -16,8 +16,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from ooco_gym import UserError, candidate_table
-from ooco_gym.cli.commands import read_choice
-from ooco_gym.resources import conf_root, load_yaml
 
 # Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
 BARE = """
@@ -67,14 +65,6 @@ def test_what_was_not_measured_of_chips_is_in_the_info_of_a_reset():
 def test_the_core_installation_makes_an_environment_by_its_module_prefix():
     done = subprocess.run([sys.executable, "-W", "error:chip", "-c", BARE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "True"]
-
-
-@pytest.mark.parametrize("name", ["eviction", "migration"])
-def test_the_earlier_name_of_a_configuration_goes_on_working(name, tmp_path):
-    now = load_yaml("env", f"{name}predicted")
-    assert load_yaml("env", f"{name}_v1") == now == read_choice((conf_root(),), "env", f"{name}_v1")
-    (tmp_path / "mine.yaml").write_text(f"extends: {name}_v1\nwindow_s: 5.0\n")
-    assert load_yaml("env", tmp_path / "mine.yaml") == {**now, "window_s": 5.0}
 
 
 @pytest.mark.parametrize("name", IDS)
