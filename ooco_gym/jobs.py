@@ -38,24 +38,22 @@ def _unheard() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _SpawnProcess(contexts.SpawnProcess):
+class _Unheard:
+    """A process that begins so."""
+
     def start(self) -> None:
         with _unheard():
-            super().start()
-
-
-class _ForkServerProcess(contexts.ForkServerProcess):
-    def start(self) -> None:
-        with _unheard():
-            super().start()
+            super().start()  # type: ignore[misc]
 
 
 class _Spawn(contexts.SpawnContext):
-    Process = _SpawnProcess
+    class Process(_Unheard, contexts.SpawnProcess):
+        pass
 
 
 class _ForkServer(contexts.ForkServerContext):
-    Process = _ForkServerProcess
+    class Process(_Unheard, contexts.ForkServerProcess):
+        pass
 
 
 SPAWN = _Spawn()

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from ooco_gym.documents import SEAL, read_yaml, seal_of, version_of
+from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, cache_path
 from ooco_gym.resources import conf_root, load_yaml, names
@@ -129,36 +129,23 @@ def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[
     """The whole entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …) by its `key_of`, the shipped file
     first. One found under the `conditions` of this digest goes before one found as the protocol says; None: only the
     latter will do."""
-    found = [entry for entry in read_entries(shipped_file()) if _is(entry, key)]
     own = cache_path(FILE_NAME)
-    found += [entry for entry in (read_entries(own) if own else ()) if _is(entry, key) and _usable(entry, conditions)]
+    found = [entry for path in (shipped_file(), *([own] if own else ())) for entry in read_entries(path)
+             if all(entry.get(name) == value for name, value in key.items())
+             and (path != own or entry.get("conditions") in (PROTOCOL, conditions))]
     same = [entry for entry in found if conditions is not None and entry.get("conditions") == conditions]
-    entry = next(iter(same + found), None)
-    return None if entry is None else {name: value for name, value in entry.items() if name != SEAL}
-
-
-def _is(entry: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
-    return all(entry.get(name) == value for name, value in key.items())
-
-
-def _usable(entry: Mapping[str, Any], conditions: str | None) -> bool:
-    """An entry of the user's own file: found under the protocol, or under these very conditions."""
-    return entry.get("conditions") == PROTOCOL or (conditions is not None and entry.get("conditions") == conditions)
+    return next(iter(same + found), None)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Reads a file of factors, again only when it has changed; a file that is not there holds none. Of the user's own,
-    entries that were changed after they had been written are left out."""
+    """Reads a file of factors, again only when it has changed; a file that is not there holds none."""
     return [dict(entry) for entry in _entries(path, version_of(path))] if path.is_file() else []
 
 
 @lru_cache(maxsize=8)
 def _entries(path: Path, version: str | None) -> list[dict[str, Any]]:
     try:
-        entries = [dict(entry) for entry in (read_yaml(path) or {}).get("factors") or []]
-        if path != shipped_file():  # what was changed after it was written is found again
-            entries = [entry for entry in entries if entry.get(SEAL) == seal_of(entry)]
-        return entries
+        return [dict(entry) for entry in (read_yaml(path) or {}).get("factors") or []]
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"file of peak factors '{path}' must hold 'factors:', a list of mappings; "
                         "delete it and they are found again") from error
@@ -166,15 +153,10 @@ def _entries(path: Path, version: str | None) -> list[dict[str, Any]]:
 
 def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
     """Writes an entry to a file of factors, in the place of the one with the same key, sorted."""
-    with _STORING:
-        _store(entry, path, key)
-
-
-def _store(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
-    others = [old for old in read_entries(path) if any(old.get(name) != value for name, value in key.items())]
-    kept = dict(entry) if path == shipped_file() else {**entry, SEAL: seal_of(entry)}
-    entries = sorted([*others, kept], key=lambda item: tuple(str(item.get(name)) for name in key))
     head = ("# How much of each workload's own rate a cluster carries by itself (its peak factor), as found by\n"
             "# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by hand.\n")
-    with atomic_write(path) as temporary:
-        temporary.write_text(head + yaml.safe_dump({"factors": entries}, sort_keys=False), encoding="utf-8")
+    with _STORING:
+        others = [old for old in read_entries(path) if any(old.get(name) != value for name, value in key.items())]
+        entries = sorted([*others, dict(entry)], key=lambda item: tuple(str(item.get(name)) for name in key))
+        with atomic_write(path) as temporary:
+            temporary.write_text(head + yaml.safe_dump({"factors": entries}, sort_keys=False), encoding="utf-8")

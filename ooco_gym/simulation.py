@@ -26,7 +26,6 @@ from ooco_gym.workload import Trace, merge
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
-LOG_ENTRIES = 65_536
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Run:
     window_s: tuple[float, float]
     counters: dict[str, int]  # `sim.state.Totals`
     samples: dict[str, np.ndarray]  # of `_sample`, time first: (T,) or (T, instances)
-    log: np.ndarray  # LOG[events], empty where logging was off
     simulated_s: float
     wall_s: float
     notes: tuple[str, ...] = ()  # what the trace's reader repaired, dropped or doubts, a sentence each
@@ -133,7 +131,7 @@ class Simulation:
     """
 
     def __init__(self, scenario: Scenario | ResolvedScenario, policy: Any = "ooco", outside: tuple[str, ...] = (),
-                 bulk: bool = True, log: bool = False) -> None:
+                 bulk: bool = True) -> None:
         """As `simulate`; `outside` names the decision points that the caller answers."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
@@ -150,8 +148,7 @@ class Simulation:
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
-                                 weights=self.policy.weights,
-                                 log_capacity=LOG_ENTRIES if log else 0)
+                                 weights=self.policy.weights)
         self.rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything
@@ -159,7 +156,6 @@ class Simulation:
         self._hooks = addresses([ask_outside if point.name in outside else rule
                                  for point, rule in zip(POINTS, self.rules, strict=True)])
         self._answer = s.ASK
-        self._logged: list[np.ndarray] = []
         drain_s = float(self.scenario.protocol.drain_s)
         self.end_ps = round((self.window_s[1] + drain_s) * s.PS_PER_S)
 
@@ -189,12 +185,9 @@ class Simulation:
     def advance(self, until_s: float | None = None) -> bool:
         """Runs until a decision is open (True), or until `until_s` or the end (False)."""
         until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
-        while True:
-            why = run_loop(self.handle.address, self._hooks, until_ps, self._answer)
-            self._answer = s.ASK
-            if why != s.LOG_FULL:
-                return why == s.ASKED
-            self._take_log()
+        why = run_loop(self.handle.address, self._hooks, until_ps, self._answer)
+        self._answer = s.ASK
+        return why == s.ASKED
 
     def answer(self, value: int) -> None:
         """Answers the open decision; wide answers are written to `state.picks` first."""
@@ -211,17 +204,6 @@ class Simulation:
         pending = self.state.pending
         return int(call_rule(self.state, self.rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
-
-    def events(self) -> np.ndarray:
-        """The events logged so far: LOG[n]."""
-        self._take_log()
-        return np.concatenate(self._logged) if self._logged else np.zeros(0, s.LOG)
-
-    def _take_log(self) -> None:
-        used = int(self.state.queues.log_used)
-        if used:
-            self._logged.append(self.state.log[:used].copy())
-            self.state.queues.log_used = 0
 
 
 def _check_architecture(policy: Policy, cluster: Cluster) -> None:
@@ -249,8 +231,7 @@ def prepared(policy: Policy, facts: Facts) -> Policy:
 
 
 def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, Any] | Policy = "ooco", *,
-             params: Mapping[str, Any] | None = None, sample_s: float = 60.0, log: bool = False,
-             bulk: bool = True) -> Run:
+             params: Mapping[str, Any] | None = None, sample_s: float = 60.0, bulk: bool = True) -> Run:
     """Plays a scenario under a policy: a name (`ooco`, `ooco:slo_margin=0.85`), a mapping with parameters, or a
     `Policy`.
 
@@ -259,7 +240,6 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
         policy: a name, a mapping with parameters, or a `Policy`.
         params: parameters to set besides.
         sample_s: interval of the samples over time, in seconds.
-        log: whether every event is logged (`Run.log`).
         bulk: many decode steps at once; off, one at a time, with the same result.
 
     Raises:
@@ -269,7 +249,7 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     if params:
         chosen = chosen.with_values(params)
     begun = time.perf_counter()
-    simulation = Simulation(scenario, chosen, bulk=bulk, log=log)
+    simulation = Simulation(scenario, chosen, bulk=bulk)
     state, rows, until_s = simulation.state, [], sample_s
     while not simulation.finished:
         simulation.advance(until_s)
@@ -278,8 +258,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
         until_s += sample_s
     samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
-              state.itl, simulation.window_s, state.totals.as_dict(), samples, simulation.events(),
-              simulation.now_s, time.perf_counter() - begun, simulation.notes, simulation.class_id,
+              state.itl, simulation.window_s, state.totals.as_dict(), samples, simulation.now_s,
+              time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])

@@ -30,7 +30,7 @@ from ooco_gym.cli.commands import PLAIN, PRESETS, Command
 from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, is_glob, key_of, one_line
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interrupt, unknown
-from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json, write_sealed
+from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json
 from ooco_gym.report import Table, as_text, joined
 from ooco_gym.report.tables import flat
 from ooco_gym.report.terminal import remarks
@@ -97,8 +97,8 @@ class Task:
                 temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
             if isinstance(summary, Mapping):
                 remarked = {"remarks": list(said.values())} if said else {}
-                write_sealed(Path(out, "summary.json"),
-                             {"schema": f"ooco-gym/{self.command}/1", **summary, **remarked})
+                write_json(Path(out, "summary.json"),
+                           {"schema": f"ooco-gym/{self.command}/1", **summary, **remarked})
                 files = ("summary.json", *files)
             end_if_interrupted(summary)
             return Outcome(OK, out, files=files)

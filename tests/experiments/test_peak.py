@@ -125,9 +125,9 @@ def test_a_cluster_of_ones_own_has_its_factor_by_path_and_by_content(searches, t
     path.write_text(yaml.safe_dump(MINE))
     assert label("cluster", str(path)) == label("cluster", path) == label("cluster", MINE)
     by_path = Scenario(workload="ooc", cluster=str(path))
-    with pytest.raises(UserError, match=rf"capacity only_peak=true workload=ooc cluster={path}.*rate_scale="):
+    with pytest.raises(UserError, match=r"on cluster 'mine': find it with 'ooco-gym capacity only_peak=true .*rate_scale="):
         by_path.online_scale()
-    with pytest.raises(UserError, match=r"capacity only_peak=true workload=ooc cluster=….*rate_scale="):
+    with pytest.raises(UserError, match=r"capacity only_peak=true workload=….*rate_scale="):
         Scenario(workload="ooc", cluster=MINE).online_scale()
     found = peak_entry(by_path, Jobs(1), (1, 2, 3), PeakPlan())["factor"]
     assert Scenario(workload="ooc", cluster=MINE).online_scale() == by_path.online_scale() == found
@@ -139,7 +139,7 @@ def test_a_changed_preset_has_the_presets_load_and_a_note(own_cache):
     assert (usual.online_scale(), usual.scale_note()) == (Scenario().online_scale(), "")
     assert changed.online_scale() == usual.online_scale()
     assert "as shipped, from which yours differ" in changed.scale_note()
-    assert "capacity only_peak=true workload=ooc cluster=…" in changed.scale_note()
+    assert "capacity only_peak=true workload=… cluster=…" in changed.scale_note()
 
 
 # --- The protocol's figures have one home; where a command's configuration states one, it states the same ------------

@@ -6,7 +6,7 @@ import numpy as np
 
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.batch import ITL_FIRST_PS
-from ooco_gym.sim.state import FINISHED, INSTANCE, ITL_BINS, LOG, PS_PER_S, REQUEST, WAITING, Totals
+from ooco_gym.sim.state import FINISHED, INSTANCE, ITL_BINS, PS_PER_S, REQUEST, WAITING, Totals
 from ooco_gym.simulation import Run
 
 
@@ -53,8 +53,8 @@ def run_of(requests, window_s=(0.0, 3600.0), end_s=4000.0, tpot_min_tokens=16, t
     counters = dict.fromkeys(Totals.fields, 0) | (sums or {})
     return Run(Scenario(slo=slo, seed=3).resolve(), "ooco", {}, requests,
                np.zeros(0, INSTANCE) if instances is None else instances,
-               np.zeros(ITL_BINS, np.int64) if itl is None else itl, window_s, counters, {}, np.zeros(0, LOG),
-               end_s, 0.1)
+               np.zeros(ITL_BINS, np.int64) if itl is None else itl, window_s, counters, {}, end_s,
+               0.1)
 
 
 FIRST_BIN_S = ITL_FIRST_PS / PS_PER_S
