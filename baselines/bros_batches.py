@@ -49,12 +49,9 @@ class BatchedWork:
 
     def submit_if_due(self) -> None:
         """Lets the next batch arrive now if the last one is done."""
-        done = self.state.requests["status"][self.running] >= s.FINISHED
-        if self.left and done.all() and self.state.clock.now_ps < self.end_ps:
-            self._submit(min(self.batch, self.left))
-
-    def _submit(self, count: int) -> None:
-        state, now = self.state, int(self.state.clock.now_ps)
+        state, now, count = self.state, int(self.state.clock.now_ps), min(self.batch, self.left)
+        if count == 0 or now >= self.end_ps or (state.requests["status"][self.running] < s.FINISHED).any():
+            return
         at, total = int(state.clock.next_arrival), state.requests.size
         mine = np.arange(self.next_slot, self.next_slot + count)
         others = np.concatenate([np.arange(at, self.next_slot), np.arange(self.next_slot + count, total)])
@@ -89,10 +86,9 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
         work.submit_if_due()
         until_s += POLL_S
         simulation.advance(until_s)
-    state = simulation.state
+    state, chosen = simulation.state, simulation.policy
     state.gauges.open_online -= 1
-    policy_values = dict(simulation.policy.values)
-    return Run(simulation.scenario, simulation.policy.name, policy_values, state.requests, state.instances, state.itl,
+    return Run(simulation.scenario, chosen.name, dict(chosen.values), state.requests, state.instances, state.itl,
                simulation.window_s, state.totals.as_dict(), {}, np.zeros(0, s.LOG), simulation.now_s,
                time.perf_counter() - begun, simulation.notes)
 

@@ -30,8 +30,8 @@ traffic a few tokens are worth it, elsewhere thousands. With `chunk_efficiency` 
 `online_chunk` and `offline_chunk`: as small as its tokens cost at most 1/e of what they cost in a long chunk, beside
 the decodes that run, by the instance's belief.
 
-All latencies are the instance's belief; `ooco_gym/policy/latency_budget.py` fills the iteration. With `route` class an
-arrival goes to the instance with the fewest requests of its class, as offline requests say little of online load.
+All latencies are the instance's belief; `ooco_gym/policy/latency_budget.py` fills the iteration. An arrival goes to the
+instance with the fewest requests of its class, as offline requests say little of online load.
 
 Parameters: `conf/policy/deadline.yaml`; what they are worth on four workloads: docs/learned.md.
 """
@@ -45,7 +45,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, Limits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.policy import Param, Policy, slots
-from ooco_gym.policy.rules import fewest_requests, length
+from ooco_gym.policy.rules import length
 from ooco_gym.sim.costs import predict_prefill, steady
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RECOMPUTE, SWAP
@@ -67,8 +67,6 @@ PARAMS = (
     Param("give_up_share", "share of online requests that may be missed", 0.0, 1.0),
     Param("give_up_gain_s", "by how much the budget must grow for a request to be given up, seconds", 0.0, 60.0),
     Param("violation_window_s", "time over which that share is counted, seconds", 1.0, 1e6),
-    Param("route", "arrivals to the instance with the fewest requests, or with the fewest of their class",
-          choices=("requests", "class")),
     Param("preempted", "what becomes of a preempted offline request's KV memory", choices=("recompute", "swap")),
     Param("waiting_order", "waiting offline requests by arrival, or by prefix, to share it",
           choices=("arrival", "prefix")),
@@ -215,9 +213,7 @@ def budget(state, instance, settings):
 # --- Routing --------------------------------------------------------------------------------------------------------
 @inner
 def fewest_of(state, slot):
-    """The instance with the fewest requests, or with `route` class the fewest of the request's class."""
-    if state.params[P.route] == 0:
-        return fewest_requests(state)
+    """The instance with the fewest requests of the request's class."""
     best, least = 0, NEVER
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]

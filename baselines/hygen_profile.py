@@ -73,26 +73,11 @@ def keeps(values: Mapping[str, Any], shared: Mapping[str, Any], quiet: Mapping[s
                if values[f"{which}_metric"] != "none")
 
 
-def largest_that_holds(holds: Callable[[float], bool], highest: float, steps: int) -> float:
-    """Binary search between 0, which holds by definition (no offline work), and `highest`, for what still holds."""
-    if holds(highest):
-        return highest
-    low, high = 0.0, highest
-    for _ in range(steps):
-        middle = 0.5 * (low + high)
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], float],
-           run: Callable[[Played, float], Mapping[str, Any]], trials: Sequence[Played]) -> dict[str, float]:
-    """Finds a parameter by test runs.
+def search(values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], float],
+           run: Callable[[Played, float], Mapping[str, Any]], trials: Sequence[Played]) -> float:
+    """Finds by binary search the largest value of a parameter, which lets no offline work in at 0, that keeps the SLOs.
 
     Args:
-        name: of the parameter; at 0 it lets no offline work in, and at infinity any.
         values: of the policy: its SLOs and `profile_steps`.
         highest: where the search begins, from the summary of a run without bound.
         run: summary of a test run with the parameter at a value.
@@ -101,10 +86,13 @@ def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str,
     def holds(value: float) -> bool:
         return all(keeps(values, run(one, value)["online"], run(alone(one), math.inf)["online"]) for one in trials)
 
-    ceiling = highest(run(trials[0], math.inf))
-    if holds(math.inf):
-        return {name: ceiling}
-    return {name: largest_that_holds(holds, ceiling, int(values["profile_steps"]))}
+    low, high = 0.0, highest(run(trials[0], math.inf))
+    if holds(math.inf) or holds(high):
+        return high
+    for _ in range(int(values["profile_steps"])):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def alone(scenario: Played) -> Played:
@@ -120,13 +108,12 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
     first, count = int(values["profile_seed"]), int(values["profile_windows"])
     if not scenario.from_file:
         return [shorter.with_(seed=first + i) for i in range(count)]
-    start_s = known.start_s
-    starts = windows_beside(known.workload, start_s, known.duration_s, length_s, count)
+    starts = windows_beside(known.workload, known.start_s, known.duration_s, length_s, count)
     if not starts:
         remark("HyGen's profiler test-runs the measured window: trace file of workload "
                f"'{short_name(known.given.workload)}' has no other of {length_s:g} s; a longer file, or a shorter "
                "window (duration_s, profile_duration_s), lets it look elsewhere")
-        return [shorter.with_(seed=first + i, start_s=start_s) for i in range(count)]
+        starts = [known.start_s] * count
     return [shorter.with_(seed=first + i, start_s=start) for i, start in enumerate(starts)]
 
 
@@ -175,8 +162,8 @@ def _profile(policy: Policy, scenario: ResolvedScenario, name: str,
              highest: Callable[[Mapping[str, Any]], float]) -> dict[str, float]:
     if policy.values[name] != AUTO:
         return {}
-    return search(name, policy.values, highest, lambda trial, value: test_run(trial, policy.with_values({name: value})),
-                  trials_of(scenario, policy.values))
+    return {name: search(policy.values, highest, lambda one, value: test_run(one, policy.with_values({name: value})),
+                         trials_of(scenario, policy.values))}
 
 
 def served_rate(summary: Mapping[str, Any]) -> float:

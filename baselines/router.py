@@ -29,8 +29,8 @@ weights z is 0, and the rule's own choice stands, exactly. As products of powers
 `latency` and LMetric and what lies between them. NVIDIA's learned router, a logit of such figures found by CMA-ES over
 whole episodes, is the model.
 
-Parameters besides those of `deadline`, whose `route` is of offline requests: conf/policy/router.yaml. What the rules
-and the learned score are worth: docs/learned.md.
+Parameters besides those of `deadline`: conf/policy/router.yaml. What the rules and the learned score are worth:
+docs/learned.md.
 """
 
 import math

@@ -9,9 +9,8 @@ What is predicted is what the scenario's length predictor says (`lengths={predic
 without one has `{predictor: lognormal, error: SIGMA}` here, with the parameter `sigma`: the true output length times
 exp(`sigma` z) with a normal z of its own. The order stays when a request is preempted.
 
-Ours: `prompt_weight` counts a prompt token as so many output tokens (0: by output alone); of the waiting online
-requests the first `online_candidates` by arrival are compared. Long offline requests may wait for ever: shortest first
-has no fairness, and none is added.
+Ours: of the waiting online requests the first 256 by arrival are compared. Long offline requests may wait for ever:
+shortest first has no fairness, and none is added.
 """
 
 import numpy as np
@@ -20,7 +19,7 @@ from baselines.vllm_v1 import SCHEDULE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import admit, continue_running, fits_whole, next_in_order, rank_of
-from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.predicted import lognormal
@@ -28,10 +27,8 @@ from ooco_gym.workload.predicted import lognormal
 PARAMS = (
     *SCHEDULE_PARAMS,
     Param("sigma", "error of the log-normal predictor, where the scenario has none", 0.0, 10.0),
-    Param("prompt_weight", "what a prompt token counts, in output tokens", 0.0, 1000.0),
-    Param("online_candidates", "waiting online requests that are compared, the first by arrival", 1, 1_000_000),
 )
-P = slots(PARAMS)
+CANDIDATES = 256  # waiting online requests that are compared, the first by arrival
 
 
 def predicted_lengths(policy, trace, seed, predicted):
@@ -46,7 +43,7 @@ def predicted_lengths(policy, trace, seed, predicted):
     if predicted is None:
         z = keyed_generator(seed, "sjf").standard_normal(len(trace))
         predicted = lognormal(trace.output_tokens, policy.values["sigma"], z)
-    return predicted[:, 0] + policy.values["prompt_weight"] * trace.prompt_tokens
+    return predicted[:, 0]
 
 
 @inner
@@ -55,7 +52,7 @@ def shortest_waiting(state, instance):
     slot = np.int64(state.instances[instance].online_head)
     if slot < 0:
         return np.int64(next_in_order(state, instance, 0))
-    best, left = slot, int(state.params[P.online_candidates])
+    best, left = slot, CANDIDATES
     while slot >= 0 and left > 0:
         if rank_of(state, slot) < rank_of(state, best):
             best = slot

@@ -190,7 +190,7 @@ class Study:
         if name == "hygen":
             return {"name": "hygen", **values, "max_num_seqs": self.limits["max_num_seqs"], **self.caching}
         twin = "adaptive_deadline" if name == "learned" else name
-        return {"name": twin, "route": "requests", **values, **self.caching}
+        return {"name": twin, **values, **self.caching}
 
     def _most_online(self) -> float:
         """Online requests a second at which vLLM alone keeps the promise, found by halving; offline work: none."""

@@ -322,7 +322,7 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"policy": "adaptive"}, "did you mean 'adaptive_deadline'"),
     ({"weights": ["tpot:constant"]}, "names no weight"),
     ({"policy": "deadline", "weights": ["*"]}, "has no weights"),
-    ({"policy": "deadline", "weights": None, "params": ["route"]}, "route is a choice"),
+    ({"policy": "deadline", "weights": None, "params": ["preempted"]}, "preempted is a choice"),
     ({"policy": "deadline", "weights": None, "params": ["tpot_shar"]}, "did you mean 'tpot_share'"),
     ({"policy": "ooco", "weights": None}, "schedules relaxed and strict"),
     ({"conditions": [{"workload": "nosuch", "rate_scale": 1.0}]}, "nosuch"),

@@ -13,10 +13,8 @@ from iterations import iterations
 from numba import types
 
 from baselines.past_future import greatest, output_length
-from baselines.sjf import predicted_lengths
 from ooco_gym.compile import jit
 from ooco_gym.compile.references import refer
-from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
 
 ONE_CHIP: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0),
@@ -76,17 +74,6 @@ def test_the_shortest_is_admitted_first_and_online_ones_before_offline_ones() ->
     setup = setup_of(rows, "sjf", None, sigma=0.0, max_num_seqs=1)
     lengths = [(not row[3], row[2]) for row in setup.requests]
     assert [lengths[slot] for slot in admissions(setup)] == sorted(lengths)
-
-
-@pytest.mark.parametrize("sigma", [0.0, 0.5, 1.5])
-def test_predictions_have_the_stated_error_and_belong_to_the_request(sigma: float) -> None:
-    policy = get_policy(f"sjf:sigma={sigma}")
-    trace = setup_of([(0.0, 10, 40 + i % 7, False) for i in range(4000)], "sjf").trace()
-    error = np.log(predicted_lengths(policy, trace, 5, None) / trace.output_tokens)
-    assert abs(error.std() - sigma) < 0.05 * sigma + 1e-9 and abs(np.median(error)) < 0.1 * sigma + 1e-9
-    fewer = setup_of([(0.0, 10, 90, False)] * 100, "sjf").trace()
-    assert np.allclose(np.log(predicted_lengths(policy, fewer, 5, None) / 90), error[:100])
-    assert sigma == 0.0 or not np.allclose(np.log(predicted_lengths(policy, fewer, 6, None) / 90), error[:100])
 
 
 # --- Past-Future: the past ------------------------------------------------------------------------------------------

@@ -34,11 +34,11 @@ OPTIONS = {  # policies with parameters that take another way through the rules
     "mixed": ("vllm_fcfs:prefix_caching=on", "vllm_priority:prefix_caching=on", "sarathi:prefix_caching=on",
               "hygen:latency_budget_s=0.05,prefix_caching=on", "hygen:latency_budget_s=0.05,waiting_order=prefix",
               f"hygen:{PROFILED}", "echo:reserve=off", "echo:selection=fcfs", "echo:kv_priority=lru",
-              "past_future:lengths=exact,outputs_by_class=off", "sjf:sigma=0,prompt_weight=0.1",
+              "past_future:lengths=exact,outputs_by_class=off", "sjf:sigma=0",
               "conserve:preemption=always,preempted_kv=swap", "niyama:preempted=recompute,due_from=arrival",
               "vllm_lcf:preempt=least_computed_of_class", "bros:bidirectional=off", "bros:late=last",
               "deadline:prefix_caching=on,waiting_order=prefix,preempted=swap",
-              "deadline:give_up_share=0.02,headroom_share=0.1,route=class", "vllm_fcfs:max_num_batched_tokens=256",
+              "deadline:give_up_share=0.02,headroom_share=0.1,growth=0.5", "vllm_fcfs:max_num_batched_tokens=256",
               "router:rule=sticky,lag_s=2,prefix_caching=on", "admitter:rule=shared_work,refresh_s=0,affinity=0.5"),
 }
 

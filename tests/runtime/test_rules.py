@@ -79,7 +79,7 @@ def test_a_small_chunk_is_begun_where_its_tokens_cost_next_to_nothing(efficiency
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(traces(most=12), VALUES, st.sampled_from((None, 3200, 6000)))
 def test_deadline_decides_as_the_compiled_rule(rows: Any, values: dict[str, Any], kv_tokens: int | None) -> None:
-    fixed = {"preempted": "recompute", "waiting_order": "arrival", "prefix_caching": "off", "route": "requests"}
+    fixed = {"preempted": "recompute", "waiting_order": "arrival", "prefix_caching": "off"}
     setup = Setup(rows, policy="deadline", values=tuple({**values, **fixed}.items()), kv_tokens=kv_tokens, **MIXED)
     asked = 0
     for plan, tokens, admitted, lost in decisions(make_rule("deadline", values), Episode(setup, outside=("compose",))):

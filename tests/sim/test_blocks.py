@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from harness import Episode, Setup
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_checks import check_pool, free_queue
+from pool_checks import check_pool
 
 from ooco_gym.policy import Param, Policy
 from ooco_gym.policy.decisions import COMPOSE, hook
@@ -60,37 +59,6 @@ def test_a_cache_changes_time_but_no_token(setup: Setup, rows: list[Any]) -> Non
     started = on.requests["cached_tokens"] >= 0
     assert on.instances["cached_tokens"].sum() == on.requests["cached_tokens"][started].sum()
     assert (on.requests["cached_tokens"][started] < (on.requests["prompt_tokens"])[started]).all()
-
-
-def cached_episode(rows: list[tuple[float, int, int, bool, int, int]], kv_tokens: int | None = None) -> Episode:
-    setup = Setup((), policy="vllm_fcfs", values=(("prefix_caching", "on"), ("max_num_seqs", 63)), kv_tokens=kv_tokens,
-                  **MIXED)
-    return Episode(setup, trace=shared_trace(rows))
-
-
-@pytest.mark.parametrize("field", ["next", "previous", "level", "references", "key", "twin", "index", "ends", "free"])
-def test_a_pool_that_does_not_add_up_is_found(field: str) -> None:
-    """One wrong entry anywhere, in a block that waits in a queue and has known content."""
-    episode = cached_episode([(0.0, 1500, 9, True, 0, 2), (0.1, 900, 400, True, 1, 1)])
-    state = episode.play(12 * s.PS_PER_S).state
-    check_pool(state, 0)
-    block = next(block for block in free_queue(state, 0) if state.blocks["key"][0, block])
-    size = int(state.config.index_size)
-    if field == "free":
-        state.instances[0]["free_blocks"] += 1
-    elif field == "index":
-        state.kv[0, np.flatnonzero(state.kv[0, :size])[0]] = 0
-    elif field == "ends":
-        ends = state.kv[0, size : size + 2 * s.LEVELS]
-        ends[np.flatnonzero(ends >= 0)[-1]] = -1
-    elif field == "twin":
-        state.blocks["twin"][0, block] = block
-    elif field == "key":
-        state.blocks["key"][0, block] = 0
-    else:
-        state.blocks[field][0, block] += 1
-    with pytest.raises(AssertionError):
-        check_pool(state, 0)
 
 
 @hook(COMPOSE)
