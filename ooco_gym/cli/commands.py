@@ -85,8 +85,8 @@ def commands() -> dict[str, str]:
     return {point.name: point.value for point in sorted(metadata.entry_points(group="ooco_gym.commands"))}
 
 
-def find(name: str, extra_root: Path | None = None) -> Command:
-    """Finds a command by name; `extra_root` is a folder of the user's own whose files come first.
+def find(name: str) -> Command:
+    """Finds a command by name; the configuration of a package of one's own is in its folder `conf`.
 
     Raises:
         UserError: no such command.
@@ -96,8 +96,7 @@ def find(name: str, extra_root: Path | None = None) -> Command:
         raise unknown("command", name, known)
     spec = util.find_spec(known[name].partition(":")[0].partition(".")[0])
     places = [Path(place) / "conf" for place in (spec and spec.submodule_search_locations) or ()]
-    own = [place for place in places[:1] if place.is_dir()]
-    return Command(name, known[name], (*([extra_root] if extra_root else []), *own, conf_root()))
+    return Command(name, known[name], (*(place for place in places[:1] if place.is_dir()), conf_root()))
 
 
 def names(roots: Iterable[Path], group: str) -> list[str]:

@@ -44,9 +44,8 @@ class OocoSearchPath(SearchPathPlugin):
             groups = {*self.command.groups, PRESETS}
             plain = [key for key, value in self.command.keys.items() if key not in groups and not (
                 isinstance(value, Mapping) and any(item is not None for item in value.values()))]
-            search_path.prepend("main", "ooco://?" + urlencode({
-                "root": [str(root) for root in self.command.roots], "plain": plain, "group": sorted(groups)},
-                doseq=True))
+            roots = [str(root) for root in self.command.roots]
+            search_path.prepend("main", "ooco://?" + urlencode({"root": roots, "plain": plain}, doseq=True))
 
 
 class OocoSource(ConfigSource):
@@ -60,7 +59,7 @@ class OocoSource(ConfigSource):
         super().__init__(provider, path)
         query = parse_qs(self.path.lstrip("?"))
         self.roots = [Path(root) for root in query["root"]]
-        self.plain, self.groups = query.get("plain", []), query.get("group", [])
+        self.plain = query.get("plain", [])
 
     @staticmethod
     def scheme() -> str:
@@ -95,8 +94,6 @@ class OocoSource(ConfigSource):
                             header=header)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        if not config_path and self.groups:  # what the Tab key completes
-            return self.groups
         found = [] if results_filter == ObjectType.GROUP else names(self.roots, config_path)
         if results_filter != ObjectType.CONFIG:
             found += [path.name for root in self.roots for path in (root / config_path).glob("*/")]
@@ -151,13 +148,13 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
         words.insert(0, "workload=trace")  # its keys are a trace file's, not those of the workload that is the default
     for word in words:
         key, equals, _ = word.partition("=")
-        if not equals and command.positional and not word.startswith("~"):
+        if not equals and not word.startswith("~"):
+            if not command.positional:
+                raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
             if not unused:
                 raise UserError(f"{command.name} takes at most {len(command.positional)} words without '=' "
                                 f"({', '.join(command.positional)}); '{word}' is one more")
             key, word = unused[0], f"{unused.pop(0)}='" + word.replace("'", "\\'") + "'"
-        elif not equals and not word.startswith("~"):
-            raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
         if key == "out":
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
@@ -213,28 +210,14 @@ def check(command: Command, request: Request) -> None:
     Raises:
         UserError: the first mistake found: an unknown key, a value of another kind, or what is required is missing.
     """
-    chosen: list[str] = []
-    values: list[Override] = []
+    chosen, values = [], []
     for override in request.overrides:
-        key, value = override.key_or_group, override.value()
+        key = override.key_or_group
         is_group = key in command.groups or key.startswith("hydra/") or (override.is_add() and key == PRESETS)
-        if not is_group or override.package is not None or isinstance(value, Mapping):
-            values.append(override)
-        elif override.is_delete():
-            raise UserError(f"{key} cannot be taken away; expected {key}=NAME, one of: "
-                            f"{', '.join(names(command.roots, key))}")
-        elif override.is_sweep_override():
-            if not is_glob(override) and override.is_discrete_sweep():  # a glob's choices have the keys of the default
-                chosen.append(f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()), '')}")
-        elif isinstance(value, list):
-            listed = ",".join(map(str, value))
-            raise UserError(f"{key} takes one choice, not a list: use -m {key}={listed} to run each, or a command that "
-                            f"takes several, such as 'ooco-gym compare policies=[{listed}]'")
-        elif not isinstance(value, str):
-            raise UserError(f"{key}={_text(value)}: expected the name of one, such as {key}="
-                            f"{next(iter(names(command.roots, key)), 'NAME')}")
+        if is_group and override.package is None and not isinstance(override.value(), Mapping):
+            chosen += _choice(command, override)
         else:
-            chosen.append(str(override.input_line))
+            values.append(override)
     known = dict(_flat(OmegaConf.to_container(hydra.compose(command.name, chosen, return_hydra_config=True))))
     for key in known:
         if "." not in key and key not in {"hydra", *command.keys, *command.groups}:
@@ -242,17 +225,38 @@ def check(command: Command, request: Request) -> None:
             raise UserError(f"{presets} sets '{key}', which {command.name} has not; is it for another command?")
     for override in values:
         _check_value(command, override, known)
-    given = {key_of(override) for override in values}
+    given = {key_of(override): override for override in values}
     for key, value in known.items():
         if value == REQUIRED and not key.startswith("hydra.") and not any(
                 key == one or key.startswith(f"{one}.") for one in given):
             raise UserError(f"{key} is required: give {key}=…")
-    for override in values:  # what a window draws anew would be lost without a word
-        name = key_of(override).removeprefix("env.scenario.")
-        drawn = known.get(f"env.vary.{name}")
-        if drawn and name != key_of(override) and not any(key.startswith("env.vary") for key in given):
-            raise UserError(f"{override.input_line}: this environment draws {name} anew for each window, from {drawn}; "
-                            f"expected what it draws from: env.vary.{name}=[{override.value()}]")
+    if not any(key.startswith("env.vary") for key in given):
+        for key, override in given.items():  # what a window draws anew would be lost without a word
+            name = key.removeprefix("env.scenario.")
+            if name != key and (drawn := known.get(f"env.vary.{name}")):
+                raise UserError(f"{override.input_line}: this environment draws {name} anew for each window, from "
+                                f"{drawn}; expected what it draws from: env.vary.{name}=[{override.value()}]")
+
+
+def _choice(command: Command, override: Override) -> list[str]:
+    """The override that chooses of a group; of a sweep with its first value, none of a glob, whose choices have the
+    keys of the default."""
+    key, value = override.key_or_group, override.value()
+    if override.is_delete():
+        raise UserError(f"{key} cannot be taken away; expected {key}=NAME, one of: "
+                        f"{', '.join(names(command.roots, key))}")
+    if override.is_sweep_override():
+        if is_glob(override) or not override.is_discrete_sweep():
+            return []
+        return [f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()), '')}"]
+    if isinstance(value, list):
+        listed = ",".join(map(str, value))
+        raise UserError(f"{key} takes one choice, not a list: use -m {key}={listed} to run each, or a command that "
+                        f"takes several, such as 'ooco-gym compare policies=[{listed}]'")
+    if not isinstance(value, str):
+        raise UserError(f"{key}={_text(value)}: expected the name of one, such as {key}="
+                        f"{next(iter(names(command.roots, key)), 'NAME')}")
+    return [str(override.input_line)]
 
 
 def is_glob(override: Override) -> bool:

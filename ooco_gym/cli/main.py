@@ -12,18 +12,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, find, names
-from ooco_gym.errors import Terminated, UserError, unknown
+from ooco_gym.errors import Terminated, UserError
 from ooco_gym.files import FULL, full_disk
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
-USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--config-dir DIR] [--help]"
-SHELLS = ("bash", "zsh", "fish")
+USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--help]"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,9 +65,6 @@ def _dispatch(words: list[str]) -> int:
         print(f"ooco-gym {metadata.version('ooco-gym')}")
         return 0
     name, *rest = words
-    if name in ("completion", "-sc"):
-        _complete("".join(rest))
-        return 0
     if name.startswith("-"):
         raise UserError(f"unknown option '{name}'; usage: {USAGE}")
     if "=" in name:
@@ -83,13 +78,8 @@ def _dispatch(words: list[str]) -> int:
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--cfg", choices=("job",))
-    parser.add_argument("-cd", "--config-dir")
     options = parser.parse_intermixed_args(rest)
-    folder = Path(options.config_dir).expanduser().absolute() if options.config_dir else None
-    if folder and not folder.is_dir():
-        raise UserError(f"--config-dir {options.config_dir} is no folder; expected one with groups, such as "
-                        f"{options.config_dir}/policy/mine.yaml")
-    command = find(name, folder)
+    command = find(name)
     if options.help:
         _print_help(command)
         return 0
@@ -113,14 +103,13 @@ def _print_commands() -> None:
             rows.append((name, f"({error})"))
     print(f"usage: {USAGE}\n")
     Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
-    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.\n"
-          "ooco-gym completion bash|zsh|fish prints what makes the Tab key complete all of them.")
+    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
 
 
 def _print_help(command: Command) -> None:
     """Prints a command's examples, its keys as its configuration documents them, and the choices of its groups."""
     words = "".join(f"[{key.upper()}] " for key in command.positional)
-    print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job] [--config-dir DIR]\n\n"
+    print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job]\n\n"
           f"{command.description}.\n")
     if command.examples:
         print("Examples:\n\n" + "\n".join(f"  {line}" for line in command.examples) + "\n")
@@ -135,28 +124,6 @@ def _print_help(command: Command) -> None:
         print("\nPresets, many keys at once, any of which may be given besides:\n")
         print("\n".join(f"  +preset={name}: {said}" for name, said in mine.items()))
     print(f"\nA sweep: ooco-gym {command.name} -m key=a,b [hydra/launcher=joblib|ray|submitit_local]")
-
-
-def _complete(asked: str) -> None:
-    """Hydra's completion: `completion SHELL` prints its function for a shell, which calls `-sc query=SHELL` at Tab."""
-    shell = asked.removeprefix("query=")
-    if shell not in SHELLS:
-        raise unknown("shell", shell, SHELLS)
-    if shell == asked:
-        from hydra._internal.core_plugins import bash_completion, fish_completion
-
-        sys.argv[0] = "ooco-gym"
-        (fish_completion.FishCompletion if shell == "fish" else bash_completion.BashCompletion)(None).install()  # pyright: ignore
-        return
-    line = os.environ.get("COMP_LINE", "").lstrip().partition(" ")[2].lstrip()
-    name, more, _ = line.partition(" ")
-    if not more:
-        print("\n".join(one for one in (*commands(), "completion") if one.startswith(name)))
-    elif name in commands():
-        from ooco_gym.cli import run
-
-        os.environ["COMP_LINE"] = line  # Hydra leaves out the first word, its program
-        run.complete(find(name), shell)
 
 
 # --- When whoever reads the output, or lets it run, has had enough --------------------------------------------------

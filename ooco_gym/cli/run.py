@@ -173,12 +173,6 @@ def show(command: Command, request: Request) -> None:
         print(OmegaConf.to_yaml(unwrap(hydra.compose(command.name, fixed), str(folder))).rstrip())
 
 
-def complete(command: Command, shell: str) -> None:
-    """Answers Hydra's function for the shell, which asks what the last word of `$COMP_LINE` may become."""
-    with session(command), suppress(HydraException, UserError):  # a sentence has no place in a command line
-        hydra_app().shell_completion(command.name, [f"query={shell}"])
-
-
 def hydra_app() -> Any:
     """Hydra's own object: its public way to run (`hydra.main`) reads `sys.argv` and returns nothing."""
     app = GlobalHydra.instance().hydra

@@ -91,12 +91,6 @@ def test_yaml_of_the_user(toy: SimpleNamespace) -> None:
     assert "'fruit.weight_g'" in err
 
 
-def test_config_dir_of_the_user(toy: SimpleNamespace) -> None:
-    (toy.cwd / "more" / "fruit").mkdir(parents=True)
-    (toy.cwd / "more" / "fruit" / "quince.yaml").write_text("name: quince\n")
-    assert play(toy, "fruit=quince", "--config-dir", "more")["fruit"] == {"name": "quince"}
-
-
 def test_a_preset_sets_many_keys_and_the_command_line_has_the_last_word(toy: SimpleNamespace) -> None:
     given = play(toy, "+preset=feast", "seed=8")
     assert (given["seed"], given["fruit"]["brown_spots"], given["fruit"]["weight_g"]) == (8, 2, 200)
