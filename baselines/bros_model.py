@@ -225,14 +225,10 @@ def find_preempt_block(state, instance, slot, first, count):
 
 
 @inner
-def how(state):
-    return s.SWAP if state.config.bidirectional else s.RECOMPUTE
-
-
-@inner
 def drop(state, instance, slot):
     if state.requests[slot].status == s.RESIDENT:
-        preempt(state, instance, running_index(state, instance, slot), how(state))
+        how = s.SWAP if state.config.bidirectional else s.RECOMPUTE
+        preempt(state, instance, running_index(state, instance, slot), how)
 
 
 @inner

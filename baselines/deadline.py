@@ -130,15 +130,6 @@ def forget(state, instance):
     memory[SEEN_PS] = now
 
 
-@inner
-def give_up(memory, slot):
-    """Gives a request up."""
-    place = int(memory[NEXT])
-    memory[GIVEN + place] = slot + 1.0
-    memory[NEXT] = (place + 1) % MOST_GIVEN
-    memory[CREDIT] -= 1.0
-
-
 # --- The budget -----------------------------------------------------------------------------------------------------
 @inner
 def survey(state, instance, settings):
@@ -204,7 +195,9 @@ def budget(state, instance, settings):
     least, tightest, second = survey(state, instance, settings)
     if settings.give_up_share > 0.0 and memory[CREDIT] >= 1.0 and tightest >= 0:
         if min(second, longest) - least >= p[P.give_up_gain_s] * PS_PER_S:
-            give_up(memory, tightest)
+            place = int(memory[NEXT])
+            memory[GIVEN + place], memory[NEXT] = tightest + 1.0, (place + 1) % MOST_GIVEN
+            memory[CREDIT] -= 1.0
             least = second
     allowed = max(least, np.int64(settings.least_iteration_s * PS_PER_S))
     return min(allowed, longest), least < NEVER

@@ -122,25 +122,19 @@ def bucket(tokens):
     return int(math.log2(max(1, tokens)))
 
 
-@inner
-def mean_length(state):
-    """Mean context of what decodes on the decode instances, as far as flushed; 0: nothing decodes."""
-    batch, context = 0, 0
-    for instance in decode_instances(state):
-        spec = state.instances[instance]
-        batch += spec.decodable
-        context += spec.urgent_context + spec.offline_context
-    return context // batch if batch > 0 else 0
-
-
 @hook(GATE)
 def choose(view):
     """Of the candidates that could go on decoding, in the bucket nearest the batch's, the best benefit per time."""
     state, p = view.state, view.state.params
     if state.push_queues[s.OFFLINE].head >= 0:
         return s.HOLD
+    batch, context = 0, 0  # of what decodes, as far as flushed
+    for instance in decode_instances(state):
+        spec = state.instances[instance]
+        batch += spec.decodable
+        context += spec.urgent_context + spec.offline_context
+    mean = context // batch if batch > 0 else 0
     best, nearest, most = s.HOLD, 64, -1.0
-    mean = mean_length(state)
     for i in range(view.candidates.size):
         slot = view.candidates[i]
         tokens = length(state, slot)

@@ -79,15 +79,11 @@ def value(state, load, punish):
 
 # --- The victim -----------------------------------------------------------------------------------------------------
 @inner
-def punish_of(state, slot):
-    """What it costs to take a running request's memory: its own tokens will be computed again."""
-    request = state.requests[slot]
-    return state.params[P.prefill_benefit] * (request.num_computed_tokens - max(0, request.cached_tokens))
-
-
-@inner
 def yields(state, instance, load, scheduled):
-    """Place of the running offline request that gives way, `scheduled`: of those that have tokens; -1: none."""
+    """Place of the running offline request that gives way, `scheduled`: of those that have tokens; -1: none.
+
+    Its own tokens are its punishment: they will be computed again.
+    """
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     best, most = -1, NOWHERE
     for place in range(spec.running - 1, -1, -1):
@@ -97,7 +93,8 @@ def yields(state, instance, load, scheduled):
         if state.params[P.selection] == 0:  # the engine's own: the one that arrived last
             worth = float(request.arrival_ps)
         else:
-            worth = value(state, without_running(state, load, batch[place]), punish_of(state, batch[place]))
+            own = request.num_computed_tokens - max(0, request.cached_tokens)
+            worth = value(state, without_running(state, load, batch[place]), state.params[P.prefill_benefit] * own)
         if worth > most:
             best, most = place, worth
     return best
@@ -124,20 +121,14 @@ def propose_beside(state, instance, count, rank, most):
 
 
 @inner
-def matching_bucket(state, instance):
-    """Length bucket of the batch: that of the mean context of what runs; -1 where nothing does."""
+def propose_from_bucket(state, instance, count, most):
+    """Adds the first that waits in the bucket of the mean context of what runs, else in the nearest one with some."""
     spec, total = state.instances[instance], np.int64(0)
+    if spec.running == 0:
+        return count
     for i in range(spec.running):
         total += length(state, state.members[BATCH, instance, i])
-    return np.int64(bucket_of(total // spec.running)) if spec.running > 0 else np.int64(-1)
-
-
-@inner
-def propose_from_bucket(state, instance, count, most):
-    """Adds the first that waits in the bucket that matches the batch, else in the nearest one that is not empty."""
-    bucket = matching_bucket(state, instance)
-    if bucket < 0:
-        return count
+    bucket = np.int64(bucket_of(total // spec.running))
     end = bucket_start(state, min(bucket + 1, BUCKETS))
     first = next_in_order(state, instance, bucket_start(state, bucket))
     if first >= 0 and rank_of(state, first) < end:

@@ -55,17 +55,12 @@ PARAMS = (
 P = slots(PARAMS)
 
 
-@inner
-def push_bound(state):
-    """The bound that a push must keep: the scenario's TPOT SLO within the margin."""
-    return int(state.params[P.slo_margin] * state.config.default_tpot_ps)
-
-
 # --- Routing (3.2, and the engine's service layer) ------------------------------------------------------------------
 @hook(ROUTE, flushes=True)
 def route(view):
     """Arrivals to the least prefill backlog; online requests are pushed at once; offline ones decode where they are."""
-    return route_by_class(view.state, view.request, push_bound(view.state))
+    state = view.state
+    return route_by_class(state, view.request, int(state.params[P.slo_margin] * state.config.default_tpot_ps))
 
 
 # --- Online request preemption (3.4.1) ------------------------------------------------------------------------------

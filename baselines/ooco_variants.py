@@ -101,13 +101,6 @@ def ahead_ps(state, instance):
     return least
 
 
-@inner
-def online_request_joins(state, instance):
-    """Whether an online request is on its way here, or waits to be sent."""
-    spec = state.instances[instance]
-    return spec.arriving > spec.arriving_pulls or state.push_queues[s.URGENT].head >= 0
-
-
 @hook(COMPOSE, flushes=True)
 def spend_what_is_ahead(view):
     """Algorithm 2 within what all online requests are ahead of Echo's deadlines, but before a known join as OOCO's."""
@@ -119,7 +112,8 @@ def spend_what_is_ahead(view):
     if all_fit(state, instance, plain):
         return s.ALL
     bound = plain
-    if not online_request_joins(state, instance):
+    joins = spec.arriving > spec.arriving_pulls or state.push_queues[s.URGENT].head >= 0
+    if not joins:  # no online request is on its way here, or waits to be sent
         flush(state, instance)
         bound = max(plain, int(state.params[P.slo_margin] * min(
             state.params[P.bank] * limit, ahead_ps(state, instance))))
