@@ -89,8 +89,8 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
     state, chosen = simulation.state, simulation.policy
     state.gauges.open_online -= 1
     return Run(simulation.scenario, chosen.name, dict(chosen.values), state.requests, state.instances, state.itl,
-               simulation.window_s, state.totals.as_dict(), {}, np.zeros(0, s.LOG), simulation.now_s,
-               time.perf_counter() - begun, simulation.notes)
+               simulation.window_s, state.totals.as_dict(), {}, simulation.now_s, time.perf_counter() - begun,
+               simulation.notes)
 
 
 def batched(scenario: Scenario, policy: str, *, batch: int) -> dict[str, Any]:

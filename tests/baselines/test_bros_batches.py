@@ -18,7 +18,9 @@ def requests() -> np.ndarray:
     scenario = Scenario(cluster="bros_opt_13b", workload="bros_sharegpt", slo="bros", duration_s=20.0, warmup_s=2.0,
                         drain_s=60.0, start_s=0.0, online_rate=1.0,
                         offline={"mode": "jobs", "jobs": 20 * BATCH, "dataset": "bros_be"})
-    return simulate_batches(scenario, "round_robin", BATCH).requests
+    run = simulate_batches(scenario, "round_robin", BATCH)
+    assert run.summary["simulated_s"] >= 20.0
+    return run.requests
 
 
 def test_a_batch_arrives_when_the_last_one_is_done(requests: np.ndarray) -> None:
