@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.simulation import NO_SAMPLES_S
+from experiments.common.runner import NO_SAMPLES_S
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.perf.command import colocated_throughput, describe_iteration, prefill_saturation
 from ooco_gym.policy import get_policy

@@ -17,8 +17,7 @@ import numpy as np
 
 from experiments.common.policies import seeds_of
 from experiments.common.rate_search import largest_factor
-from experiments.common.runner import Jobs
-from experiments.common.simulation import NO_SAMPLES_S
+from experiments.common.runner import NO_SAMPLES_S, Jobs
 from experiments.common.sustain import settling
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from experiments.common.policies import policy_identity
-from experiments.common.simulation import simulate_summary
 from experiments.common.store import Store, code_digest, key_of
 from ooco_gym.jobs import cores, pool
+from ooco_gym.metrics.summary import summarise
 from ooco_gym.peak import file_stamps
-from ooco_gym.report.terminal import progress, remark
+from ooco_gym.report.terminal import progress, remark, remarks
+from ooco_gym.scenario import Scenario
+from ooco_gym.simulation import simulate
 
-if TYPE_CHECKING:
-    from ooco_gym.scenario import Scenario
+Run = Callable[[Scenario, str], dict[str, Any]]
 
-Run = Callable[["Scenario", str], dict[str, Any]]
+
+NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over time are not needed here
+
+
+def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """Simulates one scenario; returns its summary with the CPU time it took, `cpu_s`, and what was remarked."""
+    begun = time.process_time()
+    with remarks() as said:
+        summary = summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
+    return {**summary, "cpu_s": time.process_time() - begun, **({"remarks": said} if said else {})}
 
 
 class Jobs:
@@ -89,7 +100,7 @@ class Jobs:
                 answer.set_result(_told(known))
                 return answer
             if self._pool is None:
-                self._pool = pool(self.workers, preload=("ooco_gym", "experiments.common.simulation"))
+                self._pool = pool(self.workers, preload=("ooco_gym", "experiments.common.runner"))
             computed = self._pool.submit(run, scenario, policy)
             self.simulated += 1
             self._open[key] = answer  # not before: a pool that broke refuses, and nothing would answer

@@ -11,11 +11,24 @@ from gating_double import CONFIG, FC, FIXED, SHORT, A, D, F, K
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents import explaining as explain
 from agents.environments import Window, windows
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, load_learned, play
-from agents.explaining import command as explain
-from agents.explaining.command import UNKNOWN, Recording, agreement, distilled, fitted_tree, importances, record
-from agents.explaining.rules import ANOTHER, NO, PARTNER, best_candidate, decide, whether_names
+from agents.explaining import (
+    ANOTHER,
+    NO,
+    PARTNER,
+    UNKNOWN,
+    Recording,
+    agreement,
+    best_candidate,
+    decide,
+    distilled,
+    fitted_tree,
+    importances,
+    record,
+    whether_names,
+)
 from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISIONS
 from ooco_gym.errors import UserError

@@ -3,6 +3,10 @@
 The policy plays windows of the validation split, to whose decisions a rule is fitted (scikit-learn's trees), and
 windows of the test split, on which importance and agreement are measured and all are scored: the policy, its rule and
 the heuristics play the same windows.
+
+For each kind of decision a tree says *whether*: `no`, as the `partner`, or `another` candidate than the partner's,
+which is then the one with the most or the least of one feature. Where several parameters are set at once, a tree for
+each says its level.
 """
 
 from __future__ import annotations
@@ -24,12 +28,11 @@ from agents.evaluation.heuristics import heuristics_of, play_heuristic
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, Observations, check_fit, load_learned, play
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import difference_table, score_table
-from agents.explaining import rules
 from agents.settings import plain, require, whole
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import in_unit, is_flag, kinds
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, kind_name
+from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, kind_name
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval
@@ -39,6 +42,7 @@ from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 
 SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/4", "explain.html", "explain.json", "its rule"
+NO, PARTNER, ANOTHER = "no", "partner", "another"  # what a rule's tree says
 UNKNOWN = -1  # the partner's answer where there is none
 FOLDS, SIMPLER = 4, 0.01  # of windows; a smaller tree may agree so much less on those left out
 _FEATURES = {feature.name: feature for feature in (*CLUSTER, *CANDIDATES)}
@@ -75,7 +79,7 @@ def main(cfg: Any) -> dict[str, Any]:
         found = {one.name: distilled(one, int(config["leaves"]), seed, parameters) for one in fitted}
         rule = {kind: one for kind, (one, _) in found.items()}
         bar.text("its rule plays")
-        played = {name: own, RULE: play(env, BatchPlayer(RULE, partial(rules.decide, rule)), games)}
+        played = {name: own, RULE: play(env, BatchPlayer(RULE, partial(decide, rule)), games)}
         bar.advance()
         for heuristic in heuristics:
             bar.text(f"{heuristic} plays")
@@ -235,7 +239,7 @@ def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed:
         return float((actions == recording.actions).reshape(count, -1).all(axis=1).mean())
 
     named = [(part, name) for part, size in (("cluster", recording.cluster.shape[1]), ("candidates", offered.shape[2]))
-             for name in rules.names_of(part, size)]
+             for name in names_of(part, size)]
     found: Any = permutation_importance(DummyClassifier(), np.tile(each, (1, len(named))), None, n_repeats=repeats,
                                         random_state=seed, scoring=same)
     return sorted(({"decision": recording.name, "part": part, "feature": name, "changed": float(mean),
@@ -247,7 +251,7 @@ def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed:
 # --- The rule ---------------------------------------------------------------------------------------------------------
 def agreement(rule: Mapping[str, Any], recording: Recording) -> np.ndarray:
     """Whether a rule does what the network did, for each decision: bool (N,)."""
-    found = rules.answer(rule, recording.cluster, recording.candidates, recording.mask)
+    found = answer(rule, recording.cluster, recording.candidates, recording.mask)
     same = recording.canonical(found) == recording.canonical(recording.actions)
     return same.reshape(len(same), -1).all(axis=1)
 
@@ -263,7 +267,7 @@ def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[
     words = kinds().get(recording.name)
     lines = [f"{recording.name}: {words.question}" if words is not None else recording.name]
     if parameters:
-        names_, parts = rules.names_of("cluster", recording.cluster.shape[-1]), []
+        names_, parts = names_of("cluster", recording.cluster.shape[-1]), []
         for place, (name, levels) in enumerate(parameters.items()):
             tree, drawn = fitted_tree(recording.cluster, recording.actions[:, place], recording.window, leaves, seed,
                                       names_, {str(level): f"{value:g}" for level, value in enumerate(levels)})
@@ -271,19 +275,19 @@ def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[
             lines += [f"{name}:", *drawn]
         return {"parameters": parts}, lines
     ours = recording.canonical(recording.actions)
-    answers = np.select([ours == PARTNER_ACTION, ours == DECLINE_ACTION], [rules.PARTNER, rules.NO], rules.ANOTHER)
+    answers = np.select([ours == PARTNER_ACTION, ours == DECLINE_ACTION], [PARTNER, NO], ANOTHER)
     tree, drawn = fitted_tree(
-        rules.whether_table(recording.cluster, recording.candidates, recording.legal), answers, recording.window,
-        leaves, seed, rules.whether_names(recording.cluster.shape[-1], recording.candidates.shape[-1]),
-        {rules.NO: f"no: {words.no}" if words is not None else rules.NO, rules.PARTNER: "as the partner would",
-         rules.ANOTHER: "another candidate"})
+        whether_table(recording.cluster, recording.candidates, recording.legal), answers, recording.window,
+        leaves, seed, whether_names(recording.cluster.shape[-1], recording.candidates.shape[-1]),
+        {NO: f"no: {words.no}" if words is not None else NO, PARTNER: "as the partner would",
+         ANOTHER: "another candidate"})
     rule, lines = {"whether": tree, "which": None, "most": False}, lines + drawn
-    if rules.ANOTHER in tree["says"]:  # the feature whose most or least tells best which candidate is taken
-        rows = answers == rules.ANOTHER
+    if ANOTHER in tree["says"]:  # the feature whose most or least tells best which candidate is taken
+        rows = answers == ANOTHER
         candidates, legal, chosen = recording.candidates[rows], recording.legal[rows], recording.actions[rows] - FIXED
-        rule |= max(({"which": name, "most": most} for name in rules.names_of("candidates", candidates.shape[-1])
+        rule |= max(({"which": name, "most": most} for name in names_of("candidates", candidates.shape[-1])
                      for most in (False, True)),
-                    key=lambda one: np.mean(rules.best_candidate(one, candidates, legal) == chosen))
+                    key=lambda one: np.mean(best_candidate(one, candidates, legal) == chosen))
         lines.append(f"another candidate: that with the {'most' if rule['most'] else 'least'} {rule['which']}")
     return rule, lines
 
@@ -325,6 +329,81 @@ def _condition(found: re.Match[str]) -> str:
         return f"--- {name} is {'no' if side == '≤' else 'yes'}"
     figure, unit = in_unit(feature, at)
     return f"--- {name} {side} {float(f'{figure:.3g}'):,g} {unit}".rstrip()
+
+
+# --- Playing a rule: trees as plain data, without a learning library ----------------------------------------------
+def names_of(part: str, size: int) -> list[str]:
+    """Names of the features of an observation's part; of an environment that is not ours, their places."""
+    table = CLUSTER if part == "cluster" else CANDIDATES
+    return [feature.name for feature in table] if len(table) == size else [f"{part}_{place}" for place in range(size)]
+
+
+def whether_names(cluster: int, candidates: int) -> list[str]:
+    """Names of what the tree sees, for so many features of the cluster and of a candidate."""
+    return [*names_of("cluster", cluster), "candidates offered", *(
+        f"{which} {name}" for which in ("partner's", "least", "most") for name in names_of("candidates", candidates))]
+
+
+def whether_table(cluster: np.ndarray, candidates: np.ndarray, legal: np.ndarray) -> np.ndarray:
+    """What the tree sees: the cluster, how many candidates are legal, and of each of their features the partner's, the
+    least and the most (0 where there is none): (N, Fc + 1 + 3 F)."""
+    there, inside = legal.any(axis=1, keepdims=True), legal[:, :, None]
+    least = np.where(there, np.where(inside, candidates, np.inf).min(axis=1), 0.0)
+    most = np.where(there, np.where(inside, candidates, -np.inf).max(axis=1), 0.0)
+    names, mine = names_of("candidates", candidates.shape[-1]), np.zeros_like(least)
+    if "partner" in names:
+        flagged = (candidates[:, :, names.index("partner")] > 0.5) & legal
+        chosen = candidates[np.arange(len(candidates)), flagged.argmax(axis=1)]
+        mine = np.where(flagged.any(axis=1, keepdims=True), chosen, 0.0)
+    return np.concatenate([cluster, legal.sum(axis=1)[:, None], mine, least, most], axis=1)
+
+
+def said(tree: Mapping[str, Any], table: np.ndarray) -> np.ndarray:
+    """What a tree (its nodes as lists, as scikit-learn has them) says of each row of a table (N, features)."""
+    feature, limit, below, above, says = (np.asarray(tree[key]) for key in ("feature", "at", "below", "above", "says"))
+    table, node = table.astype(np.float32), np.zeros(len(table), np.int64)  # scikit-learn compares such numbers
+    while (rows := np.flatnonzero(below[node] >= 0)).size:
+        here = node[rows]
+        node[rows] = np.where(table[rows, feature[here]] <= limit[here], below[here], above[here])
+    return says[node]
+
+
+def best_candidate(rule: Mapping[str, Any], candidates: np.ndarray, legal: np.ndarray) -> np.ndarray:
+    """Place of the legal candidate with the most or least of the rule's feature, the first of equals: (N,)."""
+    if rule.get("which") is None:
+        return np.zeros(len(candidates), np.int64)
+    place = names_of("candidates", candidates.shape[-1]).index(rule["which"])
+    key = candidates[:, :, place] if rule["most"] else -candidates[:, :, place]
+    return np.argmax(np.where(legal, key, -np.inf), axis=1)
+
+
+def answer(rule: Mapping[str, Any], cluster: np.ndarray, candidates: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Actions of one kind's rule, always legal ones: (N,), or (N, P) for several parameters."""
+    if "parameters" in rule:
+        return np.stack([said(part["tree"], cluster) for part in rule["parameters"]], axis=1)
+    legal = mask[:, -candidates.shape[1] :] > 0
+    whether = said(rule["whether"], whether_table(cluster, candidates, legal))
+    wanted = np.select([whether == NO, whether == PARTNER], [DECLINE_ACTION, PARTNER_ACTION],
+                       FIXED + best_candidate(rule, candidates, legal))
+    order = [PARTNER_ACTION, DECLINE_ACTION, *range(FIXED, mask.shape[1])]  # what is done where that is not legal
+    fallback = np.array(order)[np.argmax(mask[:, order] > 0, axis=1)]
+    return np.where(mask[np.arange(len(mask)), wanted] > 0, wanted, fallback)
+
+
+def decide(rules: Mapping[str, Mapping[str, Any]], cluster: np.ndarray, candidates: np.ndarray,
+           action_mask: np.ndarray, decision: np.ndarray) -> np.ndarray:
+    """Actions (batch,), or (batch, P), of the rules of each kind of decision, for cluster (batch, Fc), candidates
+    (batch, K, F), or (batch, K·F) of an environment of ours, action_mask (batch, A) and decision (batch, D). Where none
+    is open (an episode is over, others go on) the first rule answers."""
+    candidates = candidates.reshape(len(candidates), -1, CANDIDATE_SIZE) if candidates.ndim == 2 else candidates
+    kinds = np.array([kind_name(int(slot)) for slot in decision.argmax(axis=1)])
+    kinds[~decision.any(axis=1)] = next(iter(rules))
+    answers = {kind: answer(rules[kind], *(part[kinds == kind] for part in (cluster, candidates, action_mask)))
+               for kind in np.unique(kinds)}
+    out = np.zeros((len(kinds), *next(iter(answers.values())).shape[1:]), np.int64)
+    for kind, actions in answers.items():
+        out[kinds == kind] = actions
+    return out
 
 
 # --- What is shown ----------------------------------------------------------------------------------------------------
