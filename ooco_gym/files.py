@@ -8,7 +8,6 @@ import math
 import os
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk answers that takes no more: full, or over a quota, a limit on files, or read-only."""
-MOST_CELLS = 2**28  # of a Parquet file that is read as a whole; traces, which may have more, are read in pieces
 _TOLD: set[Path] = set()  # folders of which a warning has said that they are not used
 
 
@@ -128,29 +126,12 @@ def read_parquet(path: str | os.PathLike[str]) -> pa.Table:
     """The table of a Parquet file, its checksums verified.
 
     Raises:
-        OSError, pyarrow.ArrowException: it cannot be read, or a few bytes of it stand for more than `MOST_CELLS` cells.
+        OSError, pyarrow.ArrowException: it cannot be read.
     """
-    import pyarrow
     from pyarrow import parquet
 
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        if file.metadata.num_rows * file.metadata.num_columns > MOST_CELLS:
-            raise pyarrow.ArrowInvalid(f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns:,} columns are "
-                                       f"more than the {MOST_CELLS:,} cells that are read at once")
         return file.read()
-
-
-def bounded_archive(path: str | os.PathLike[str], largest_bytes: int = 2**24) -> str | os.PathLike[str]:
-    """The path of a zip archive, for whichever library unpacks it; 16 MiB are thousands of a network's weights.
-
-    Raises:
-        ValueError: it unpacks to more than `largest_bytes`; or what `zipfile` raises for what is none.
-    """
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())  # no more is ever unpacked than an entry claims
-    if size > largest_bytes:
-        raise ValueError(f"it unpacks to {size:,} bytes, more than the {largest_bytes:,} that it may have")
-    return path
 
 
 def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from agents.environments import OBSERVATION_KEYS, decision_names, make_env
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
-from ooco_gym.files import bounded_archive
 
 POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
 CHECKPOINTS = "checkpoints"
@@ -29,7 +28,6 @@ STATE_FILE = Path(CHECKPOINTS) / "latest.state"  # what a stopped run goes on fr
 SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE = "policy.yaml", "weights.npz", "generations.csv"  # of a search
 _LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, "progress.csv", CHECKPOINTS, "wandb", "tensorboard",
          "bundle", SEARCHED_FILE, SEARCHED_WEIGHTS, GENERATIONS_FILE)
-_LARGEST_BYTES = 2**31  # of policy.zip, unpacked
 
 
 class LoadedRun:
@@ -79,7 +77,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
     import torch
 
     try:
-        with zipfile.ZipFile(bounded_archive(path, _LARGEST_BYTES)) as archive:
+        with zipfile.ZipFile(path) as archive:
             weights = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
             return weights, int(json.loads(archive.read("data"))["num_timesteps"])
     except Exception as error:  # zipfile and torch raise a dozen kinds; all mean that the file is no policy

@@ -23,7 +23,7 @@ import numpy as np
 
 from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write, bounded_archive
+from ooco_gym.files import atomic_write
 from ooco_gym.resources import conf_root, load_yaml
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_weights(value: str, layout: Layout) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a file that changes is read anew
     try:
-        with np.load(bounded_archive(path), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             lacking = [key for key in _KEYS if key not in file]
             if lacking:
                 raise UserError(f"weights file '{path}' has no array '{lacking[0]}'; expected {', '.join(_KEYS)}")

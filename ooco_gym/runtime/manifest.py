@@ -13,7 +13,6 @@ import numpy as np
 
 from ooco_gym.documents import file_digest, read_json
 from ooco_gym.errors import UserError
-from ooco_gym.files import bounded_archive
 
 SCHEMA = "ooco-gym/policy-bundle/4"
 SCHEMA_FILE = Path(__file__).with_name("policy_bundle_4.schema.json")
@@ -103,10 +102,10 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of an archive by name.
 
     Raises:
-        UserError: it is no such archive, is damaged or larger than it may be, or a number in it is not finite.
+        UserError: it is no such archive, is damaged, or a number in it is not finite.
     """
     try:
-        with np.load(bounded_archive(path), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
         broken = next((name for name, array in found.items() if not np.isfinite(array).all()), None)
     except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged bytes; all mean that it is damaged
