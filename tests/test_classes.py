@@ -60,18 +60,6 @@ def test_classes_with_equal_promises_are_today_s_two(tmp_path: Path, rows: list[
 
 @quick
 @given(ROWS, WHERE)
-def test_splitting_a_class_in_two_alike_changes_nothing(tmp_path: Path, rows: list[Row],
-                                                        where: tuple[str, str]) -> None:
-    split = {**THREE, "agent2": THREE["agent"], "batch2": THREE["batch"]}
-    names = ("chat", "agent", "agent", "batch")
-    whole = play(tmp_path, rows, names, THREE, where)
-    halves = play(tmp_path, [(at, p, o, kind) for at, p, o, kind in rows], ("chat", "agent", "agent2", "batch"), split,
-                  where)
-    assert schedule(whole) == schedule(halves)
-
-
-@quick
-@given(ROWS, WHERE)
 def test_the_classes_add_up_and_single_steps_agree(tmp_path: Path, rows: list[Row], where: tuple[str, str]) -> None:
     names = ("chat", "agent", "batch", "offline")
     run = play(tmp_path, rows, names, THREE, where)

@@ -77,14 +77,6 @@ def test_python_takes_a_trace_as_the_command_does(workload: Any) -> None:
     assert (~trace.online).any()
 
 
-def test_a_yaml_of_a_trace_says_how_it_is_read(capsys: Any) -> None:
-    written()
-    Path("mine.yaml").write_text("path: week.csv\nscale: 0.5\n")
-    found = run("simulate", "policy=ooco", "workload=mine.yaml")
-    assert 0.4 * ROWS < found["online"]["arrived"] + found["offline"]["arrived"] < 0.6 * ROWS
-    assert "played: all of it at scale 0.5" in capsys.readouterr().out
-
-
 def test_a_trace_begins_where_its_first_request_does() -> None:
     known = Scenario(workload=written(begins_s=7200.0)).resolve()
     trace, window_s = requests_of(known)
@@ -119,26 +111,6 @@ def test_columns_of_other_names_are_asked_for_by_the_key_to_give(capsys: Any) ->
     Path("log.csv").write_text("when,in,out\n0,300,20\n")
     assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
     assert "workload.columns.arrival_s=NAME" in capsys.readouterr().err
-
-
-def test_a_header_of_other_names_alone_is_asked_for_by_our_names(capsys: Any) -> None:
-    Path("log.csv").write_text("ts,prompt_len,gen_len,qos\n0,300,20,chat\n")
-    assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
-    assert "format 'ooco_gym' needs: arrival_s" in capsys.readouterr().err
-
-
-def test_a_page_of_a_trace_says_no_warm_up_and_no_synthetic_load_and_its_name_is_printed(capsys: Any) -> None:
-    run("simulate", "policy=ooco", f"workload.path={written()}")
-    assert "simulate.html, summary.json and config.yaml written to out" in capsys.readouterr().out
-    page = Path("out/simulate.html").read_text()
-    assert "of warm-up" not in page and "0 requests/s" not in page
-
-
-def test_outputs_of_one_token_have_no_tpot(capsys: Any) -> None:
-    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,300,1\n30,200,1\n")
-    found = run("simulate", "policy=ooco", "workload.path=log.csv")
-    assert found["online"]["tpot_mean_s"] is None and found["online"]["tpot_attainment"] == 1.0
-    assert "mean –, P50 –" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
@@ -203,13 +175,6 @@ def test_a_cluster_left_open_is_one_that_fits_trace_and_policy(fields: dict[str,
     written()
     known = Scenario(**fields).resolve()
     assert [known.for_policies(kind).cluster.name for kind in (False, True)] == [pools, mixed]
-
-
-def test_what_was_left_open_goes_with_the_workload() -> None:
-    written()
-    changed = Scenario().with_(workload="week.csv").with_(seed=2)
-    assert changed.describe() == Scenario(workload="week.csv", seed=2).describe()
-    assert changed.with_(workload="ooc").describe() == Scenario(seed=2).describe()
 
 
 def test_a_key_of_a_generator_beside_a_path_is_refused() -> None:

@@ -39,10 +39,6 @@ def test_a_change_at_equal_size_and_time_is_seen(tmp_path, settled, monkeypatch)
     assert version_of(path) == first, "what it holds counts, not when it was written"
 
 
-def test_what_is_no_file_has_no_version(tmp_path):
-    assert [version_of(one) for one in (tmp_path, tmp_path / "no", "a\0b", "x" * 5000)] == [None] * 4
-
-
 def test_what_was_read_is_read_again(tmp_path):
     settings, factors, trace = tmp_path / "a.yaml", tmp_path / "f.yaml", tmp_path / "t.csv"
     settings.write_text("name: one\n")

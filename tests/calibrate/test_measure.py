@@ -109,14 +109,6 @@ def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]])
     assert ttft["light"] < 0.2 * ttft["saturated"]
 
 
-def test_the_same_seed_measures_the_same_batches(tmp_path: Path) -> None:
-    tables = []
-    for name in ("one", "two"):
-        measure(plan(serve__loads=None, design__passes=1), tmp_path / name)
-        tables.append(pq.read_table(tmp_path / name / "iterations.parquet"))
-    assert tables[0].equals(tables[1])
-
-
 def test_an_interpreter_without_the_engine_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the engine failed at 'start': ModuleNotFoundError: .*vllm") as raised:
         measure(plan(adapter="vllm"), tmp_path)

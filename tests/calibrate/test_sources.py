@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import with_bytes
-from ooco_gym.calibrate.rows import Rows, complete
+from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
 
@@ -92,15 +91,6 @@ def test_llmservingsim_takes_shapes_from_the_model(tmp_path: Path) -> None:
                            "mixed,4,1,16,0,512,2048,896,30,50,36\n").rows)
     assert [skew[name][0] for name in ("op", "longest", "context_len", "alone_us", "time_us")] == [
         "attn_skew", 2048, 896, 30, 36]
-
-
-def test_what_a_chunk_takes_alone_is_found_among_the_rows(tmp_path: Path) -> None:
-    """Of the same chunk; a chunk that was not measured alone has none."""
-    folder = tmp_path / "Llama-3.1-8B"
-    found = _read(folder / "attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n"
-                  "64,0,0,0,9\n64,32,0,0,11\n64,32,4,512,14\n64,0,4,512,12\n128,0,4,512,13\n", device="gpu")
-    rows = complete(Rows.join(found.rows)).of_kind("attn_mixed")
-    np.testing.assert_equal(rows["alone_us"], [11, 9, np.nan])
 
 
 def test_llmservingsim_reads_model_and_degree_beside_its_tables(tmp_path: Path) -> None:

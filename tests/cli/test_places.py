@@ -40,14 +40,6 @@ def test_a_working_directory_that_is_gone(toy: SimpleNamespace, tmp_path: Path) 
     assert (code, err) == (2, "error: the working directory has been deleted; change to one that exists (cd)\n")
 
 
-def test_what_hydra_left_in_a_killed_sweep_is_removed(toy: SimpleNamespace) -> None:
-    (toy.cwd / "sweep").mkdir()
-    (toy.cwd / "sweep" / "multirun.yaml").write_text("hydra: {}\n")
-    assert toy.run("play", "-m", "seed=1,2", "out=sweep")[0] == 0
-    assert sorted(path.name for path in (toy.cwd / "sweep").iterdir()) == [
-        "multirun.json", "seed=1", "seed=2"]
-
-
 FULL = """
 import errno, os
 from pathlib import Path

@@ -46,13 +46,6 @@ def test_bottlenecks(deployment, batch, bottleneck):
     assert describe_iteration(deployment, **batch).bottleneck == bottleneck
 
 
-def test_capacity_binds_exactly_where_one_more_request_does_not_fit():
-    tokens = PAIR_7B.kv_tokens
-    assert describe_iteration(PAIR_7B, decode=[tokens / 4] * 3).bottleneck != "capacity"
-    assert describe_iteration(PAIR_7B, decode=[tokens / 4] * 4).bottleneck == "capacity"
-    assert describe_iteration(PAIR_7B, decode=[tokens / 4] * 4).kv_share == pytest.approx(1)
-
-
 def test_saturation_on_910c_agrees_with_the_paper():
     """The paper: decode GEMMs at about 250 to 300, prefill at about 250 to 300 tokens; the engine: 340."""
     assert 250 <= PAIR_7B.bs_sat <= 350

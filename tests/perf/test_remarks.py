@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, list_chips, load_chip
-from ooco_gym.perf.chip import FLOPS, MEMORY, OVERHEADS, link_of, list_links, load_link, transferred
+from ooco_gym.perf.chip import FLOPS, MEMORY, list_links, load_link, transferred
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.resources import load_yaml
 from tests.perf.perf_chips import deploy as on_h200
@@ -45,12 +45,6 @@ def test_pcie_5_without_a_measurement_takes_what_was_measured_there(timing, tp, 
     assert allreduce_s(deploy(tp, timing), payload) == pytest.approx(expected, rel=1e-7)
 
 
-@pytest.mark.parametrize(("link", "kind"), [(16e9, "pcie4"), (32e9, "pcie4"), (64e9, "pcie5"), (128e9, "pcie5"),
-                                            (300e9, "nvlink3"), (450e9, "nvlink4"), (900e9, "nvlink5")])
-def test_a_chip_that_names_no_link_takes_the_nearest(link, kind):
-    assert link_of(load_chip(MINE | {"peak_link_bytes_per_s": link})).name == kind
-
-
 def test_an_all_reduce_of_its_own_counts_and_is_not_remarked():
     own = deploy(2, allreduce_bytes_per_s=33e9, allreduce_latency_s=7e-6)
     assert own.shard.chip is own.chip and own.remarks == []
@@ -65,28 +59,7 @@ def test_a_link_says_where_its_figures_come_from(name):
     assert all(latency > 0 and 0 < rate <= link.peak_bytes_per_s for _, latency, rate in link.ranks)
 
 
-@given(st.sampled_from(list_links()), st.integers(2, 64), st.floats(1e9, 1e12))
-def test_more_chips_than_were_measured_take_the_most_that_were(name, chips, peak):
-    link = load_link(name)
-    most = link.ranks[-1][0]
-    latency, rate = link.allreduce(chips, peak)
-    assert latency > 0 and rate > 0
-    if chips > most:
-        assert (latency, rate) == link.allreduce(most, peak)
-
-
 SHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s", "link", "units")
-
-
-@pytest.mark.parametrize("name", ["h100", "h200", "a100_80g", "l40s", "b200"])
-def test_a_chip_of_the_same_datasheet_is_the_chip_itself(name):
-    base = load_chip(name)
-    same = load_chip({"name": "same", "like": name, **{key: getattr(base, key) for key in SHEET}})
-    for key in (*FLOPS, *MEMORY, *OVERHEADS):
-        assert getattr(same, key) == pytest.approx(getattr(base, key))
-    assert same.extended is not None and base.extended is not None
-    assert (same.extended.gemm, same.extended.decode_attention) == (base.extended.gemm, base.extended.decode_attention)
-    assert same.extended.allreduce is None
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0.1, 10))

@@ -71,15 +71,6 @@ def test_a_published_name_means_the_shipped_model(text, name):
     assert model_named(text) == name
 
 
-def test_a_spec_loads_from_a_path_and_from_a_mapping(tmp_path):
-    values = load_yaml("model", "llama_2_7b")
-    path = tmp_path / "mine.yaml"
-    path.write_text("\n".join(f"{key}: {value}" for key, value in values.items() if key not in ("sources", "name")))
-    assert load_model(str(path)).name == "mine"
-    assert load_model(values) == load_model("llama_2_7b")
-    assert load_model(load_model("llama_2_7b")) == load_model("llama_2_7b")
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"gem_flops_per_s": 1.0}, "unknown field 'gem_flops_per_s' (did you mean 'gemm_flops_per_s'?)"),
     ({"memory_bytes": "much"}, "field 'memory_bytes' must be a number, got 'much'"),

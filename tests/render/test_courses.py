@@ -72,12 +72,6 @@ def test_a_record_read_back_is_the_record(runs, tmp_path):
         np.testing.assert_array_equal(read.requests[key], made.requests[key])
 
 
-def test_a_long_window_has_hours(records):
-    long = replace(records[0], summary={**records[0].summary, "window_s": 86400.0})
-    plot, _ = panel([long], "TTFT P99")
-    assert plot.x.label.endswith("(h)") and plot.x.limits == (0.0, 24.0)
-
-
 def test_labels_tell_conditions_apart(records):
     first = replace(records[0], folder="runs/a")
     other = replace(records[1], folder="runs/b",

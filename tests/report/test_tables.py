@@ -25,13 +25,6 @@ def test_markdown_escapes_bars_and_aligns() -> None:
         "| policy | share | note |", "| --- | ---: | --- |", "| a\\|b | 12.5 % [10.0, 15.0] | x & y |", "| c | – |  |"]
 
 
-def test_alignment_by_content_and_its_last_letter_repeats() -> None:
-    rows = [("1", "2", "three", ""), ("4", "–", "5", "")]
-    assert Table("", "abcd", rows, align="").markdown().splitlines()[1] == "| --- | ---: | --- | --- |"
-    assert Table("", "abcd", rows, align="lr").markdown().splitlines()[1] == "| --- | ---: | ---: | ---: |"
-    assert Table("", "abcd", rows, align="l").markdown().splitlines()[1] == "| --- | --- | --- | --- |"
-
-
 def test_html_escapes_and_marks() -> None:
     text = TABLE.html()
     assert "<h3>Two &lt;policies&gt;</h3>" in text and '<p class="note">How to read it.</p>' in text
