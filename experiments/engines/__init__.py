@@ -10,8 +10,8 @@ from ooco_gym.errors import unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-FITS = "ooco_gym.calibrate.command"
-CALIBRATE = {"fit": FITS, "measure": FITS, "chain": "experiments.engines.chain", "replay": "experiments.engines.replay"}
+CALIBRATE = {"fit": "ooco_gym.calibrate.command", "measure": "ooco_gym.calibrate.measure",
+             "chain": "experiments.engines.chain", "replay": "experiments.engines.replay"}
 ENGINE = {"live": "experiments.live.study"}
 
 

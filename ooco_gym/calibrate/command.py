@@ -1,4 +1,4 @@
-"""`ooco-gym calibrate`: from measurements to a chip, and to measurements (configuration: `conf/calibrate.yaml`)."""
+"""`ooco-gym calibrate`: from measurements to a chip (configuration: `conf/calibrate.yaml`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ooco_gym.calibrate import chip as chips
 from ooco_gym.calibrate import run, sources
 from ooco_gym.calibrate.rows import Rows, plain
 from ooco_gym.calibrate.run import FAIR, GOOD, ITERATIONS
-from ooco_gym.errors import UserError, unknown, whole_number
+from ooco_gym.errors import UserError, whole_number
 from ooco_gym.perf.model import model_named
 from ooco_gym.report import Column, Table, console
 
@@ -24,27 +24,18 @@ COUNTED = ("Relative errors |predicted / measured − 1| in percent, on what the
            "beyond.")
 
 
-def main(cfg: DictConfig) -> dict[str, Any] | None:
-    """Runs `fit` or `measure`.
-
-    Returns:
-        For `fit` everything that was found (`run.summary_of`), with the files written.
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Fits a chip; returns everything that was found (`run.summary_of`), with the files written.
 
     Raises:
-        UserError: an unknown action, or data that cannot be read, chosen or fitted.
+        UserError: data that cannot be read, chosen or fitted.
     """
-    if cfg.action == "measure":
-        from ooco_gym.calibrate.measure import main as measure
-
-        return measure(cfg)
-    if cfg.action != "fit":
-        raise unknown("action of ooco-gym calibrate", str(cfg.action), ("fit", "measure"))
     from omegaconf import OmegaConf
     from rich.console import Console
 
     values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     if values.get("data") is None:
-        raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "
+        raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators in one of "
                         f"the layouts {', '.join(sources.list_sources())} (docs/calibration.md)")
     texts = {key: None if values[key] is None else str(values[key])
              for key in ("device", "model", "base", "name", "to")}

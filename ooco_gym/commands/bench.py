@@ -46,8 +46,7 @@ WAITING = 1000  # offline requests where decisions are timed
 DECISIONS, WARM_DECISIONS, MOST_DECISIONS = 300, 5, 20_000  # timed, taken before, taken at most to find those
 MORE_RUN = (1000, 2000, 4000)  # than there are seats, where their number does not bind
 SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps before the clock runs, and after
-CANDIDATES, HIDDEN = 64, 32  # of an exported policy
-RUNNING = 64  # requests of the engine that asks it
+CANDIDATES, HIDDEN, RUNNING = 64, 32, 64  # of an exported policy, and requests of the engine that asks it
 TURNS, CALLS, C_CALLS = 7, 400, 20_000
 
 
@@ -212,35 +211,37 @@ def measure_decisions(options: dict[str, Any]) -> dict[str, Any]:
 
 def decision_us(policy: str) -> float | None:
     """Mean microseconds of the costliest decision point with about `WAITING` requests waiting; None where it never has
-    so many, as it drops or ignores them.
-
-    Each is the time of a compiled rule called from Python less that of a rule that does nothing.
-    """
-    seats = int(policy_of(policy).values.get("max_num_seqs", 0))
+    so many, as it drops or ignores them."""
+    chosen = policy_of(policy)
+    seats = int(chosen.values.get("max_num_seqs", 0))
     for running in (seats, 0, *(seats + more for more in MORE_RUN)):  # how many leave the queue at once
         simulation = _simulation(_trace(WAITING + running, 600, 600.0, 11), policy, HOUR_S,
-                                 tuple(point.name for point in POINTS),
-                                 MIXED if policy_of(policy).mixed else "pair_7b")
-        state, times, idle = simulation.state, {}, []
-        for decision in range(MOST_DECISIONS):
-            if not simulation.advance() or sum(map(len, times.values())) >= DECISIONS:
-                break
-            pending = state.pending
-            where = (int(pending.instance), int(pending.request), int(pending.count))
-            point, rule = simulation.pending, simulation.rules[int(pending.point) - 1]
-            begun = time.thread_time_ns()
-            call_rule(state, rules.first_come, *where)
-            between = time.thread_time_ns()
-            answer = int(call_rule(state, rule, *where))
-            took, nothing = time.thread_time_ns() - between, between - begun
-            idle.append(nothing)
-            simulation.answer(answer)
-            queued = int((state.instances["offline_waiting"] + state.instances["online_waiting"]).sum())
-            if decision >= WARM_DECISIONS and WAITING / 2 <= queued <= 1.5 * WAITING:
-                times.setdefault(point, []).append(took)
+                                 tuple(point.name for point in POINTS), MIXED if chosen.mixed else "pair_7b")
+        times, idle = _decisions(simulation)
         if times:
             return max(float(np.maximum(0.0, np.array(one) - np.median(idle)).mean()) for one in times.values()) / 1000
     return None
+
+
+def _decisions(simulation: Simulation) -> tuple[dict[Any, list[int]], list[int]]:
+    """Nanoseconds of a compiled rule called from Python, by decision point, and of a rule that does nothing."""
+    state, times, idle = simulation.state, {}, []
+    for decision in range(MOST_DECISIONS):
+        if not simulation.advance() or sum(map(len, times.values())) >= DECISIONS:
+            break
+        pending = state.pending
+        where = (int(pending.instance), int(pending.request), int(pending.count))
+        point, begun = simulation.pending, time.thread_time_ns()
+        call_rule(state, rules.first_come, *where)
+        between = time.thread_time_ns()
+        answer = int(call_rule(state, simulation.rules[int(pending.point) - 1], *where))
+        took = time.thread_time_ns() - between
+        idle.append(between - begun)
+        simulation.answer(answer)
+        queued = int((state.instances["offline_waiting"] + state.instances["online_waiting"]).sum())
+        if decision >= WARM_DECISIONS and WAITING / 2 <= queued <= 1.5 * WAITING:
+            times.setdefault(point, []).append(took)
+    return times, idle
 
 
 # --- Environments -----------------------------------------------------------------------------------------------------
@@ -324,18 +325,15 @@ def _engine() -> Any:
     from ooco_gym.runtime.features import LOOK_OFFLINE, LOOK_ONLINE
     from ooco_gym.runtime.rules import Engine, Line, Request
 
-    random, now = np.random.default_rng(2), 100.0
+    def request(name: int, online: bool, made: int) -> Any:
+        tokens, now = 50 + 37 * name % 3000, 100.0
+        return Request(name, online, name, now - name % 10, 8.0, 0.05, tokens + made, made,
+                       tokens + made - 1 if made else 0, tokens // 16 if made else 0, now - name % 9 if made else None)
 
-    def request(name: int, online: bool, runs: bool, prompt: bool) -> Any:
-        tokens, made = int(random.integers(50, 3000)), 0 if prompt else int(random.integers(1, 300))
-        computed = tokens // 2 if prompt and runs else (0 if prompt else tokens + made - 1)
-        return Request(name, online, name, now - float(random.uniform(0, 10)), 8.0, 0.05, tokens + made, made, computed,
-                       tokens // 16 if runs else 0, None if prompt else now - float(random.uniform(0, 9)))
-
-    running = [request(place, place < 40, True, place % 16 == 0) for place in range(RUNNING)]
-    online = Line([request(RUNNING + place, True, False, True) for place in range(LOOK_ONLINE)])
-    offline = Line([request(2 * RUNNING + place, False, False, True) for place in range(LOOK_OFFLINE)])
-    return Engine(now, running, online, offline, 800, 8000, 16, 128, 2048, 0.05, (12, 20_000, 500, 500_000))
+    running = [request(place, place < 40, 1 + place) for place in range(RUNNING)]
+    online, offline = (Line([request(100 + place, line, 0) for place in range(look)])
+                       for line, look in ((True, LOOK_ONLINE), (False, LOOK_OFFLINE)))
+    return Engine(100.0, running, online, offline, 800, 8000, 16, 128, 2048, 0.05, (12, 20_000, 500, 500_000))
 
 
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
