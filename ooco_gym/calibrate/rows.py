@@ -243,3 +243,30 @@ def fastest_kernels(rows: Rows) -> Rows:
             part = part.select(part["kernel"] == winner[shape])
         kept.append(part)
     return Rows.join(kept)
+
+
+_PUBLISHED = re.compile(r"aiconfigurator/(.*)-([^-]*)")
+
+
+def one_engine(rows: Rows) -> tuple[Rows, list[Excluded]]:
+    """Of published tables of several engines, or versions of one, keeps for each operator the newest of the engine of
+    which most was measured; says what is left out. A collective's library counts beside the engine's own."""
+    kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []
+    known = {str(one): match.groups() for one in set(rows["source"]) if (match := _PUBLISHED.fullmatch(str(one)))}
+    engine_of = np.array([known.get(str(one), ("",))[0] for one in rows["source"]])
+
+    def rank(source: str) -> tuple:
+        engine, version = known[source]
+        return (len(set(kind[engine_of == engine])), int((engine_of == engine).sum()), engine,
+                [int(part) for part in re.findall(r"\d+", version)])
+
+    for op in sorted(set(kind)):
+        here = sorted((one for one in known if ((kind == op) & (rows["source"] == one)).any()), key=rank)
+        groups = {one: known[one][0] if known[one][0].endswith("ccl") else "" for one in here}
+        kept = {groups[one]: one for one in here}
+        for one in set(here) - set(kept.values()):
+            which = np.flatnonzero((kind == op) & (rows["source"] == one))
+            excluded.append(Excluded(op, f"of {one}; {kept[groups[one]]} is fitted, and not both as one", len(which),
+                                     [rows.where(int(which[0]))]))
+            keep[which] = False
+    return rows.select(keep), excluded

@@ -13,7 +13,7 @@ from ooco_gym.calibrate.chip import chip_named
 from ooco_gym.calibrate.fitting import Fitted, errors
 from ooco_gym.calibrate.operators import FEW, LINK, OPERATORS, canonical, fit, parameters, predict_unseen, with_bytes
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
-from ooco_gym.calibrate.rows import Excluded, Rows, clean, counted, fastest_kernels
+from ooco_gym.calibrate.rows import Excluded, Rows, clean, counted, fastest_kernels, one_engine
 from ooco_gym.calibrate.sources import Found
 from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError, unknown
@@ -116,7 +116,9 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
     """
     sampler = rows.select((rows["time_us"] > 0) & (rows["n_tokens"] > 0)
                           & np.array([canonical(str(op)) == "sampler" for op in rows["op"]], dtype=bool))
+    rows, others = one_engine(rows)
     kept, excluded = clean(rows, chip)
+    excluded += others
     kept, unknown_bytes = with_bytes(fastest_kernels(kept))
     if unknown_bytes:
         excluded.append(Excluded("elementwise", "element-wise operator of unknown size", unknown_bytes, []))

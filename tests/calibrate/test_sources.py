@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import with_bytes
+<<<<<<< HEAD
 from ooco_gym.calibrate.rows import Rows
+=======
+from ooco_gym.calibrate.rows import Rows, complete, one_engine
+>>>>>>> 5f3571be (Calibration keeps unlike measurements apart: collectives across nodes, engines, versions and types of numbers)
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
 
@@ -72,6 +76,45 @@ def test_vidur_layers_become_shapes_of_one_chip(tmp_path: Path) -> None:
     qkv = by_op["gemm:attn_pre_proj"]
     assert rows["d_out"][qkv] == 128 * (16 + 2 * 2)
     assert rows["device"][0] == "vidur_a40" and rows["model"][0] == "org/model"
+
+
+def test_vidur_s_collectives_across_nodes_are_another_link(tmp_path: Path) -> None:
+    """The link of an instance's chips is that of one node; a file without the column has nothing to tell apart."""
+    text = ("time_stats.all_reduce.median,num_workers,devices_per_node,size\n"
+            "0.1,4,4,4096\n0.9,4,1,4096\n0.5,16,8,4096\n0.2,8,8,4096\n")
+    found = _read(tmp_path / "network" / "a100_dgx" / "all_reduce.csv", text)
+    rows = Rows.join(found.rows)
+    assert rows["time_us"].tolist() == [100, 200] and rows["n_gpus"].tolist() == [4, 8]
+    assert [count for reason, count in found.skipped.items() if "several nodes" in reason] == [2]
+    plain = _read(tmp_path / "plain.csv", "time_stats.all_reduce.median,num_workers,size\n0.1,4,4096\n")
+    assert len(Rows.join(plain.rows)) == 1
+
+
+@pytest.mark.parametrize("column", ["dtype", "nodes", "backend", "kernel_version"])
+def test_a_column_that_tells_measurements_apart_is_refused(tmp_path: Path, column: str) -> None:
+    """Fitted as one they would be neither; where all rows say the same there is nothing to tell apart."""
+    text = f"op,d_in,d_out,n_tokens,time_us,{column}\ngemm,4096,4096,8,20,1\ngemm,4096,4096,8,30,"
+    with pytest.raises(UserError, match=f"column '{column}' tells measurements apart \\(1, 2\\)"):
+        _read(tmp_path / "own.csv", text + "2\n")
+    assert len(Rows.join(_read(tmp_path / "own.csv", text + "1\n").rows)) == 2
+
+
+def test_of_several_engines_and_versions_one_is_kept(tmp_path: Path) -> None:
+    """The newest of the engine of which most was measured; 0.19 is newer than 0.9, and a library's collectives stay."""
+    gemm, reduce = "gemm_dtype,m,n,k,latency\n", "nccl_dtype,num_gpus,message_size,latency\n"
+    for folder, text in (
+            ("gemm/vllm/0.9.0", gemm + "VLLM,0.9.0,X,gemm,v,bfloat16,64,4096,14336,0.05\n"),
+            ("gemm/vllm/0.19.0", gemm + "VLLM,0.19.0,X,gemm,v,bfloat16,64,4096,14336,0.04\n"),
+            ("gemm/sglang/0.5.9", gemm + "SGLANG,0.5.9,X,gemm,v,bfloat16,64,4096,14336,0.03\n"),
+            ("comm/nccl/2.29", reduce + "TRTLLM,2.29,X,all_reduce,NCCL,half,4,512,0.02\n"),
+            ("comm/vllm/0.19.0", reduce + "VLLM,0.19.0,X,all_reduce,own,half,4,512,0.01\n")):
+        path = tmp_path / "x_sxm" / folder / f"{folder.partition('/')[0]}_perf.txt"
+        path.parent.mkdir(parents=True)
+        path.write_text(AICONFIGURATOR + text)
+    kept, left = one_engine(Rows.join(read(tmp_path, Context()).rows))
+    assert sorted(kept["source"]) == ["aiconfigurator/nccl-2.29", *2 * ["aiconfigurator/vllm-0.19.0"]]
+    assert sorted(item.reason.partition(";")[0] for item in left) == [
+        "of aiconfigurator/sglang-0.5.9", "of aiconfigurator/vllm-0.9.0"]
 
 
 def test_llmservingsim_takes_shapes_from_the_model(tmp_path: Path) -> None:

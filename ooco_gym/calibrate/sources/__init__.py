@@ -23,7 +23,8 @@ from ooco_gym.calibrate.rows import Rows
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import read_parquet
 
-SUFFIXES = (".parquet", ".csv", ".csv.gz")
+SUFFIXES = (".parquet", ".csv", ".csv.gz", "_perf.txt")
+"""The last is what aiconfigurator called its tables, which are CSV."""
 
 
 def is_table(path: Path) -> bool:

@@ -11,7 +11,9 @@ from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
 
 NAME = "aiconfigurator"
-BACKENDS = ("vllm", "sglang", "trtllm", "nccl", "oneccl", "rccl", "hccl")
+LIBRARIES = ("nccl", "oneccl", "rccl", "hccl")
+"""Of collectives, which any engine may call."""
+BACKENDS = ("vllm", "sglang", "trtllm", *LIBRARIES)
 """Folders above a version's."""
 OPERATIONS = ("gemm", "attention", "comm")
 """Folders of operators between a system's and a backend's; older tables have none."""
@@ -47,9 +49,11 @@ def read(frame: Frame, context: Context, found: Found) -> None:
     if "window_size" in frame:
         take(np.nan_to_num(frame.numbers("window_size")) == 0, "sliding window")
     frame.require(_COLUMNS[name])
-    version = f"{frame.texts('framework')[0]}-{frame.texts('version')[0]}".lower()
+    kernel = frame.texts("kernel_source")
+    engine = kernel[0] if kernel[0].lower() in LIBRARIES else frame.texts("framework")[0]
+    version = f"{engine}-{frame.texts('version')[0]}".lower()
     rows = Rows.of(
-        frame.path, frame.first_row, len(frame), device=_device(frame, context), kernel=frame.texts("kernel_source"),
+        frame.path, frame.first_row, len(frame), device=_device(frame, context), kernel=kernel,
         time_us=1e3 * frame.numbers("latency"), source=f"aiconfigurator/{version}",
         **_shape(name, frame, *(frame.numbers(column) for column in _COLUMNS[name])))
     found.rows.append(rows.select(keep))

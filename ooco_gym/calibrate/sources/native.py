@@ -6,8 +6,11 @@ from typing import Any
 
 from ooco_gym.calibrate.rows import NUMBERS, TEXTS, Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
+from ooco_gym.errors import UserError
 
 NAME = "ooco_gym"
+APART = ("dtype", "node", "backend", "version", "engine", "framework")
+"""Words in the name of a column that tells measurements apart in a way that the schema does not have."""
 
 
 def claims(frame: Frame) -> bool:
@@ -16,7 +19,17 @@ def claims(frame: Frame) -> bool:
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes all rows; the device's name is the command's where the file has none."""
+    """Takes all rows; the device's name is the command's where the file has none.
+
+    Raises:
+        UserError: a column that is not in the schema says that unlike things were measured.
+    """
+    for name in frame.names:
+        if name not in (*TEXTS, *NUMBERS) and any(word in name.lower() for word in APART):
+            values = sorted(set(frame.texts(name)))
+            if len(values) > 1:
+                raise UserError(f"'{frame.path}': column '{name}' tells measurements apart ({', '.join(values[:4])}) "
+                                "that would be fitted as one; expected one of them: give each a file of its own")
     columns: dict[str, Any] = {"op": "all_reduce", "device": context.device}
     columns |= {name: frame.texts(name) for name in TEXTS if name in frame}
     columns |= {name: frame.numbers(name) for name in NUMBERS if name in frame}

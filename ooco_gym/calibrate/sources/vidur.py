@@ -55,7 +55,8 @@ def _attention(frame: Frame, context: Context, found: Found) -> None:
     new, cached = frame.numbers("prefill_chunk_size"), frame.numbers("kv_cache_size")
     common = {"device": _device(frame, context), "model": _model(frame), "tp": tp, "batch": batch,
               "h_q": frame.numbers("n_q_head") / tp, "h_kv": np.maximum(frame.numbers("n_kv_head") / tp, 1),
-              "d_h": frame.numbers("n_embd") / frame.numbers("n_q_head"), "source": "vidur"}
+              "d_h": frame.numbers("n_embd") / frame.numbers("n_q_head"), "source": "vidur",
+              "kernel": frame.texts("attention_backend")}
     _add(frame, found, "attn_prefill", op="attn_prefill", q_len=new, prefix=cached, context_len=new + cached,
          n_tokens=batch * new, **common)
     _add(frame, found, "attn_decode", op="attn_decode", q_len=1.0, context_len=cached, n_tokens=batch, **common)
@@ -63,18 +64,22 @@ def _attention(frame: Frame, context: Context, found: Found) -> None:
 
 def _collective(frame: Frame, context: Context, found: Found) -> None:
     frame.require(["num_workers", "size"])
-    _add(frame, found, "all_reduce", op="all_reduce", n_gpus=frame.numbers("num_workers"),
-         bytes=frame.numbers("size"), kernel="NCCL", device=_device(frame, context), source="vidur")
+    chips = frame.numbers("num_workers")
+    within = frame.numbers("devices_per_node") == chips if "devices_per_node" in frame else chips > 0
+    found.skip(f"{frame.path.name}: all_reduce over several nodes (devices_per_node is not num_workers), another link "
+               "than that of an instance's chips", int((~within).sum()))
+    _add(frame, found, "all_reduce", within, op="all_reduce", n_gpus=chips, bytes=frame.numbers("size"), kernel="NCCL",
+         device=_device(frame, context), source="vidur")
 
 
-def _add(frame: Frame, found: Found, name: str, **columns: object) -> None:
-    """Adds the rows that measured one operator."""
+def _add(frame: Frame, found: Found, name: str, which: np.ndarray | bool = True, **columns: object) -> None:
+    """Adds the rows that measured one operator, those of a mask."""
     column = f"time_stats.{name}.median"
     if column not in frame:
         return
     times = 1e3 * frame.numbers(column)
     rows = Rows.of(frame.path, frame.first_row, len(frame), time_us=times, **columns)
-    found.rows.append(rows.select(~np.isnan(times)))
+    found.rows.append(rows.select(~np.isnan(times) & which))
 
 
 def _device(frame: Frame, context: Context) -> str:
