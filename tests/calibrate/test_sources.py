@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import with_bytes
-<<<<<<< HEAD
-from ooco_gym.calibrate.rows import Rows
-=======
-from ooco_gym.calibrate.rows import Rows, complete, one_engine
->>>>>>> 5f3571be (Calibration keeps unlike measurements apart: collectives across nodes, engines, versions and types of numbers)
+from ooco_gym.calibrate.rows import Rows, one_engine
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
 
