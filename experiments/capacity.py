@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.output import check_page
 from experiments.common.peaks import PeakPlan, peak_entry
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.compare import PAGES, given_cells
+from experiments.compare import given_cells
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
 from ooco_gym.errors import check_keys
@@ -49,8 +48,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     given: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     options = by_protocol(given)
     policies = names_of(options, "policies", "policy")
-    for key in PAGES:
-        check_page(key, options[key])
     base = scenario_of(cfg)
     scenarios = [of_cell(base, one, options) for _, one in given_cells(options["cells"], ("workload", "cluster"))]
     for one in scenarios:

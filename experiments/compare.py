@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.output import check_page
 from experiments.common.policies import baseline_of, check_names, names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 SCHEMA, SUSTAIN_SCHEMA = "ooco-gym/compare/1", "ooco-gym/field/1"
 CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
 SCENARIO_KEYS = CELL_KEYS[:4]
-PAGES = ("page", "figures")
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -45,10 +43,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     baseline = baseline_of(options, policies)
     if options["sustain"]:
         return _sustained(cfg, options, policies, baseline)
-    for key in (*PAGES, "cells"):
-        if options[key] is not None:
-            raise UserError(f"{key} is of sustain=true, which measures the rate that each policy sustains; add that, "
-                            f"or leave {key} out")
+    if options["cells"] is not None:
+        raise UserError("cells is of sustain=true, which measures the rate that each policy sustains; add that, or "
+                        "leave cells out")
     scenario = scenario_of(cfg)
     said, note = say_played(scenario, seeds=len(seeds)), scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
@@ -73,8 +70,6 @@ def _sustained(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[s
     begun = time.perf_counter()
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
-    for key in PAGES:
-        check_page(key, options[key])
     cells = cells_of(cfg, options, policies)
     for cell in cells:
         say_played(cell.scenario, SEARCHED)

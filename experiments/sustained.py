@@ -19,7 +19,6 @@ from experiments.common.policies import seeds_of
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
-from experiments.sustained_page import write_results
 from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label, short_name
@@ -291,7 +290,7 @@ def _described(cell: Cell) -> dict[str, Any]:
 def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]],
               options: Mapping[str, Any], jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a command (`docs/outputs.md`) with what it has besides, `baseline` among it; shown, and written as
-    pages where there are rows."""
+    a page where there are rows."""
     seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].definitions[0],
@@ -305,5 +304,4 @@ def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[M
         outcome.show()
     if rows:
         write_report(Path(options["out"]) / f"{command}.html", outcomes)
-        write_results(summary, command, Path(options["out"]), options["page"], options["figures"])
     return summary

@@ -11,8 +11,6 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Column
-from ooco_gym.report.tables import Form
 
 END = "<!-- end of results -->"
 
@@ -23,11 +21,6 @@ def spread(values: Any) -> dict[str, Any]:
     values = np.asarray(values, float)
     mean, low, high = interval(np.where(np.isfinite(values), values, np.nan))
     return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
-
-
-def mean_column(head: str, key: str, form: Form) -> Column:
-    """The column of the mean of a figure with its interval."""
-    return Column(head, lambda row: row[key]["mean"], form)
 
 
 def rounded(value: Any, without: str | None = None) -> Any:

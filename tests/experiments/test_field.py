@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.common.output import END
+from docs.generators.sustained import body
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.sustain import Bench, sustain
 from experiments.sustained import Cell, Entry, entries_of, rows_of
-from experiments.sustained_page import BEGIN, body, write_results
 from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
@@ -152,23 +151,6 @@ def test_the_page_says_what_it_shows(summary):
     assert (ran_on["vllm_priority"], ran_on["base_pd"]) == ("mixed_7b", "pair_7b")
 
 
-def test_a_page_keeps_what_people_wrote(summary, tmp_path):
-    page = tmp_path / "field.md"
-    page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN.format('compare')}\nold figures\n{END}\n\nAfter.\n")
-    written = write_results(summary, "compare", tmp_path / "out", str(page))
-    text = page.read_text()
-    assert text.startswith("# Mine\n\nBefore.\n") and text.endswith("\n\nAfter.\n")
-    assert "old figures" not in text
-    figures = tmp_path / "results" / "field.json"
-    assert figures in write_results(summary, "compare", tmp_path / "out", str(page), figures=str(figures))
-    assert figures.is_file()
-    assert all(path.is_file() for path in written)
-    kept = json.loads((tmp_path / "field" / "results.json").read_text())
-    assert "curve" not in kept["results"][0] and kept["results"][0]["policy"] == "vllm_priority"
-    write_results(summary, "compare", tmp_path / "out", str(page))
-    assert page.read_text() == text
-
-
 @pytest.fixture
 def brief(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -194,7 +176,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
     assert all(row["max_offline_rate"]["mean"] > 0 for row in first["results"])
     assert all(row["max_offline_rate_first_decode"]["mean"] > 0 for row in first["results"])
-    assert Path("first/compare.md").is_file() and "<svg" in Path("first/compare.html").read_text()
+    assert "<svg" in Path("first/compare.html").read_text()
     printed = capsys.readouterr().out
     assert "Sustained offline load: azure_conv on pair_7b" in printed and "mixed_7b" in printed
     assert main([*arguments, policies, settings, "out=again"]) == 0
@@ -231,9 +213,9 @@ def test_the_field_is_configured(capsys):
     kinds = {get_policy(policy).mixed for policy in options["policies"]}
     assert kinds == {False, True}
     assert len(options["seeds"]) >= 20 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
-    from omegaconf import OmegaConf
+    from omegaconf import DictConfig
 
-    cells = cells_of(OmegaConf.create(options), options, options["policies"])
+    cells = cells_of(DictConfig(options), options, options["policies"])
     assert len(cells) == len(options["cells"]) >= 3 and options["lead"] in options["policies"]
     assert len({len(settings) for settings in options["tuning"]["policies"].values()}) == 1, "one budget for all"
     assert get_policy(cells[0].full_name("hygen_star")).values["profile_steps"] == options["params"]["profile_steps"]

@@ -1,20 +1,32 @@
-"""The Markdown page of what policies sustain: one table of all cells, and one for each."""
+"""The tables of what policies sustain, in `docs/field.md` and `docs/capacity.md`: one of all cells, and one for each.
+
+`python -m docs.generators.sustained F/summary.json docs/capacity.md results/capacity.json` writes those of a run of
+`ooco-gym capacity` or `compare sustain=true` into the marked part of a page, and its figures without curves.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.output import mean_column, merged, rounded, write_texts
+from experiments.common.output import merged, rounded, write_texts
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import NONE, Column, Table, percent, with_interval
-from ooco_gym.report.tables import RANGE, TO
+from ooco_gym.report.tables import RANGE, TO, Form
 
 Row = Mapping[str, Any]
+BEGIN = "<!-- results: of ooco-gym {}, written by docs/generators/sustained.py -->"
+
+
+def mean_column(head: str, key: str, form: Form) -> Column:
+    """The column of the mean of a figure with its interval."""
+    return Column(head, lambda row: row[key]["mean"], form)
 
 
 def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
@@ -113,31 +125,6 @@ def ratio(row: Row) -> str:
     return with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE)
 
 
-TITLE = "Sustainable offline load"
-BEGIN = "<!-- results: written by ooco-gym {}; what stands outside is not touched -->"
-
-
-def write_results(summary: Mapping[str, Any], command: str, out: Path, page: str | None,
-                  figures: str | None = None) -> list[Path]:
-    """Writes the Markdown page and the figures.
-
-    Args:
-        summary: of the command.
-        command: its name.
-        out: the run folder.
-        page: the Markdown file, which keeps what stands outside its marked part; None: named as the command, in the
-            run folder.
-        figures: the JSON file of the figures; None: `results.json` in a folder of the page's name beside it.
-
-    Returns:
-        The paths of what was written.
-    """
-    path = Path(page) if page else out / f"{command}.md"
-    data = Path(figures) if figures else path.with_suffix("") / "results.json"
-    write_json(data, rounded(summary, "curve"))
-    return [data, *write_texts({path: merged(path, TITLE, body(summary), BEGIN.format(command))})]
-
-
 def body(summary: Mapping[str, Any]) -> str:
     """The marked part of the page."""
     parts = [overview(summary), _legend(summary)]
@@ -178,3 +165,11 @@ def _origin(summary: Mapping[str, Any]) -> str:
             f"{', '.join(str(seed) for seed in summary['seeds'])}: {took:.0f} minutes of one core's time in all, "
             f"{took / summary['workers']:.0f} on {summary['workers']} free ones. This page was made in "
             f"{summary['wall_s'] / 60:.0f} minutes, with {known:,} simulations from the cache.")
+
+
+if __name__ == "__main__":
+    run, page, figures = map(Path, sys.argv[1:])
+    kept = json.loads(run.read_text(encoding="utf-8"))
+    command = "capacity" if "peaks" in kept else "compare"
+    write_texts({page: merged(page, "Sustainable offline load", body(kept), BEGIN.format(command))})
+    write_json(figures, rounded(kept, "curve"))
