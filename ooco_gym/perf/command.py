@@ -219,11 +219,7 @@ def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[O
         batch, context = np.array([float(len(kv))]), np.array([kv.mean()])
         attention = attention._replace(seconds=measured.decode_s(batch, context)[0])
     work = [*form.dense(shard, q.sum()), attention, *form.head(shard, np.array(float(len(requests))))]
-    added, floor = {"overhead": form.overhead_s(shard, phase)}, form.floor_s(shard, phase)
-    if floor:  # the chip waits for its host
-        added["host"] = max(0.0, floor - sum(float(cost.seconds) for cost in work))
-    return [*work, *(OperatorCost(name, "overhead", np.array(seconds), np.array(False))
-                     for name, seconds in added.items())]
+    return [*work, OperatorCost("overhead", "overhead", np.array(form.overhead_s(shard, phase)), np.array(False))]
 
 
 def _attention(attention: Attention, *features: np.ndarray) -> OperatorCost:

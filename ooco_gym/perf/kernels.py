@@ -229,15 +229,12 @@ class ElementwiseParameters(_Mapped):
 
 @dataclass(frozen=True)
 class OverheadParameters(_Mapped):
-    """What the engine adds to the kernels of an iteration, and how long that takes at least."""
+    """What the engine adds to the kernels of an iteration."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
     sequence_s: float = 0.0
     """For each sequence of the iteration that gets a token (sampling, and what the engine does for it)."""
-    prefill_floor_s: float = 0.0
-    """An iteration takes at least so long: the engine works while the chip does, `max(kernels, floor)`."""
-    decode_floor_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class CostTable(NamedTuple):
     closed form equal `k` steps one by one; whatever the timing form, a step costs the simulator the same.
 
     A prefill iteration takes `prefill_ps[N]` for `N` new tokens in all, plus `head_ps[n]` for the `n` prompts that it
-    completes, plus its attention; and no less than `prefill_floor_ps`. Decodes beside it add `attention_lines`, or
+    completes, plus its attention. Decodes beside it add `attention_lines`, or
     share one kernel with it (`mixed`). Contexts of different lengths count on mixed instances only: every iteration
     there looks at every request, whereas pools take many steps at once from the sum of contexts alone.
 
@@ -45,7 +45,6 @@ class CostTable(NamedTuple):
             chunks (`mixed`), of the work that they bring to it.
         prefill_ps: int64[max_prefill_tokens + 1], linear layers, communication and overhead; [0] is 0.
         prefill_slope_ps: for each token beyond the table.
-        prefill_floor_ps: what the host needs for an iteration in any case, overhead included.
         attention: of a prefill iteration, in seconds, from sums over its prompts.
         attention_grid: float64[GRID_ROWS, GRID_COLUMNS], where attention is measured: log2 of the ps of one prompt
             with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else of no size.
@@ -64,7 +63,6 @@ class CostTable(NamedTuple):
     attention_lines: np.ndarray
     prefill_ps: np.ndarray
     prefill_slope_ps: int
-    prefill_floor_ps: int
     attention: Attention
     attention_grid: np.ndarray
     mixed: MixedKernel | None
@@ -107,10 +105,8 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
     overhead_s = np.array([form.overhead_s(shard, phase) for phase in PHASES])
     prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
-    floor_s = form.floor_s(shard, "prefill")
     # Of no token there is no time: the first entries are set to 0 later.
-    _check_times(deployment, head_s[1:], dense_s[1:], overhead_s, prefill_s[1:], far,
-                 [floor_s, form.floor_s(shard, "decode")])
+    _check_times(deployment, head_s[1:], dense_s[1:], overhead_s, prefill_s[1:], far)
     measured = form.measured_attention(shard)
     contexts = _contexts(deployment, batch[1:])
     beside_s = dense_s + overhead_s[1]
@@ -119,11 +115,10 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
     if mixed is not None and mixed.decode_s is not None:
         attention_lines = _lines_of(mixed.decode_s, batch, beside_s, contexts, rising=True)
     return CostTable(
-        decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1], form.floor_s(shard, "decode"), contexts),
+        decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1]),
         attention_lines=_whole_ps(attention_lines),
         prefill_ps=_whole_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
-        prefill_floor_ps=int(np.rint((floor_s + overhead_s[0]) * PS_PER_S)) if floor_s else 0,
         attention=form.attention(shard, "prefill"),
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
         mixed=mixed and mixed._replace(decode_s=None),
@@ -177,16 +172,10 @@ def _lines_of(seconds: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: np
     return np.concatenate([np.zeros((1, 4)), fit_lines(curve, batch[1:], beside_s[1:], contexts)])
 
 
-def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float, floor_s: float,
-                  contexts: np.ndarray) -> np.ndarray:
-    """Whole decode steps: the attention's lines on top of what depends on the batch alone, and the host's floor."""
+def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float) -> np.ndarray:
+    """Whole decode steps: the attention's lines on top of what depends on the batch alone."""
     lines = attention.copy()
     lines[:, 0::2] += dense_s[:, None]
-    if floor_s:
-        batch = np.arange(1, len(lines), dtype=np.float64)
-        total = batch[:, None] * contexts
-        steps = np.maximum(lines[1:, :1] + lines[1:, 1:2] * total, lines[1:, 2:3] + lines[1:, 3:] * total)
-        lines[1:] = fit_lines(np.maximum(steps, floor_s), batch, 0.0, contexts)
     ps = _whole_ps(lines)
     ps[1:, 0::2] += round(overhead_s * PS_PER_S)
     return ps
@@ -228,7 +217,7 @@ def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], com
 def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
     """Latencies of prompts prefilled each alone, float64[n], by their lengths in tokens, int64[n]."""
     attention = attention_ps(table, *table.attention.of_prompts(tokens, tokens))
-    return np.maximum(table.prefill_floor_ps, dense_ps(table, tokens) + table.head_ps[1] + attention)
+    return dense_ps(table, tokens) + table.head_ps[1] + attention
 
 
 def dense_ps(table: CostTable, tokens: np.ndarray | int) -> np.ndarray:
@@ -329,8 +318,7 @@ def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike,
     together = dense_ps(table, new.sum(axis=1) + count) + heads + attention
     skew_s, skew_batch = table.decode_skew
     skew = np.where(count >= max(skew_batch, 2), np.rint(skew_s * PS_PER_S * (most - mean)), 0.0).astype(np.int64)
-    return np.where(prompts > 0, np.maximum(together, table.prefill_floor_ps),
-                    _steps_ps(table.decode_lines, count, total) + skew)
+    return np.where(prompts > 0, together, _steps_ps(table.decode_lines, count, total) + skew)
 
 
 def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, decodes: np.ndarray, context: np.ndarray,

@@ -100,11 +100,11 @@ def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTabl
         return table
     names = ("decode_lines", "attention_lines", "prefill_ps", "head_ps")
     scaled = {name: np.rint(getattr(table, name) * factor).astype(np.int64) for name in names}
-    of_one = {name: round(getattr(table, name) * factor) for name in ("prefill_slope_ps", "prefill_floor_ps")}
     seconds = ("roofs_s", "launch_s", "linear_s", "critical_s")
     parts = {name: getattr(table.attention, name) * factor for name in seconds}
     grid = table.attention_grid + steady(np.log2(factor)) if table.attention_grid.size else table.attention_grid
-    return table._replace(**scaled, **of_one, attention=table.attention._replace(**parts), attention_grid=grid,
+    return table._replace(**scaled, prefill_slope_ps=round(table.prefill_slope_ps * factor),
+                          attention=table.attention._replace(**parts), attention_grid=grid,
                           mixed=table.mixed and _scaled(table.mixed, factor),
                           decode_skew=(factor * table.decode_skew[0], table.decode_skew[1]))
 
@@ -204,8 +204,7 @@ def _fill_tables(state: s.State, unique: Sequence[CostTable], rules: Rules, rows
             for name in ("decode_lines", "attention_lines", "prefill_ps", "head_ps"):
                 getattr(state, name)[row] = np.rint(getattr(table, name) * factor).astype(np.int64)
             entry = state.tables[row]
-            for name in ("prefill_slope_ps", "prefill_floor_ps"):
-                entry[name] = np.rint(getattr(table, name) * factor)
+            entry["prefill_slope_ps"] = np.rint(table.prefill_slope_ps * factor)
             _fill_attention(state, row, table, factor)
             entry["kv_bytes_per_token"] = table.kv_bytes_per_token
             entry["noise"] = rules.belief_noise if belief else rules.jitter
@@ -306,7 +305,6 @@ def _charge_decisions(state: s.State, truths: int, decision_s: float) -> None:
     extra = round(decision_s * s.PS_PER_S)
     state.decode_lines[:truths, 1:, 0::2] += extra
     state.prefill_ps[:truths, 1:] += extra
-    state.tables["prefill_floor_ps"][:truths] += extra
 
 
 def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,

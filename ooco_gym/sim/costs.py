@@ -195,8 +195,7 @@ def prefill_latency(state, table, work, rows, tokens, context, sequences):
     `context` the sum of contexts, `sequences` the number of prompts.
     """
     attention = prefill_attention(state, table, work, float(rows), float(context), float(sequences))
-    latency = dense_latency(state, table, tokens) + state.head_ps[table, sequences] + np.int64(round(attention))
-    return max(latency, state.tables[table].prefill_floor_ps)
+    return dense_latency(state, table, tokens) + state.head_ps[table, sequences] + np.int64(round(attention))
 
 
 @inlined

@@ -93,8 +93,7 @@ def sums_latency(state, table, sums):
     alone = prefill_attention(state, table, work, float(rows), float(context), float(prompts))
     attention = attention_together(state, table, alone, (tokens - decodes) / prompts, far, decodes, decode_context,
                                    longest)
-    latency = dense_latency(state, table, tokens) + state.head_ps[table, sampled] + attention
-    return max(latency, state.tables[table].prefill_floor_ps)
+    return dense_latency(state, table, tokens) + state.head_ps[table, sampled] + attention
 
 
 @inner

@@ -194,7 +194,6 @@ LINK = np.dtype(
 TABLE = np.dtype(
     [
         ("prefill_slope_ps", np.int64),
-        ("prefill_floor_ps", np.int64),
         # attention of a prefill, as `perf.timing.Attention` but in ps
         ("roofs", np.float64, (2, 4)),
         ("linear", np.float64, (4,)),

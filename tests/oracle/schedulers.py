@@ -84,7 +84,7 @@ class Oracle:
 
 CHIP, MODEL, TIMING = "ascend_910c", "qwen2_5_7b", "ooco"
 TABLES = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid")
-_FIELDS = ("prefill_slope_ps", "prefill_floor_ps", "roofs", "linear", "launch", "critical", "exponent", "causal",
+_FIELDS = ("prefill_slope_ps", "roofs", "linear", "launch", "critical", "exponent", "causal",
            "tile", "measured", *SHARED)
 _FOREVER_S = 1e6
 

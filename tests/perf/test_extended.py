@@ -15,10 +15,8 @@ from ooco_gym.perf import (
     CostTable,
     Deployment,
     cost_table,
-    decode_latency_ps,
     list_chips,
     load_chip,
-    prefill_latency_ps,
 )
 from ooco_gym.perf.command import describe_iteration
 from tests.perf.perf_chips import KERNELS, decode_s, deploy, prefill_s
@@ -99,19 +97,6 @@ def test_missing_kernels_take_the_rooflines_time(tp):
         a, b = (one.form.attention(one.shard, phase).seconds(*sums) for one in (bare, ooco))
         assert a == pytest.approx(b)
         assert bare.form.overhead_s(bare.shard, phase) == 0
-
-
-def test_an_iteration_waits_for_its_host():
-    host = {"decode_floor_s": 0.02, "prefill_floor_s": 0.032, "decode_s": 1e-3}
-    waiting = deploy("extended", extended={**KERNELS, "overhead": host})
-    table = cost_table(waiting, 64, 4096)
-    assert decode_latency_ps(table, 1, 100) == pytest.approx(21e9, rel=1e-6)
-    assert prefill_latency_ps(table, [(16, 16)]) == pytest.approx(32e9, rel=1e-6)
-    report = describe_iteration(waiting, decode=[100])
-    assert report.latency_s == pytest.approx(21e-3)
-    assert report.operator_shares["host"] > 0.5
-    assert report.bottleneck == "overhead"
-    assert describe_iteration(waiting, prefill=[(9000, 9000)]).operator_shares["host"] == 0
 
 
 def test_a_chip_without_kernels_is_named_with_what_to_do():

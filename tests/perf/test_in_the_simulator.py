@@ -11,7 +11,7 @@ from ooco_gym import Scenario, simulate
 from ooco_gym.perf import cost_table, decode_latency_ps, load_model, prefill_alone_ps
 from ooco_gym.report.terminal import notes
 from ooco_gym.workload import Trace, write_trace
-from tests.perf.perf_chips import KERNELS, chip, measured_rows, write_tables
+from tests.perf.perf_chips import chip, measured_rows, write_tables
 
 PROMPTS = np.array([1, 7, 64, 129, 500, 1000, 3333, 9000], np.int32)
 STEPS = 6
@@ -27,18 +27,14 @@ def requests(tmp_path):
     return str(path)
 
 
-@pytest.fixture(params=["ooco", "ooco_xllm", "extended", "measured", "host-bound"])
+@pytest.fixture(params=["ooco", "ooco_xllm", "extended", "measured"])
 def conditions(request, tmp_path):
-    """A pair of H200 under each form, with measured tables or a slow host where that is what is tested."""
+    """A pair of H200 under each form, with measured tables where that is what is tested."""
     changes = {}
     if request.param == "measured":
         changes["tables"] = write_tables(tmp_path / "tables.parquet", measured_rows(load_model("llama_3_1_8b")))
-    if request.param == "host-bound":
-        floors = {"prefill_floor_s": 0.02, "decode_floor_s": 0.015}
-        changes["extended"] = KERNELS | {"overhead": KERNELS["overhead"] | floors}
     pool = [{"chip": chip(**changes)}]
-    timing = "extended" if request.param == "host-bound" else request.param
-    return {"timing": timing, "cluster": {"model": "llama_3_1_8b", "relaxed": pool, "strict": pool}}
+    return {"timing": request.param, "cluster": {"model": "llama_3_1_8b", "relaxed": pool, "strict": pool}}
 
 
 def test_a_request_alone_takes_what_the_tables_say(conditions, requests):

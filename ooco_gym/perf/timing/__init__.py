@@ -150,10 +150,6 @@ class TimingForm(ABC):
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch, in tokens, at which every linear layer is bound by compute (`bs_sat`)."""
 
-    def floor_s(self, shard: Shard, phase: Phase) -> float:
-        """What the host needs meanwhile: without its overhead, an iteration takes no less than this. 0: nothing."""
-        return 0.0
-
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
         """How chunks and decodes share a kernel; None: they take the sum of their times."""
         return None

@@ -76,8 +76,8 @@ class Form(TimingForm):
 
     Linear layers lose whole tiles and waves, attention counts the causal triangle and pads rows and head groups,
     an all-reduce has a latency, and norms, rotary positions, activations, embedding and sampler count. What an engine
-    does besides is added (`overhead_s`) or runs beside the chip's work (`floor_s`). A kernel without parameters takes
-    the roofline's time (`timing=ooco`). `causal_factor` does not apply.
+    does besides is added (`overhead_s`). A kernel without parameters takes the roofline's time (`timing=ooco`).
+    `causal_factor` does not apply.
     """
 
     def kernels(self, shard: Shard) -> Kernels:
@@ -152,11 +152,6 @@ class Form(TimingForm):
         """What the engine adds to an iteration's kernels; 0 where it was not measured."""
         found = self.kernels(shard).overhead
         return found.prefill_s if phase == "prefill" else found.decode_s
-
-    def floor_s(self, shard: Shard, phase: Phase) -> float:
-        """What the engine takes beside the chip's work, so that an iteration takes at least this."""
-        found = self.kernels(shard).overhead
-        return found.prefill_floor_s if phase == "prefill" else found.decode_floor_s
 
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch from which compute takes every linear layer at least as long as memory."""

@@ -32,7 +32,7 @@ class Clock:
         self._dense = [int(value) for value in tables["prefill_ps"]]
         self._head = [int(value) for value in tables["head_ps"]]
         self._grid = np.asarray(tables["attention_grid"]).tolist()
-        self._slope, self._floor = int(tables["prefill_slope_ps"]), int(tables["prefill_floor_ps"])
+        self._slope = int(tables["prefill_slope_ps"])
         self._tile, self._measured = int(tables["tile"]), bool(tables["measured"])
         self._roofs, self._linear = np.asarray(tables["roofs"]).tolist(), np.asarray(tables["linear"]).tolist()
         self._launch, self._critical = float(tables["launch"]), float(tables["critical"])
@@ -72,7 +72,7 @@ class Clock:
         last = len(self._dense) - 1
         dense = self._dense[min(total, last)] + max(0, total - last) * self._slope
         attention = self._attention_together(alone, (total - decodes) / prompts, far, decodes, decode_context, longest)
-        return max(dense + self._head[sampled] + attention, self._floor)
+        return dense + self._head[sampled] + attention
 
     def _skewed_decode(self, decodes: int, context: int, longest: int) -> int:
         latency = _highest(self._decode[decodes], context)
