@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from baselines.adaptive_deadline import LAYOUT
 from experiments.engines.chain import Engine, fitted_engine
 from experiments.live.cells import Promise, document_of, drawn_trace, figures, seen_by_client
 from experiments.live.predict import simulated
 from experiments.live.server import MODEL, Server, write_tokenizer
 from experiments.live.summing_up import ranking, ratios, table
-from experiments.live.train import learn
 from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy import get_policy
-from ooco_gym.policy.weights import read_weights, write_linear_bundle
+from ooco_gym.policy.registry import known_of
+from ooco_gym.policy.weights import write_linear_bundle
 from ooco_gym.resources import merged
 from ooco_gym.runtime.beliefs import Fitted
 from ooco_gym.vllm.rules import make_rule
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SCHEMA = "ooco-gym/sim_to_real/1"
-TRAIN = "train"
 PRIORITIES = {"online": 0, "offline": 1}
 _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
               "num_blocks", "block_tokens", "model_config")
@@ -75,7 +73,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             raise UserError("the cells of an earlier run were played at a pace that a new measurement would miss; "
                             "give live.pace=NUMBER, the median of those that it printed (its sim_to_real.json "
                             "has it under 'fit')")
-        trial = Study({**plan, "bundle": None}, engine, out)
+        trial = Study({**plan, "learned": None}, engine, out)
         pace = trial.paced(find_python(engine_plan["python"]), engine_plan, measured)
     engine = engine.slower(float(pace), out / "chip")._replace(fit={**engine.fit, "pace": float(pace)})
     study = Study(plan, engine, out)
@@ -113,46 +111,19 @@ class Study:
             "admitter": {**plan["deadline"], **plan["admitter"], **self.limits}}
         self.caching = {"prefix_caching": "on" if plan.get("caching") else "off"}
         self._played = 0  # cells
-        self.bundle = Path(plan["bundle"]) if plan["bundle"] not in (None, TRAIN) else out / "bundle"
         most = self._most_online()
         offline = self._most_offline()
         self.loads = [Load(name, share * most, offline, self._trace(share * most, offline, int(plan["seed"])))
                       for name, share in plan["loads"].items()]
-        if plan["bundle"] is not None:
-            self.settings["learned"] = {**self.settings["deadline"], "interval_s": plan["interval_s"],
-                                        "weights": str(self._learned() if plan["bundle"] == TRAIN else plan["weights"]),
+        if plan["learned"] is not None:
+            self.settings["learned"] = {**self.settings["deadline"], "interval_s": float(plan["interval_s"]),
                                         "violation_budget": self.promise.budget}
+            rule = get_policy(plan["learned"], {**make_rule("deadline").values, **self.settings["learned"]})
+            self.bundle = write_linear_bundle(out / "bundle", rule, known=known_of(plan["learned"]))
         self.schedulers = [name for name in plan["schedulers"] if name in self.settings]
         self.by_load = {load.name: {"hygen": self._profiled(load)} for load in self.loads}
 
     # --- The simulator's part ---
-    def _learned(self) -> Path:
-        """Weights that are learned on the measured engine's twin, and the bundle of them."""
-        plan = self.plan["training"]
-        traces = [self._trace(load.online_per_s, load.offline_per_s, int(self.plan["seed"]) + 3000 + number)
-                  for load in self.loads for number in range(plan["traces"])]
-        base = {**self.settings["deadline"], "interval_s": self.plan["interval_s"],
-                "violation_budget": self.promise.budget}
-        # What is learned on one speed breaks promises on a machine that is a little slower.
-        windows = [(trace, float(slowness)) for trace in traces for slowness in plan["slowness"]]
-        turned = [self.predicted("deadline", trace, slowness=slowness)["offline_tokens_per_s"]
-                  for trace, slowness in windows]
-
-        def score(weights: Path) -> list[tuple[float, float, float]]:
-            self.settings["learned"] = {**base, "weights": str(weights)}
-            played = [self.predicted("learned", trace, slowness=slowness) for trace, slowness in windows]
-            return [(one["offline_tokens_per_s"], other, one["violation_rate"])
-                    for one, other in zip(played, turned, strict=True)]
-        path = learn(score, self.out, {**plan, "seed": int(self.plan["seed"])})
-        weights = read_weights(str(path), LAYOUT)
-        values = {**make_rule("deadline").values, **self.settings["deadline"]}
-        rule = get_policy("adaptive_deadline", {**values, "interval_s": float(self.plan["interval_s"])})
-        write_linear_bundle(self.bundle, rule, weights, {"training": {
-            "data": {"traces": "drawn by experiments/live", "loads": dict(self.plan["loads"])},
-            "seeds": [int(self.plan["seed"]) + 3000 + number for number in range(plan["traces"])],
-            "candidates": int(plan["generations"]) * int(plan["population"])}})
-        return path
-
     def _profiled(self, load: Load) -> dict[str, float]:
         """HyGen's latency budget for a load, found as its profiler does, on another trace: the largest that keeps the
         promise; where none does, a decode step's worth."""
@@ -189,8 +160,7 @@ class Study:
             return {"name": name, **self.limits, "engine_version": self.plan["engine_version"], **self.caching}
         if name == "hygen":
             return {"name": "hygen", **values, "max_num_seqs": self.limits["max_num_seqs"], **self.caching}
-        twin = "adaptive_deadline" if name == "learned" else name
-        return {"name": twin, **values, **self.caching}
+        return {"name": self.plan["learned"] if name == "learned" else name, **values, **self.caching}
 
     def _most_online(self) -> float:
         """Online requests a second at which vLLM alone keeps the promise, found by halving; offline work: none."""

@@ -137,19 +137,16 @@ def made_study(engine: Engine, out: Path, **changes: Any) -> Study:
     return Study({**plan, "window_s": 4.0, "loads": {"half": 0.5, "over": 1.2}, **changes}, engine, out)
 
 
-def test_weights_are_learned_on_each_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = []
-    predicted = Study.predicted
-    monkeypatch.setattr(Study, "predicted", lambda self, name, *rest, slowness=1.0, **more: (
-        played.append((name, slowness)), predicted(self, name, *rest, slowness=slowness, **more))[1])
-    training = {"generations": 1, "population": 4, "traces": 1, "limit": 0.01, "slowness": [1.0, 1.2]}
-    study = made_study(made_engine(tmp_path), tmp_path, training=training)
-    assert played.count(("learned", 1.0)) == played.count(("learned", 1.2)) == 4 * len(study.loads)
-    assert (tmp_path / "bundle" / "manifest.json").is_file()
+def test_what_is_learned_is_exported_and_foreseen(tmp_path: Path) -> None:
+    study = made_study(made_engine(tmp_path), tmp_path)
+    told = study.scheduler("learned", study.loads[0])
+    assert told["rule"] == "deadline" and (Path(told["bundle"]) / "manifest.json").is_file()
+    ours, plain = (study.predicted(name, study.loads[0].trace) for name in ("learned", "deadline"))
+    assert ours["offline_tokens_per_s"] > 0.0 and ours != plain
 
 
 def test_a_run_that_was_cut_off_plays_what_is_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = made_study(made_engine(tmp_path), tmp_path, bundle=None, schedulers=["vllm_priority", "deadline"],
+    study = made_study(made_engine(tmp_path), tmp_path, learned=None, schedulers=["vllm_priority", "deadline"],
                        repeats=2)
     played: list[tuple[str, str]] = []
 
