@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ooco_gym.cluster import Cluster
     from ooco_gym.envs.features import candidate_table
     from ooco_gym.envs.rule_agent import make_agent
-    from ooco_gym.policy import get_policy
+    from ooco_gym.policy import get_policy, list_policies
     from ooco_gym.protocol import Slo
     from ooco_gym.scenario import Scenario
     from ooco_gym.simulation import Run, Simulation, simulate
-    from ooco_gym.zoo import list_policies, load_policy
+    from ooco_gym.zoo import load_policy
 
 __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__version__", "candidate_table",
            "evaluate", "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
@@ -30,7 +30,7 @@ __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__ve
 # Names by the module of this package that has them.
 _LATER = {"Cluster": "cluster", "Scenario": "scenario", "Slo": "protocol", "simulate": "simulation",
           "Simulation": "simulation", "Run": "simulation", "get_policy": "policy", "make_agent": "envs.rule_agent",
-          "candidate_table": "envs.features", "list_policies": "zoo", "load_policy": "zoo"}
+          "candidate_table": "envs.features", "list_policies": "policy", "load_policy": "zoo"}
 _MODULES = ("cluster", "envs", "scenario", "workload", "perf", "peak", "report", "files", "resources")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from functools import lru_cache, wraps
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,25 +39,7 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_root() / group).glob("*.yaml"))
 
 
-def _kept_until_changed(read: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Calls `read` once for each version of a file in a process; gives copies, so that callers may change them."""
-
-    @wraps(read)
-    def lookup(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
-        path = _path(group, name)
-        key = (group, path.absolute())
-        files, value = _KEPT.get(key, ({}, {}))
-        if not files or any(version_of(file) != version for file, version in files.items()):
-            files = {}
-            value = read(group, path, files)
-            _KEPT[key] = (files, value)
-        return deepcopy(value)
-
-    return lookup
-
-
-@_kept_until_changed
-def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, str | None] | None = None) -> dict[str, Any]:
+def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
     """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to; paths in it become absolute.
 
     A file may say `extends: NAME` and hold only what differs from another file of its group: NAME is looked up beside
@@ -67,7 +49,14 @@ def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, str | 
     Raises:
         UserError: no such name or file, the file is not a YAML mapping, or it extends an unknown file or itself.
     """
-    return _extended(group, Path(name), {} if files is None else files)
+    path = _path(group, name)
+    key = (group, path.absolute())
+    files, value = _KEPT.get(key, ({}, {}))
+    if not files or any(version_of(file) != version for file, version in files.items()):
+        files = {}
+        value = _extended(group, path, files)
+        _KEPT[key] = (files, value)
+    return deepcopy(value)  # callers may change it
 
 
 def _path(group: str, name: str | os.PathLike[str]) -> Path:

@@ -18,29 +18,12 @@ if TYPE_CHECKING:
     from ooco_gym.policy import Policy
     from ooco_gym.runtime import Policy as Bundle
 
-RULE, LEARNED = "rule", "learned"
 _PREFIX = "learned_"  # of the files in conf/policy
 
 
 def names() -> list[str]:
     """Names of the learned policies, such as `learned_gate`."""
     return [name for name in known("policy") if name.startswith(_PREFIX)]
-
-
-def list_policies(kind: str | None = None) -> list[str]:
-    """Names of the policies that simulate and play, of a `kind`: `rule`, or `learned`, whose weights a search found;
-    None: both.
-
-    Raises:
-        UserError: another kind.
-    """
-    if kind not in (None, RULE, LEARNED):
-        raise unknown("kind of policy", kind, (RULE, LEARNED))
-    if kind == LEARNED:
-        return names()
-    from ooco_gym.policy import list_policies as every
-
-    return [name for name in every() if kind is None or name not in names()]
 
 
 def card(name: str) -> dict[str, Any]:

@@ -12,19 +12,10 @@ import ooco_gym
 from docs.generators import learned as document
 from ooco_gym import zoo
 from ooco_gym.errors import UserError
-from ooco_gym.policy import list_policies as every
 from ooco_gym.runtime import Policy as Bundle
 
 ROOT = Path(__file__).parents[1]
 RESULTS = json.loads((ROOT / document.RESULTS).read_text(encoding="utf-8"))
-
-
-def test_rules_and_learned_policies_are_told_apart():
-    rules, learned = ooco_gym.list_policies("rule"), ooco_gym.list_policies("learned")
-    assert learned == zoo.names() and not set(rules) & set(learned)
-    assert sorted(rules + learned) == ooco_gym.list_policies() == every()
-    with pytest.raises(UserError, match="unknown kind of policy 'learnt'"):
-        ooco_gym.list_policies("learnt")
 
 
 def test_a_bundle_is_loaded_by_its_folder_and_other_names_are_refused():

@@ -81,18 +81,17 @@ def _machine() -> Iterator[Finding]:
     yield "cores", f"{cores()} of {os.cpu_count()}", OK, ""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         yield "NUMBA_DISABLE_JIT", "set", PROBLEM, "unset it: the simulator runs only compiled"
+    advice = f"set {VARIABLE} to a Python that has vLLM, or unset it"
     try:
         python = find_python(None)
     except UserError as error:
-        given = VARIABLE in os.environ
-        yield ("engine", str(error) if given else "none", PROBLEM if given else OK,
-               f"set {VARIABLE} to a Python that has vLLM, or unset it" if given else
-               "make engine installs vLLM's CPU build, to measure or compare with")
+        yield ("engine", str(error), PROBLEM, advice) if VARIABLE in os.environ else (
+            "engine", "none", OK, "make engine installs vLLM's CPU build, to measure or compare with")
         return
     ask = "from importlib.metadata import version; print(version('vllm'))"
     done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
-    yield ("engine", f"{python}: no vLLM there", PROBLEM, f"set {VARIABLE} to a Python that has it") if (
-        done.returncode) else ("engine", f"vLLM {done.stdout.strip()} ({python})", OK, "")
+    yield ("engine", f"{python}: no vLLM there", PROBLEM, advice) if done.returncode else (
+        "engine", f"vLLM {done.stdout.strip()} ({python})", OK, "")
 
 
 def _folders() -> Iterator[Finding]:
