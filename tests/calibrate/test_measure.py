@@ -23,7 +23,7 @@ def plan(**changes: Any) -> dict[str, Any]:
     """The shipped plan, small, for the fake engine."""
     found: dict[str, Any] = dict(load_yaml("engine", "vllm"))
     found |= {"adapter": str(Path(__file__).with_name("fake_engine.py")), "python": sys.executable, "model": "formula",
-              "cpus": None, "environment": {},
+              "environment": {},
               "settings": {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 512, "block_tokens": 16,
                            "num_blocks": 400, "us": US}}
     found["design"] = {**found["design"], "passes": 3, "fill_tokens": 1024}

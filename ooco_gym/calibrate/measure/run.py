@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ooco_gym.calibrate.measure.design import Limits, burst, capacity_per_s, check, design, every_size, poisson
 from ooco_gym.calibrate.measure.interpreter import Driver, find_python, write_random_model
-from ooco_gym.errors import UserError, whole_number
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
         settings["model"] = str(write_random_model(out / "model", plan["random_model"], settings["max_model_len"]))
         settings["load_format"] = "dummy"
     with Driver(python, plan["environment"], out / "engine.log") as driver:
-        engine = driver.ask({"do": "start", "adapter": _adapter(plan["adapter"]), "settings": settings,
-                             "cpus": _last_cpus(plan["cpus"])})
+        engine = driver.ask({"do": "start", "adapter": _adapter(plan["adapter"]), "settings": settings})
         if plan["model"] is None:
             engine["model"] = "random"
         return _measure(driver, engine, plan, out)
@@ -136,14 +134,6 @@ def _adapter(name: str) -> str:
         raise UserError(f"engine.adapter={name}: there is no such file; give the name 'vllm', or a file like "
                         "ooco_gym/calibrate/measure/scripts/engine_driver/vllm_engine.py")
     return str(path)
-
-
-def _last_cpus(count: int | None) -> list[int] | None:
-    """The processors to pin to: the last ones, since the first serve the system's interrupts."""
-    if count is None:
-        return None
-    there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return there[-whole_number("engine.cpus", count, 1):]
 
 
 def write_table(path: Path, rows: Rows, schema: pa.Schema) -> None:

@@ -1,6 +1,6 @@
 """Takes orders as lines of JSON on stdin and answers each with one line on what was stdout.
 
-Orders: `{"do": "start", "adapter": …, "settings": …, "cpus": …}` first, then any number of `cases` and
+Orders: `{"do": "start", "adapter": …, "settings": …}` first, then any number of `cases` and
 `serve`, and `stop`. What the engine prints goes to stderr.
 """
 
@@ -28,7 +28,8 @@ def main() -> None:
             break
         try:
             if order["do"] == "start":
-                engine, answer = _start(order)
+                engine = _adapter(order["adapter"]).start(order["settings"])
+                answer = engine.describe()
             else:
                 answer = _obey(engine, order)
         except Exception as error:
@@ -38,13 +39,6 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-
-
-def _start(order: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    if order["cpus"] and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, order["cpus"])  # before the engine makes threads, which inherit it
-    engine = _adapter(order["adapter"]).start(order["settings"])
-    return engine, engine.describe()
 
 
 def _obey(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
