@@ -1,25 +1,30 @@
-"""A run of a real engine as it was recorded: its settings, its requests, and its log by seconds.
+"""A run of a real engine as it was recorded: its settings, its requests, their prompts, and its log by seconds.
 
-`experiments.engines.replay` serves it again; docs/measuring.md says what the folder holds.
+`experiments.engines.replay` serves it again; docs/measuring.md says what the folder holds. Which prompts begin alike is
+what an engine that keeps prefixes need not compute: hashes as those of trace files (docs/traces.md), one for each 512
+tokens of a prompt. A run says them itself, or gives the token ids of its prompts, from which they are numbered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.engines.prompts import Hashes, of_table, read_prompts
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
-from ooco_gym.files import read_parquet
+from ooco_gym.workload.table_reader import Table, read_table
+from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, take_hashes
 
 REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 SETTINGS = ("num_gpu_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
 OPTIONAL = ("tensor_parallel",)
 CURVES = {"t": "t_s", "running": "running", "waiting": "waiting", "kv_cache_pct": "kv_percent"}
+HASHES, TOKEN_IDS = "prefix_hashes", ("prompt_token_ids", "input_tok_ids")
+"""Columns of `requests.parquet`, and keys of a file of prompts."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +51,33 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
 
     Args:
         folder: where they are.
-        prompts: file with the prompts' token ids, in the order of the requests' rows; None: what the requests say.
+        prompts: file of JSON lines with the prompts' token ids, in the order of the requests' rows; None: what the
+            requests say.
 
     Raises:
         UserError: a file, column or setting is missing, times are impossible, or prompts are not those of the requests.
     """
-    engine = _settings(folder / "engine.json")
-    requests, hashes = requests_of(folder / "requests.parquet", prompts)
-    begin_s = requests["arrival_s"][0]
+    engine, table = _settings(folder / "engine.json"), read_table(folder / "requests.parquet")
+    requests = _columns(table, REQUESTS)
+    for before, after in (("arrival_s", "first_token_s"), ("first_token_s", "last_token_s")):
+        table.demand(requests[before] <= requests[after], after, f"a time in seconds, none before {before}")
+    for name in ("prompt_tokens", "output_tokens"):
+        table.demand(requests[name] >= 1, name, "at least one token")
+    if not table.rows:
+        raise UserError(f"'{table.path}' has no request")
+    hashes = _hashes(table if prompts is None else read_table(prompts), requests["prompt_tokens"].astype(np.int64))
+    if prompts is not None and hashes is None:
+        raise UserError(f"'{prompts}' has no {' or '.join(TOKEN_IDS)}; expected the token ids of a prompt in each line")
+    order = np.argsort(requests["arrival_s"], kind="stable")
+    requests = {name: values[order] for name, values in requests.items()}
+    begin_s, curves = requests["arrival_s"][0], {}
+    if (folder / "timeseries.csv").is_file():
+        logged = _columns(read_table(folder / "timeseries.csv"), tuple(CURVES))
+        curves = {ours: logged[name] for name, ours in CURVES.items()}
+        curves["t_s"] = curves["t_s"] - begin_s
     for key in ("arrival_s", "first_token_s", "last_token_s"):
         requests[key] = requests[key] - begin_s
-    return Recorded(folder, engine, requests, curves_of(folder / "timeseries.csv", begin_s), hashes)
+    return Recorded(folder, engine, requests, curves, None if hashes is None else take_hashes(hashes, order))
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -70,62 +91,49 @@ def _settings(path: Path) -> dict[str, Any]:
     return engine
 
 
-def requests_of(path: Path, prompts: Path | None) -> tuple[dict[str, np.ndarray], Hashes | None]:
-    """The requests of a run by column, sorted by arrival, and which of them begin alike (see `read_run`)."""
-    from ooco_gym.workload.trace import take_hashes
-
-    if not path.is_file():
-        raise UserError(f"'{path}' does not exist: a recorded run has its requests there ({', '.join(REQUESTS)})")
-    try:
-        table = read_parquet(path)
-        table.column_names  # noqa: B018 (read here: damaged ones are no text)
-    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
-        raise UserError(f"'{path}' cannot be read as Parquet: {' '.join(str(error).split())}") from error
-    columns = _columns(path, table, REQUESTS)
-    bad = ~(np.isfinite(np.stack(list(columns.values()))).all(axis=0) & (columns["prompt_tokens"] >= 1)
-            & (columns["output_tokens"] >= 1) & (columns["arrival_s"] <= columns["first_token_s"])
-            & (columns["first_token_s"] <= columns["last_token_s"]))
-    if not len(bad):
-        raise UserError(f"'{path}' has no request")
-    if bad.any():
-        raise UserError(f"'{path}', row {int(np.flatnonzero(bad)[0]) + 1}: expected arrival_s <= first_token_s <= "
-                        "last_token_s in seconds and at least one prompt and one output token")
-    tokens = columns["prompt_tokens"].astype(np.int64)
-    hashes = of_table(path, table, tokens) if prompts is None else read_prompts(prompts, tokens)
-    order = np.argsort(columns["arrival_s"], kind="stable")
-    return ({name: values[order] for name, values in columns.items()},
-            None if hashes is None else take_hashes(hashes, order))
-
-
-def curves_of(path: Path, begin_s: float) -> dict[str, np.ndarray]:
-    """What the engine logged, from a time on; empty where there is no file."""
-    if not path.is_file():
-        return {}
-    from pyarrow import csv
-
-    try:
-        table = csv.read_csv(path)
-        table.column_names  # noqa: B018 (likewise)
-    except Exception as error:  # likewise
-        raise UserError(f"'{path}' cannot be read as CSV: {' '.join(str(error).split())}") from error
-    found = _columns(path, table, tuple(CURVES))
-    curves = {ours: found[name] for name, ours in CURVES.items()}
-    curves["t_s"] = curves["t_s"] - begin_s
-    return curves
-
-
-def _columns(path: Path, table: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Columns of numbers, by name.
-
-    Raises:
-        UserError: one is missing, or holds anything but numbers.
-    """
+def _columns(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Columns of finite numbers by name, float64[rows] each."""
     columns = {}
     for name in names:
-        if name not in table.column_names:
-            raise UserError(f"'{path}': column '{name}' is missing; expected: {', '.join(names)}")
-        try:
-            columns[name] = table[name].to_numpy().astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"'{path}': column '{name}' must hold numbers") from error
+        if name not in table.columns:
+            raise UserError(f"'{table.path}': column '{name}' is missing; expected: {', '.join(names)}")
+        columns[name] = table.numbers(name, "a number").astype(np.float64)
+        table.demand(np.isfinite(columns[name]), name, "a finite number")
     return columns
+
+
+def _hashes(table: Table, prompt_tokens: np.ndarray) -> Hashes | None:
+    """What a table says of which prompts (int64[n] tokens) begin alike; None where it has no such column."""
+    name = next((name for name in (HASHES, *TOKEN_IDS) if name in table.columns), None)
+    if name is None:
+        return None
+    if table.rows != len(prompt_tokens):
+        raise UserError(f"'{table.path}' has {table.rows} prompts, expected one for each of {len(prompt_tokens)} "
+                        "requests")
+    expected = "a list of whole numbers of at least 0"
+    lists = [row or [] for row in table.integer_lists(name, expected).to_pylist()]
+    table.demand(np.array([min(row, default=0) >= 0 for row in lists]), name, expected)
+    counts = np.array([len(row) for row in lists])
+    if name != HASHES:
+        table.demand(counts == prompt_tokens, name, "as many token ids as prompt_tokens")
+        return hashes_of(lists)
+    table.demand(counts <= -(-prompt_tokens // BLOCK_TOKENS), name, f"at most one for each {BLOCK_TOKENS} tokens")
+    return _joined(lists)
+
+
+def hashes_of(prompts: Sequence[Sequence[int]]) -> Hashes:
+    """Numbers the blocks of prompts, given as token ids, so that equal numbers mean an equal beginning."""
+    numbers: dict[tuple[int, bytes], int] = {}
+    lists = []
+    for prompt in prompts:
+        tokens, before, found = np.asarray(prompt, np.int64), -1, []
+        for begin in range(0, len(tokens), BLOCK_TOKENS):
+            before = numbers.setdefault((before, tokens[begin:begin + BLOCK_TOKENS].tobytes()), len(numbers))
+            found.append(before)
+        lists.append(found)
+    return _joined(lists)
+
+
+def _joined(lists: Sequence[Sequence[int]]) -> Hashes:
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
+    return offsets, np.array([value for one in lists for value in one], dtype=np.int64)

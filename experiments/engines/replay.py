@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.engines.prompts import HASHES, TOKEN_IDS
-from experiments.engines.recorded import Recorded, read_run
+from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models

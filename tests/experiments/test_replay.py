@@ -13,8 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from experiments.engines.prompts import hashes_of, read_prompts
-from experiments.engines.recorded import Recorded, read_run
+from experiments.engines.recorded import Recorded, hashes_of, read_run
 from experiments.engines.replay import release_of, replay, simulate_run
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -108,19 +107,22 @@ def test_hashes_are_equal_as_far_as_prompts_are():
 
 @pytest.mark.parametrize(("line", "words"), [
     ('{"prompt_token_ids": [1, 2, -3]}', ("line 1", "whole numbers")),
+    ('{"prompt_token_ids": [1, 2]}', ("line 1", "as many token ids as prompt_tokens")),
     ('{"prompt_token_ids": [1, 2, 3]}\n{"prompt_token_ids": [1]}', ("2 prompts", "1 requests")),
+    ('{"tokens": [1, 2, 3]}', ("has no prompt_token_ids",)),
 ])
 def test_prompts_that_are_not_the_run_s_are_named(tmp_path: Path, line: str, words: tuple[str, ...]):
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    rows = {**{name: values[:1] for name, values in requests().items()}, "prompt_tokens": np.array([3])}
     with pytest.raises(UserError) as caught:
-        read_prompts(tmp_path / "prompts.jsonl", np.array([3]))
+        read_run(write(tmp_path / "run", rows), tmp_path / "prompts.jsonl")
     assert all(word in str(caught.value) for word in ("prompts.jsonl", *words))
 
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"engine": {**ENGINE, "num_gpu_blocks": "many"}}, ("engine.json", "num_gpu_blocks", "many")),
     ({"drop": "first_token_s"}, ("requests.parquet", "first_token_s", "missing")),
-    ({"late": 4}, ("requests.parquet", "row 5", "first_token_s")),
+    ({"late": 4}, ("requests.parquet", "row 5", "last_token_s")),
 ])
 def test_bad_runs_are_named(tmp_path: Path, change: dict, words: tuple[str, ...]):
     rows = requests()
