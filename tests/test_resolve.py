@@ -23,11 +23,11 @@ TRAIN = ("train", "env=preemption", "agent.n_envs=2", "window_s=60", "total_time
 def loads(action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often `load_yaml` read each file during an action, of a process that has read none."""
     read: Counter[str] = Counter()
-    code = resources.load_yaml.__wrapped__.__code__  # type: ignore[attr-defined]
+    code = resources._extended.__code__
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code is code:
-            read[str(frame.f_locals["name"])] += 1
+        if event == "call" and frame.f_code is code and not frame.f_locals["files"]:  # not what it extends
+            read[str(frame.f_locals["path"])] += 1
 
     monkeypatch.setattr(resources, "_KEPT", {})
     sys.setprofile(count)
