@@ -203,6 +203,6 @@ def searches_section(found: Mapping[str, Mapping[str, Any]]) -> list[Section]:
     lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "
              f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
              for name, one in found.items()]
-    return [Section("How it was learned", lines, note=(
+    return [Section("How it was learned", lines, notes=[
         "CMA-ES over whole episodes (docs/search.md). The same seed gives the same policies on any machine; the "
-        "seconds are this machine's."))]
+        "seconds are this machine's."])]

@@ -75,7 +75,7 @@ def plot_of(plot: Mapping[str, Any], rows: Sequence[Row]) -> Any:
         figure.update_yaxes(type="log" if "y" in plot.get("log", "") else None, **at)
         if plot.get("line") is not None:
             figure.add_hline(y=float(plot["line"]), line_dash="dot", line_color="#888", **at)
-    return layout(figure, 340 * lines + 90, "side", barmode="group")
+    return layout(figure, 340 * lines + 90, barmode="group")
 
 
 def _labels(rows: Sequence[Row], axis: str) -> list[Any]:

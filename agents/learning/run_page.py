@@ -102,7 +102,7 @@ def _figure(charts: Sequence[Chart], settings: Mapping[str, Sequence[Curves]]) -
                     mode="lines+markers" if chart.x != STEP or len(x) < 12 else "lines",
                     line={"color": tint, "dash": dashes[turn % len(dashes)]}), **at)
                 shown.add(label)
-    return layout(figure, HIGH * rows, legend="side")
+    return layout(figure, HIGH * rows)
 
 
 def _told(chart: Chart) -> str:

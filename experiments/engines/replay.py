@@ -19,7 +19,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
-from ooco_gym.report import Table, console, write_figure
+from ooco_gym.report import Section, Table, console, write_page
 from ooco_gym.report.terminal import remarks
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
 
@@ -154,7 +154,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with remarks() as remarked:
         found, simulated = replay(run, chip, model, timings)
     figure = served_figure(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
-    write_figure(out / "replay.html", figure, f"{run.folder.name}: recorded and simulated")
+    write_page(out / "replay.html", f"{run.folder.name}: recorded and simulated", [Section("", figures=[figure])])
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
     said = [*_older_release(run.engine), *_unknown_prompts(run), *_allreduce(run, chip)]

@@ -148,4 +148,4 @@ def served_figure(real: Served, simulated: Mapping[str, Again], curves: Mapping[
     figure.update_xaxes(title_text="time since the first arrival (s)", row=4, col=1)
     for row in (2, 3, 4):
         figure.update_xaxes(range=[0, 1.05 * end_s], row=row, col=1)
-    return layout(figure, 1300, "side")
+    return layout(figure, 1300)

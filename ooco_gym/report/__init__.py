@@ -13,7 +13,6 @@ from ooco_gym.report.pages import (
     error_bars,
     layout,
     page,
-    write_figure,
     write_page,
 )
 from ooco_gym.report.tables import (
@@ -33,4 +32,4 @@ from ooco_gym.report.terminal import console, progress, show_notes, track
 
 __all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "command_line", "console",
            "duration", "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table",
-           "progress", "show_notes", "track", "with_interval", "write_figure", "write_page"]
+           "progress", "show_notes", "track", "with_interval", "write_page"]

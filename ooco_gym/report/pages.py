@@ -27,16 +27,13 @@ PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemov
 
 
 # --- Figures --------------------------------------------------------------------------------------------------------
-def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top: int = 60, **more: Any) -> Any:
-    """Gives a complete Plotly figure the common look and returns it; a legend stands above the plots or at their
-    `side`, and `more` is what else `update_layout` takes. Sizes are in pixels."""
+def layout(figure: Any, height: int, **more: Any) -> Any:
+    """Gives a complete Plotly figure the common look and returns it; `more` is what else `update_layout` takes. Sizes
+    are in pixels."""
     figure.update_layout(
-        template="plotly_white", height=height, showlegend=bool(legend), hovermode="closest", paper_bgcolor="white",
-        font={"family": FONT, "size": 13, "color": "#222"}, margin={"l": 80, "r": 30, "t": top, "b": 60},
-        plot_bgcolor="white",
-        legend={"font": {"size": 12}} if legend == "side" else {
-            "orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0.0, "font": {"size": 12}},
-    )
+        template="plotly_white", height=height, hovermode="closest", paper_bgcolor="white", plot_bgcolor="white",
+        font={"family": FONT, "size": 13, "color": "#222"}, margin={"l": 80, "r": 30, "t": 60, "b": 60},
+        legend={"font": {"size": 12}})
     figure.update_xaxes(gridcolor=GRID_COLOUR, zeroline=False, linecolor="#999", ticks="outside")
     figure.update_yaxes(gridcolor=GRID_COLOUR, zeroline=False, linecolor="#999", title_standoff=8)
     return figure.update_layout(**more)
@@ -153,7 +150,6 @@ class Section:
         sentences: what is to be seen, as a list.
         tables: below the sentences.
         figures: Plotly figures, below the tables.
-        note: how to read it.
         commands: how to make it again.
         notes: what a reader should not overlook, below the tables.
         charts: plots, in the place of figures where nothing has to be loaded, and `legend`, the names of their colours.
@@ -163,7 +159,6 @@ class Section:
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Any] = ()
-    note: str = ""
     commands: Sequence[str] = ()
     notes: Sequence[str] = ()
     charts: Sequence[Panel] = ()
@@ -206,8 +201,6 @@ def _section(index: int, part: Section) -> str:
         pieces.append(f'<p class="legend">{names}</p><div class="charts">{plots}</div>')
     pieces += [figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{index}-{number}",
                               config=PLOT_OPTIONS, default_width="100%") for number, figure in enumerate(part.figures)]
-    if part.note:
-        pieces.append(f'<p class="note">{html.escape(part.note)}</p>')
     if part.commands:
         pieces.append(f"<pre>{html.escape(chr(10).join(part.commands))}</pre>")
     return "\n".join([*pieces, "</section>"])
@@ -233,9 +226,3 @@ def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Sect
     with atomic_write(path) as temporary:
         temporary.write_text(page(title, sections, lead), encoding="utf-8")
     return Path(path)
-
-
-def write_figure(path: str | os.PathLike[str], figure: Any, title: str, lead: str = "",
-                 notes: Sequence[str] = ()) -> Path:
-    """Writes a page of one Plotly figure, its title above it and a list of notes below."""
-    return write_page(path, title, [Section("", figures=[figure]), Section("", notes)][: 1 + bool(notes)], lead)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.report import layout, write_figure
+from ooco_gym import report
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
@@ -131,7 +131,8 @@ def write_page(trace: Trace, title: str, path: Path, notes: Sequence[str] = ()) 
         if (row, column) > (2, 1):
             figure.update_yaxes(title_text="share at or below", row=row, col=column)
     figure.update_yaxes(type="log", row=2, col=1)
-    return write_figure(path, layout(figure, 1000, top=90), title, notes=notes)
+    return report.write_page(path, title, [report.Section("", figures=[report.layout(figure, 1000)]),
+                                            report.Section("", notes)])
 
 
 def _distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import plotly.graph_objects as go
 
-from ooco_gym.report import Section, Table, error_bars, layout, page, write_figure
+from ooco_gym.report import Section, Table, error_bars, layout, page
 
 
 def test_a_page_embeds_plotly_once_and_needs_no_network() -> None:
     figure = layout(go.Figure(go.Scatter(x=[1, 2], y=[3, 4])), 300)
     text = page("A <title>", [Section("One", ["Seen."], [Table("", ("a", "b"), [("1", "2")])], [figure, figure]),
-                              Section("", note="Below.", commands=["make this"])], "The lead.")
+                              Section("", notes=["Below."], commands=["make this"])], "The lead.")
     assert len(re.findall(r"plotly\.js v\d", text)) == 1 and text.count('class="plotly-graph-div"') == 2
     assert not re.search(r"<(script|img|iframe|source)[^>]*\ssrc\s*=|<link\b", text)
     assert "<h1>A &lt;title&gt;</h1>" in text and text.count("<h2>") == 1 and text.count('<a href="#s') == 1
     assert all(words in text for words in ("The lead.", "<li>Seen.</li>", "Below.", "make this"))
     assert "prefers-color-scheme: dark" in text
-
-
-def test_a_page_of_one_figure(tmp_path: Path) -> None:
-    path = write_figure(tmp_path / "one.html", go.Figure(), "Title", notes=["First.", "Second."])
-    assert "<li>First.</li><li>Second.</li>" in path.read_text(encoding="utf-8") and [path] == list(tmp_path.iterdir())
 
 
 def test_error_bars() -> None:
