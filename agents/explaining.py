@@ -41,7 +41,7 @@ from ooco_gym.report import Section, Table, percent, with_interval, write_page
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 
-SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/4", "explain.html", "explain.json", "its rule"
+SCHEMA, PAGE_FILE, RESULT_FILE, RULE = "ooco-gym/explanation/5", "explain.html", "explain.json", "its rule"
 NO, PARTNER, ANOTHER = "no", "partner", "another"  # what a rule's tree says
 UNKNOWN = -1  # the partner's answer where there is none
 FOLDS, SIMPLER = 4, 0.01  # of windows; a smaller tree may agree so much less on those left out
@@ -100,7 +100,7 @@ def main(cfg: Any) -> dict[str, Any]:
     }
     out, shown = Path(config["out"]), tables(result)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RESULT_FILE, {"schema": SCHEMA, **result, "trees": rule})
+    write_json(out / RESULT_FILE, {"schema": SCHEMA, **result})
     lines = Table("The rule", ("",), tuple((line.replace("   ", "\u2003"),) for line in result["rule"]))
     write_page(out / PAGE_FILE, f"What '{name}' does on {env['id']}", [Section("", (), [lines, *shown[::-1]])],
                f"The rule was fitted to what the policy does on {len(fit_games)} windows of the validation split; all "
@@ -276,13 +276,14 @@ def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[
         return {"parameters": parts}, lines
     ours = recording.canonical(recording.actions)
     answers = np.select([ours == PARTNER_ACTION, ours == DECLINE_ACTION], [PARTNER, NO], ANOTHER)
+    table = whether_table(recording.cluster, recording.candidates, recording.legal)
     tree, drawn = fitted_tree(
-        whether_table(recording.cluster, recording.candidates, recording.legal), answers, recording.window,
-        leaves, seed, whether_names(recording.cluster.shape[-1], recording.candidates.shape[-1]),
+        table, answers, recording.window, leaves, seed,
+        whether_names(recording.cluster.shape[-1], recording.candidates.shape[-1]),
         {NO: f"no: {words.no}" if words is not None else NO, PARTNER: "as the partner would",
          ANOTHER: "another candidate"})
     rule, lines = {"whether": tree, "which": None, "most": False}, lines + drawn
-    if ANOTHER in tree["says"]:  # the feature whose most or least tells best which candidate is taken
+    if ANOTHER in tree.predict(table):  # the feature whose most or least tells best which candidate is taken
         rows = answers == ANOTHER
         candidates, legal, chosen = recording.candidates[rows], recording.legal[rows], recording.actions[rows] - FIXED
         rule |= max(({"which": name, "most": most} for name in names_of("candidates", candidates.shape[-1])
@@ -293,9 +294,9 @@ def distilled(recording: Recording, leaves: int, seed: int, parameters: Mapping[
 
 
 def fitted_tree(table: np.ndarray, said: np.ndarray, window: np.ndarray, leaves: int, seed: int,
-                named: Sequence[str], meanings: Mapping[str, str]) -> tuple[dict[str, list[Any]], list[str]]:
-    """A tree of the fewest leaves that agrees nearly as well as any on windows that it was not fitted to (otherwise it
-    would tell windows apart by their time of day and learn them by heart), as plain data and in lines of text."""
+                named: Sequence[str], meanings: Mapping[str, str]) -> tuple[Any, list[str]]:
+    """scikit-learn's tree of the fewest leaves that agrees nearly as well as any on windows that it was not fitted to
+    (otherwise it would tell windows apart by their time of day and learn them by heart), and its lines of text."""
     from sklearn.model_selection import GridSearchCV, GroupKFold
     from sklearn.tree import DecisionTreeClassifier, export_text
 
@@ -309,14 +310,11 @@ def fitted_tree(table: np.ndarray, said: np.ndarray, window: np.ndarray, leaves:
                                    refit=lambda found: int(np.argmax(  # type: ignore[arg-type]
                                        found["mean_test_score"] >= found["mean_test_score"].max() - SIMPLER)))
         model = search.fit(table, said, groups=window).best_estimator_  # the first of the grid has no split at all
-    tree = model.tree_
-    plain_ = {"feature": tree.feature.tolist(), "at": tree.threshold.tolist(), "below": tree.children_left.tolist(),
-              "above": tree.children_right.tolist(), "says": model.classes_[tree.value[:, 0].argmax(axis=1)].tolist()}
     if len(model.classes_) == 1:  # which export_text leaves out
-        return plain_, [f"|--- {meanings[str(model.classes_[0])]}"]
+        return model, [f"|--- {meanings[str(model.classes_[0])]}"]
     lines = [re.sub(r"class: (.*)$", lambda found: meanings.get(found[1], found[1]), line)
              for line in export_text(model, feature_names=list(named), decimals=6).splitlines()]
-    return plain_, [re.sub(r"--- (.+?) +(<=|>) +(-?[\d.]+)$", _condition, line) for line in lines]
+    return model, [re.sub(r"--- (.+?) +(<=|>) +(-?[\d.]+)$", _condition, line) for line in lines]
 
 
 def _condition(found: re.Match[str]) -> str:
@@ -331,7 +329,7 @@ def _condition(found: re.Match[str]) -> str:
     return f"--- {name} {side} {float(f'{figure:.3g}'):,g} {unit}".rstrip()
 
 
-# --- Playing a rule: trees as plain data, without a learning library ----------------------------------------------
+# --- Playing a rule ---------------------------------------------------------------------------------------------------
 def names_of(part: str, size: int) -> list[str]:
     """Names of the features of an observation's part; of an environment that is not ours, their places."""
     table = CLUSTER if part == "cluster" else CANDIDATES
@@ -358,16 +356,6 @@ def whether_table(cluster: np.ndarray, candidates: np.ndarray, legal: np.ndarray
     return np.concatenate([cluster, legal.sum(axis=1)[:, None], mine, least, most], axis=1)
 
 
-def said(tree: Mapping[str, Any], table: np.ndarray) -> np.ndarray:
-    """What a tree (its nodes as lists, as scikit-learn has them) says of each row of a table (N, features)."""
-    feature, limit, below, above, says = (np.asarray(tree[key]) for key in ("feature", "at", "below", "above", "says"))
-    table, node = table.astype(np.float32), np.zeros(len(table), np.int64)  # scikit-learn compares such numbers
-    while (rows := np.flatnonzero(below[node] >= 0)).size:
-        here = node[rows]
-        node[rows] = np.where(table[rows, feature[here]] <= limit[here], below[here], above[here])
-    return says[node]
-
-
 def best_candidate(rule: Mapping[str, Any], candidates: np.ndarray, legal: np.ndarray) -> np.ndarray:
     """Place of the legal candidate with the most or least of the rule's feature, the first of equals: (N,)."""
     if rule.get("which") is None:
@@ -380,9 +368,9 @@ def best_candidate(rule: Mapping[str, Any], candidates: np.ndarray, legal: np.nd
 def answer(rule: Mapping[str, Any], cluster: np.ndarray, candidates: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Actions of one kind's rule, always legal ones: (N,), or (N, P) for several parameters."""
     if "parameters" in rule:
-        return np.stack([said(part["tree"], cluster) for part in rule["parameters"]], axis=1)
+        return np.stack([part["tree"].predict(cluster) for part in rule["parameters"]], axis=1)
     legal = mask[:, -candidates.shape[1] :] > 0
-    whether = said(rule["whether"], whether_table(cluster, candidates, legal))
+    whether = rule["whether"].predict(whether_table(cluster, candidates, legal))
     wanted = np.select([whether == NO, whether == PARTNER], [DECLINE_ACTION, PARTNER_ACTION],
                        FIXED + best_candidate(rule, candidates, legal))
     order = [PARTNER_ACTION, DECLINE_ACTION, *range(FIXED, mask.shape[1])]  # what is done where that is not legal

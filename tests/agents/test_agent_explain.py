@@ -10,6 +10,7 @@ from composing import GATE
 from gating_double import CONFIG, FC, FIXED, SHORT, A, D, F, K
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.dummy import DummyClassifier
 
 from agents import explaining as explain
 from agents.environments import Window, windows
@@ -53,7 +54,8 @@ def synthetic(rule, count=600, cluster=FC, features=F, seed=0):
 
 
 def leaf(says):
-    return {"feature": [-2], "at": [-2.0], "below": [-1], "above": [-1], "says": [says]}
+    """A tree that always says the same."""
+    return DummyClassifier(strategy="constant", constant=says).fit([[0]], [says])
 
 
 def smallest(feature, patience=0.4):
@@ -79,22 +81,22 @@ def test_only_what_a_policy_looks_at_is_important():
 def test_a_simple_policy_is_distilled_to_itself(feature):
     rule, lines = distilled(synthetic(smallest(feature))[1], 4, 1)
     assert agreement(rule, synthetic(smallest(feature), seed=9)[1]).mean() > 0.98
-    assert rule["whether"]["feature"][0] == 0 and rule["whether"]["at"][0] == pytest.approx(0.4, abs=0.02)
+    root = rule["whether"].tree_
+    assert root.feature[0] == 0 and root.threshold[0] == pytest.approx(0.4, abs=0.02)
     assert (rule["which"], rule["most"]) == (f"candidates_{feature}", False)
-    assert rule["whether"]["says"][1:] == [NO, ANOTHER]
     assert "|   |--- no: start nothing" in lines[2] or lines[2].startswith("|   |--- no")
     assert lines[-1] == f"another candidate: that with the least candidates_{feature}"
 
 
 def test_a_policy_that_is_the_partner_becomes_one_leaf():
     _, recording = synthetic(lambda cluster, candidates, mask: np.ones(len(cluster), int))
-    assert distilled(recording, 8, 1)[0]["whether"]["says"] == [PARTNER]
+    assert distilled(recording, 8, 1)[0]["whether"].classes_.tolist() == [PARTNER]
 
 
 def test_what_does_the_same_as_the_partner_counts_as_the_partner():
     _, recording = synthetic(smallest(0))
     recording = replace(recording, partner=recording.actions.copy())
-    assert distilled(recording, 8, 1)[0]["whether"]["says"] == [PARTNER]
+    assert distilled(recording, 8, 1)[0]["whether"].classes_.tolist() == [PARTNER]
     assert (recording.canonical(recording.actions) == PARTNER_ACTION).all()
     assert agreement({"whether": leaf(PARTNER)}, recording).all()
 
@@ -121,7 +123,7 @@ def test_windows_are_not_learned_by_heart():
     cluster[:, 0] = window / 8
     actions = np.where(np.isin(window, (1, 2, 4, 7)), 0, PARTNER_ACTION)
     rule, _ = distilled(replace(recording, cluster=cluster, actions=actions, window=window), 8, 1)
-    assert len(rule["whether"]["says"]) == 1
+    assert rule["whether"].get_n_leaves() == 1
 
 
 def test_a_tree_plays_windows_of_unequal_length_side_by_side():
@@ -192,7 +194,7 @@ def test_the_command_writes_what_it_says(explained, run_folder):
     summary, out = explained
     assert sorted(path.name for path in out.iterdir()) == sorted(summary["files"])
     result = json.loads((out / "explain.json").read_text())
-    assert result["schema"] == "ooco-gym/explanation/4"
+    assert result["schema"] == "ooco-gym/explanation/5"
     policies = {row["policy"] for row in result["scores"]["results"]}
     assert {run_folder.name, "its rule", "ooco"} <= policies
     assert all(0.0 <= row["agreement"] <= 1.0 for row in result["fidelity"])
