@@ -28,6 +28,7 @@ from ooco_gym.rounding import least_squares
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import available, pair_need, paired
 from ooco_gym.sim.costs import blocks_for
+from ooco_gym.sim.sessions import arrival_order
 
 PARAMS = (
     Param("batch_base", "B_base: batch size to begin with, and after the time has run out (4.2)", 1, 1_000_000),
@@ -238,7 +239,7 @@ def last_best_effort(state, instance):
     for i in range(state.instances[instance].offline_members):
         slot = state.members[s.OFFLINE, instance, i]
         if state.requests[slot].num_scheduled_tokens == 0:
-            last = max(last, slot)
+            last = slot if last < 0 or arrival_order(state, slot) > arrival_order(state, last) else last
     return last
 
 

@@ -31,6 +31,7 @@ from ooco_gym.policy.mixed import (
 )
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
+from ooco_gym.sim.sessions import arrival_order
 from ooco_gym.sim.state import BATCH, NEVER, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # the requests of a pass: request.urgent, or all
@@ -70,9 +71,9 @@ def first_waiting(state, instance, kind):
     """The waiting request of a class that arrived first; -1 where there is none."""
     spec = state.instances[instance]
     online, offline = spec.online_head, spec.offline_head
-    if kind == ONLINE_CLASS or (kind == BOTH and (offline < 0 or 0 <= online < offline)):
-        return online
-    return offline
+    if kind != BOTH or online < 0 or offline < 0:
+        return online if kind == ONLINE_CLASS or (kind == BOTH and offline < 0) else offline
+    return online if arrival_order(state, online) < arrival_order(state, offline) else offline
 
 
 # --- Memory ---------------------------------------------------------------------------------------------------------

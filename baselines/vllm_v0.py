@@ -15,6 +15,8 @@ on an empty instance (the engine drops both). Not in it, as V0 had all of these 
 prefill, prefix caching, `preemption_mode=swap`.
 """
 
+import numpy as np
+
 from baselines.vllm_v1 import ENGINE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
@@ -30,15 +32,16 @@ from ooco_gym.policy.mixed import (
 )
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, route_fewest_requests, sort_ascending
-from ooco_gym.sim.state import BATCH
+from ooco_gym.sim.sessions import arrival_order
+from ooco_gym.sim.state import BATCH, NEVER
 
 PARAMS = (
     *ENGINE_PARAMS,
     Param("watermark", "share of the blocks that stays free when a request starts", 0.0, 0.5),
 )
 P = slots(PARAMS)
-# Indices in State.memory: arrivals so far when the waiting were last sorted; how many online and offline requests stand
-# before all others, having lost their memory since.
+# Indices in State.memory: the last arrival, from 1, when the waiting were last sorted; how many online and offline
+# requests stand before all others, having lost their memory since.
 SORTED, FRONT_ONLINE, FRONT_OFFLINE = range(3)
 
 
@@ -54,9 +57,12 @@ def head(state, instance):
         return online
     if memory[FRONT_OFFLINE] > 0:
         return offline
-    if online < memory[SORTED]:
+    since = np.int64(memory[SORTED]) - 1  # the last of those that were sorted
+    known = arrival_order(state, since) if since >= 0 else np.int64(-1)
+    online_order, offline_order = arrival_order(state, online), arrival_order(state, offline)
+    if online_order <= known or offline_order > max(known, online_order):
         return online
-    return offline if offline < memory[SORTED] else min(online, offline)
+    return offline
 
 
 @inner
@@ -71,7 +77,7 @@ def may_start(state, instance, slot):
 @inner
 def rank(state, slot):
     """Order of importance, smaller first: by class, then by arrival."""
-    return slot if state.requests[slot].urgent else slot + state.requests.size
+    return arrival_order(state, slot) + (0 if state.requests[slot].urgent else NEVER)
 
 
 # --- The engine's steps ---------------------------------------------------------------------------------------------
@@ -106,7 +112,7 @@ def make_way(state, instance):
         preempt(state, instance, worst, RECOMPUTE)
         lost += 1
     memory = state.memory[instance]
-    memory[SORTED], memory[FRONT_ONLINE], memory[FRONT_OFFLINE] = state.clock.next_arrival, 0, 0
+    memory[SORTED], memory[FRONT_ONLINE], memory[FRONT_OFFLINE] = state.clock.last_arrival + 1, 0, 0
     return lost
 
 

@@ -27,7 +27,6 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Machine, facts_of
 from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
 from ooco_gym.simulation import Simulation, prepared, profiled
-from ooco_gym.workload import Trace
 
 # What a policy comes to in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
@@ -35,7 +34,7 @@ OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.i
 TEMPLATES = 4  # first states that are kept of a window: for so many combinations of what changes a state's arrays
 # Settings that are numbers in State.config and nothing else: policies that differ in these share a first state.
 PLAIN_SETTINGS = ("max_num_batched_tokens", "prefill_tokens", "layer_resume", "kv_priority", "preempt")
-_GIVEN = ("arrival_ps", "prompt_tokens", "output_tokens", "online", "ttft_slo_ps", "tpot_slo_ps")
+_GIVEN = ("prompt_tokens", "output_tokens", "online", "ttft_slo_ps", "tpot_slo_ps")
 
 
 REFUSED = (0.0, 1, 1, 0.0, 0.0)  # what comes of a policy that cannot play a window
@@ -95,7 +94,7 @@ class Window:
         why = _to_the_end(address_of(run, RUN_SIGNATURE), handle.address, addresses(mine.hooks()), template.end_ps)
         if why not in (s.HORIZON, s.DONE):
             raise RuntimeError(f"the window stopped at {state.clock.now_ps} ps before its end ({why})")
-        if digest_of(state.requests) != self._digest:
+        if digest_of(state) != self._digest:
             raise RuntimeError("the requests of a window changed while it was played: policies would not be compared "
                                "on the same arrivals")
         totals, window_s = state.totals, self.scenario.duration_s
@@ -111,7 +110,7 @@ class Window:
             simulation = Simulation(self.scenario, policy)
             alike = self._tables.setdefault(self.scenario.deployments, simulation.state)
             simulation.state = s.share_tables(simulation.state, alike)
-            digest = digest_of(simulation.state.requests)
+            digest = digest_of(simulation.state)
             assert self._digest in (None, digest), "one window, two sequences of requests"
             self._digest = digest
             while len(self._templates) >= TEMPLATES:
@@ -123,18 +122,17 @@ class Window:
         policy = profiled(policy, self.scenario)
         if policy.prepare is None:
             return policy
-        requests = template.state.requests
-        trace = Trace(requests["arrival_ps"] / s.PS_PER_S, requests["prompt_tokens"].copy(),
-                      requests["output_tokens"].copy(), requests["online"] == 1)
         machines = [Machine(*one) for one in self.scenario.deployments]
-        return prepared(policy, facts_of(machines, trace, template.terms))
+        return prepared(policy, facts_of(machines, template.state.requests, template.terms))
 
 
-def digest_of(requests: np.ndarray) -> int:
-    """Digest of what is given of requests (REQUEST[n]): arrivals, lengths, classes, promises."""
-    digest = 0
+def digest_of(state: s.State) -> int:
+    """Digest of what is given of requests: arrivals (but of those that wait for another one), lengths, classes,
+    promises."""
+    by_clock = state.think_ps < 0 if state.think_ps.size else slice(None)
+    digest = zlib.crc32(state.requests["arrival_ps"][by_clock].tobytes())
     for name in _GIVEN:
-        digest = zlib.crc32(requests[name].tobytes(), digest)
+        digest = zlib.crc32(state.requests[name].tobytes(), digest)
     return digest
 
 

@@ -22,8 +22,9 @@ from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace, merge
+from ooco_gym.workload import Trace, Turns, close_sessions, merge
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
+from ooco_gym.workload.sessions import CLOSED, open_note
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
 
@@ -46,6 +47,7 @@ class Run:
     notes: tuple[str, ...] = ()  # what the trace's reader repaired, dropped or doubts, a sentence each
     class_id: np.ndarray | None = None  # int8[n], places in `scenario.classes`; None where it names no classes
     due_ps: np.ndarray | None = None  # int64[n], when a request must have finished; None where none has a deadline
+    turns: Turns | None = None  # what requests waited for in closed sessions; None where sessions are open
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -123,6 +125,7 @@ class Simulation:
         terms: what the simulator itself knows of SLOs, protocol and cluster.
         class_id: int8[requests], places in `scenario.classes`; None where the scenario names no classes.
         window_s: start and end of the measured window, in seconds since the start of the warm-up.
+        turns: what requests wait for in closed sessions; None where sessions are open.
 
     Examples:
         >>> simulation = Simulation(Scenario(duration_s=60.0, rate_scale=0.1), "ooco", outside=("gate",))
@@ -137,7 +140,12 @@ class Simulation:
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
+        workload, self.turns = self.scenario.workload, None
+        if workload.sessions == CLOSED:
+            self.turns = close_sessions(trace, workload.think, self.scenario.seed)
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
+        if self.scenario.from_file:
+            self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
         self.terms = rules = rules_of(self.scenario, trace)
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
@@ -148,7 +156,7 @@ class Simulation:
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
-                                 weights=self.policy.weights)
+                                 weights=self.policy.weights, turns=self.turns)
         self.rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything
@@ -260,7 +268,7 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
               state.itl, simulation.window_s, state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
-              state.due_ps if state.due_ps.size else None)
+              state.due_ps if state.due_ps.size else None, simulation.turns)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run

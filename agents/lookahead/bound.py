@@ -51,10 +51,13 @@ def fluid_bound(state: s.State, end_ps: int, budget: float = VIOLATION_BUDGET) -
         The bound; NaN where no policy can keep the budget.
 
     Raises:
-        UserError: mixed instances.
+        UserError: mixed instances, or closed sessions.
     """
     if (state.instances["role"] == s.MIXED).any():
         raise UserError("the bound is of relaxed and strict instances; the cluster has mixed ones")
+    if state.successor.size:
+        raise UserError("the bound is of arrivals that are known beforehand, and those of closed sessions hang on the "
+                        "policy: leave out workload.sessions=closed")
     now = int(state.clock.now_ps)
     seconds = max(0.0, (end_ps - now) / _PS)
     requests = state.requests[state.requests["arrival_ps"] < end_ps]

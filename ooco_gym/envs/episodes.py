@@ -29,7 +29,6 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, facts_of
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 from ooco_gym.simulation import Simulation, prepared
-from ooco_gym.workload import Trace
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
 INFO_KEYS = (*(f"reward/{term}" for term in r.TERMS), "reward", "cost", *(f"cost_{slo}" for slo in r.COSTS),
@@ -437,8 +436,5 @@ def _most_instances(config: EpisodeConfig) -> int:
 
 def _facts(simulation: Simulation) -> Facts:
     """What policies may be prepared with, of a scenario that is under way."""
-    requests = simulation.state.requests
     machines = [Machine(*one) for one in simulation.scenario.deployments]
-    trace = Trace(requests["arrival_ps"] / s.PS_PER_S, requests["prompt_tokens"].copy(),
-                  requests["output_tokens"].copy(), requests["online"] == 1)
-    return facts_of(machines, trace, simulation.terms)
+    return facts_of(machines, simulation.state.requests, simulation.terms)

@@ -23,6 +23,7 @@ from ooco_gym.envs.stepping import (
 )
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import prefill_one
+from ooco_gym.sim.sessions import rows_arrived
 from ooco_gym.sim.state import state_at
 
 SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, and what a play-out adds to it
@@ -48,7 +49,7 @@ def _set_back(state, buffers, i, kind):
 def work_done(state):
     """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
     total, table = 0.0, state.instances[0].table
-    for slot in range(state.clock.next_arrival):
+    for slot in range(rows_arrived(state)):
         request = state.requests[slot]
         status = request.status
         if request.online or status in (s.FINISHED, s.REJECTED):

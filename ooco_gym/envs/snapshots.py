@@ -61,7 +61,7 @@ class Snapshots:
         if simulation is None:
             raise UserError("call reset() before snapshot(): there is no episode yet")
         state, buffers = simulation.state, self.episodes.buffers
-        arrived = int(state.clock.next_arrival)
+        arrived = _arrived(state)
         views = [bytes_of(state.requests)[: arrived * _ROW], *_views(state)]
         rows = {name: getattr(buffers, name)[self.index].copy() for name in b.ROWS}
         return Snapshot(self.key, window, arrived, np.concatenate(views), self._as_built(window, state, arrived), rows)
@@ -91,7 +91,7 @@ class Snapshots:
         simulation = episodes.simulations[i]
         assert simulation is not None
         state, first = simulation.state, snapshot.arrived * _ROW
-        last = int(state.clock.next_arrival) * _ROW if same else snapshot.built.size
+        last = _arrived(state) * _ROW if same else snapshot.built.size
         requests = bytes_of(state.requests)
         if first < last:
             requests[first:last] = snapshot.built[first:last]
@@ -102,6 +102,11 @@ class Snapshots:
         for name, row in snapshot.rows.items():
             getattr(episodes.buffers, name)[i] = row
         episodes.buffers.handles[i] = simulation.handle.address
+
+
+def _arrived(state: s.State) -> int:
+    """Rows of requests that may differ from how they were built, the first ones (`sim.sessions.rows_arrived`)."""
+    return state.requests.size if state.successor.size else int(state.clock.next_arrival)
 
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:

@@ -117,12 +117,15 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
     nothing arrived.
 
     Args:
-        arrival_s: arrivals in seconds, sorted, shape (n,).
+        arrival_s: arrivals in seconds, shape (n,).
         violated: whether each violates, shape (n,).
         start_s, end_s: what is measured, in seconds; shorter than a window, it is taken whole.
         window_s, step_s: of the windows, in seconds.
         weights: of the requests, shape (n,); None: all alike.
     """
+    order = np.argsort(arrival_s, kind="stable")  # of closed sessions they are in the trace's order
+    arrival_s, violated = arrival_s[order], violated[order]
+    weights = None if weights is None else weights[order]
     starts = np.arange(start_s, max(end_s - window_s, start_s) + step_s / 2, step_s)
     left = np.searchsorted(arrival_s, starts, side="left")
     right = np.searchsorted(arrival_s, np.minimum(starts + window_s, end_s), side="left")

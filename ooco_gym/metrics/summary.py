@@ -14,7 +14,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, worst_window_rate
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
-from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED, ROLE_NAMES
+from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED, ROLE_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +44,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "online": online_figures(run),
         "offline": offline_figures(run),
         **rejected_figures(run),
+        **session_figures(run),
         **({} if run.class_id is None else {"classes": class_figures(run)}),
         "instances": instance_figures(run),
         "wall_s": run.wall_s,
@@ -68,7 +69,7 @@ def end_ps_of(run: Run) -> int:
 
 
 def counted(run: Run, online: bool) -> np.ndarray:
-    """The requests of one class that arrived in the measured window, as a `REQUEST` array sorted by arrival."""
+    """The requests of one class that arrived in the measured window, as a `REQUEST` array in the trace's order."""
     requests = run.requests
     return requests[(requests["counted"] == 1) & (requests["online"] == int(online))]
 
@@ -113,6 +114,21 @@ def rejected_figures(run: Run) -> dict[str, Any]:
     return {"rejected": {"online": online, "offline": len(requests) - online,
                          "reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
                          "shortest_tokens": int(tokens.min())}}
+
+
+def session_figures(run: Run) -> dict[str, Any]:
+    """How closed sessions went, under `sessions`: turns that arrived in the window after another one, turns that the
+    trace has in the window and that never came due, and how far arrivals moved; empty where sessions are open."""
+    if run.turns is None:
+        return {}
+    start_ps, end_ps = (round(edge * PS_PER_S) for edge in run.window_s)
+    planned_ps, waits = np.rint(run.turns.planned_s * PS_PER_S), run.turns.previous >= 0
+    planned = waits & (planned_ps >= start_ps) & (planned_ps < end_ps)
+    here = waits & (run.requests["counted"] == 1)
+    shift_s = (run.requests["arrival_ps"] - planned_ps)[here] / PS_PER_S
+    return {"sessions": {"mode": "closed", "think": run.turns.think, "turns": int(here.sum()),
+                         "turns_not_reached": int((planned & (run.requests["status"] == FUTURE)).sum()),
+                         "shift_s": {"mean": _mean(shift_s), "p99": _quantile(shift_s, 0.99)}}}
 
 
 def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
@@ -329,7 +345,8 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
     `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
     if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null. Requests of
-    warm-up and drain are left out unless `everything` is asked for.
+    warm-up and drain are left out unless `everything` is asked for; turns of closed sessions that never came due are
+    in neither.
     """
     import pyarrow as pa
 
@@ -337,7 +354,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     violated = judge(requests, rules_of(run)).violated & (requests["online"] == 1)
     if run.due_ps is not None:
         violated |= judge_deadlines(requests, run.due_ps, end_ps_of(run))[0]
-    rows = np.arange(len(requests)) if everything else np.flatnonzero(requests["counted"] == 1)
+    rows = np.flatnonzero(requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1)
     chosen, start_ps = requests[rows], round(run.window_s[0] * PS_PER_S)
     refused = chosen["status"] == REJECTED
     started, finished = chosen["generated_tokens"] >= 1, chosen["status"] == FINISHED

@@ -16,7 +16,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.costs import work_out_alone
 from ooco_gym.sim.waiting import words_for
-from ooco_gym.workload import Trace
+from ooco_gym.workload import Trace, Turns
 
 PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
 REFERENCE_BATCH = 64  # the decode step that prices an output token
@@ -81,11 +81,14 @@ class Facts:
         return low
 
 
-def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
-    """What policies may be prepared with. The mean context weighs requests by the steps that they are in."""
+def facts_of(machines: Sequence[Machine], trace: Trace | np.ndarray, rules: Rules) -> Facts:
+    """What policies may be prepared with, of a trace or of `State.requests`. The mean context weighs requests by the
+    steps that they are in."""
     strict = next((machine for machine in machines if machine.role == "strict"), machines[-1])
-    output = trace.output_tokens.astype(np.float64)
-    context = trace.prompt_tokens + 0.5 * output
+    prompt, output = (getattr(trace, name) if isinstance(trace, Trace) else trace[name]
+                      for name in ("prompt_tokens", "output_tokens"))
+    output = output.astype(np.float64)
+    context = prompt + 0.5 * output
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
     decode, prefill = (_believed(machine.deployment, rules.max_batch, rules.belief_factor)
                        for machine in (strict, machines[0]))
@@ -118,7 +121,7 @@ def _scaled(mixed: MixedKernel, factor: float) -> MixedKernel:
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
                 params: np.ndarray, settings: Mapping[str, int], class_blind: bool, keys: np.ndarray | None = None,
                 predicted: np.ndarray | None = None, weights: np.ndarray | None = None, bulk: bool = True,
-                log_capacity: int = 0) -> s.State:
+                turns: Turns | None = None) -> s.State:
     """Fills the state of an episode that has not begun.
 
     Args:
@@ -134,7 +137,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         predicted: float64[requests, 2], what is believed of output lengths (`workload.LengthPredictor`), or None.
         weights: float64[k], what a learned rule computes with (`Policy.weights`), or None.
         bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
-        log_capacity: logged events that are kept; 0 is off.
+        turns: what closed sessions wait for; None: every request arrives at the trace's own time.
 
     Raises:
         UserError: the SLO cannot be met even by one token.
@@ -159,12 +162,18 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         pool = pool._replace(predicted=len(trace))
     if weights is not None:
         pool = pool._replace(weights=len(weights))
-    state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
-                          rules.max_batch, PREFILL_ENTRIES, log_capacity, pool, rules.block_tokens)
+    waits = np.zeros(len(trace), bool) if turns is None else turns.previous >= 0
+    pool, timed = pool._replace(turns=int(waits.sum())), int((trace.online & ~waits).sum())
+    state = s.empty_state(len(trace), timed, len(machines), links, rows * len(unique), rules.max_batch, PREFILL_ENTRIES,
+                          pool=pool, block_tokens=rules.block_tokens)
     _fill_tables(state, unique, rules, rows)
     _fill_instances(state, machines, tables, unique, rows, rules)
     _fill_links(state, relaxed, rules)
-    _fill_requests(state, trace, rules, window_s, class_blind)
+    _fill_requests(state, trace, rules, window_s, class_blind, waits)
+    if turns is not None and pool.turns:
+        state.successor[:], state.think_ps[:] = -1, -1
+        state.successor[turns.previous[waits]] = np.flatnonzero(waits)
+        state.think_ps[waits] = np.rint(np.minimum(turns.think_s[waits] * s.PS_PER_S, s.NEVER)).astype(np.int64)
     _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
     _charge_decisions(state, len(unique), rules.decision_s)
     handle = s.handle_of(state)  # must live as long as its address is used
@@ -262,9 +271,11 @@ def _fill_links(state: s.State, relaxed: int, rules: Rules) -> None:
 
 
 def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[float, float],
-                   class_blind: bool) -> None:
+                   class_blind: bool, waits: np.ndarray) -> None:
+    """Fills what is known of each request; `waits` (bool[n]) says which arrive after another one has finished."""
     requests = state.requests
-    requests["arrival_ps"] = np.rint(trace.arrival_s * s.PS_PER_S).astype(np.int64)
+    arrival_ps = np.rint(trace.arrival_s * s.PS_PER_S).astype(np.int64)
+    requests["arrival_ps"] = np.where(waits, s.NEVER, arrival_ps)
     requests["prompt_tokens"] = trace.prompt_tokens
     requests["output_tokens"] = trace.output_tokens
     requests["online"] = trace.online
@@ -277,12 +288,12 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
     requests["tpot_slo_ps"] = np.minimum(requests["tpot_slo_ps"], s.NEVER // requests["output_tokens"].astype(np.int64))
     if trace.deadline_s is not None:
         left = np.where(np.isnan(trace.deadline_s), np.inf, trace.deadline_s) * s.PS_PER_S
-        state.due_ps[:] = np.rint(np.minimum(requests["arrival_ps"] + left, s.NEVER)).astype(np.int64)
+        state.due_ps[:] = np.rint(np.minimum(np.where(waits, 0, arrival_ps) + left, s.NEVER)).astype(np.int64)
     start, end = (round(edge * s.PS_PER_S) for edge in window_s)
     requests["counted"] = (requests["arrival_ps"] >= start) & (requests["arrival_ps"] < end)
     for key in ("instance", "origin", "target", "previous", "next", "position"):
         requests[key] = -1
-    online = np.flatnonzero(trace.online)
+    online = np.flatnonzero(trace.online & ~waits)
     deadline = requests["arrival_ps"][online] + requests["ttft_slo_ps"][online]
     state.deadlines[:] = online[np.argsort(deadline, kind="stable")]
 
@@ -311,6 +322,7 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
                    class_blind: bool, hash_tokens: int) -> None:
     config = state.config
     state.push_queues["head"] = state.push_queues["tail"] = -1
+    state.clock.last_arrival = -1
     config.seed = seed
     state.clock.window_start_ps, state.clock.window_end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
     state.gauges.open_online = int(np.count_nonzero((state.requests["online"] == 1) & (state.requests["counted"] == 1)))

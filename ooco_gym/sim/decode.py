@@ -11,15 +11,7 @@ from ooco_gym.sim.batch import advance, begin_lanes, begin_records, steps_in_mem
 from ooco_gym.sim.costs import decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.lanes import ENDED, FINISH, WRITTEN, drop_lanes, laned, may_run_on_lanes, write_down, write_record
 from ooco_gym.sim.memory import cancel_reservation, finish, measured, take_blocks
-from ooco_gym.sim.queues import (
-    LOG_DECODE_RUN,
-    add_dispatch,
-    leave_decodable,
-    log_event,
-    remove_member,
-    schedule,
-    stop_at_layer,
-)
+from ooco_gym.sim.queues import add_dispatch, leave_decodable, remove_member, schedule, stop_at_layer
 
 
 @inlined
@@ -153,7 +145,6 @@ def end_run(state, instance):
         spec.steps_begun += 1
         _rest_batch(spec)
         return 0
-    log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
     advance(state, instance, spec.steps, spec.end_ps, 0)
     _rest_batch(spec)
     if spec.left > 0:

@@ -20,14 +20,13 @@ from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pu
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import can_be_stopped, end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
-from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
+from ooco_gym.sim.queues import add_dispatch, add_task, cancel, enqueue, retry_waiting, schedule
 from ooco_gym.sim.records import CACHE_LINE
+from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, skip_turns, take_arrival
 from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.transfers import end_transfer, send_leaving
 
 FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of the moving online arrival rates
-UNKNOWN = 0  # of when the next request arrives: it is looked up
-LOG_MARGIN = 4096  # entries that one event may write at most
 
 
 @inlined
@@ -42,8 +41,10 @@ def end_of_episode(state):
 def sweep_deadlines(state, time_ps):
     """Charges the TTFT misses of all deadlines before `time_ps`, or before the end of the episode."""
     clock = state.clock
-    while clock.next_deadline_ps < time_ps and clock.next_deadline < state.deadlines.size:
-        slot = state.deadlines[clock.next_deadline]
+    while clock.next_deadline_ps < time_ps:
+        slot = next_due(state)
+        if slot < 0:
+            return
         request = state.requests[slot]
         deadline_ps = request.arrival_ps + request.ttft_slo_ps
         clock.next_deadline_ps = deadline_ps
@@ -51,7 +52,7 @@ def sweep_deadlines(state, time_ps):
             return
         if request.first_token_ps == 0:
             charge_miss(state, slot, TTFT_BIT, deadline_ps + 1)
-        clock.next_deadline += 1
+        pass_due(state, slot)
 
 
 @inlined
@@ -84,7 +85,6 @@ def _arrive(state, slot, route):
     request.instance = instance
     request.origin = instance
     request.target = -1
-    log_event(state, LOG_ARRIVAL, instance, slot, request.prompt_tokens)
     if request.online:
         _observe_arrival(state)
         if request.counted:
@@ -208,8 +208,6 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
     while True:
         if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
             return s.ASKED
-        if state.log.size > 0 and state.queues.log_used + LOG_MARGIN > state.log.size:
-            return s.LOG_FULL
         if clock.next_arrival_ps == UNKNOWN:
             clock.next_arrival_ps = _next_arrival(state)
         arrival_ps = clock.next_arrival_ps
@@ -226,9 +224,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
         state.totals.events += 1
         if arrival_ps <= event_ps:
             clock.source = -1
-            add_task(state, s.ARRIVE, -1, clock.next_arrival)
-            clock.next_arrival += 1
-            clock.next_arrival_ps = UNKNOWN
+            add_task(state, s.ARRIVE, -1, take_arrival(state))
             continue
         source = state.heap[1, 0]
         clock.source = source
@@ -242,13 +238,18 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
 @inner
 def _next_arrival(state):
     """When the next request arrives; NEVER where none does. It and its neighbour are then on their way."""
+    turn_ps = s.NEVER
+    if closed(state):
+        skip_turns(state)
+        if state.turns[ARRIVAL, 0] > 0:
+            turn_ps = state.requests[state.turns[ARRIVAL, 1]].arrival_ps
     following = state.clock.next_arrival
     if following >= state.requests.size:
-        return np.int64(s.NEVER)
+        return np.int64(turn_ps)
     prefetch(state.requests[following], 0)
     if following + 1 < state.requests.size:
         prefetch(state.requests[following + 1], CACHE_LINE)  # when that comes is asked for soon
-    return state.requests[following].arrival_ps
+    return min(turn_ps, state.requests[following].arrival_ps)
 
 
 RUN_SIGNATURE = types.int64(types.int64, s.RULES_TYPE, types.int64, types.int64)
@@ -269,8 +270,7 @@ def run(handle, rules, until_ps, answer):
 
     Returns:
         ASKED: a decision is open (State.pending). HORIZON: nothing more happens until `until_ps`.
-        LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
-        or missed its SLO.
+        DONE: the window is over and every counted online request has finished or missed its SLO.
     """
     return run_loop(s.state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                     rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)

@@ -7,16 +7,8 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import change_host, pair_release, paired
 from ooco_gym.sim.blocks import free_table, note_demand, tracked
-from ooco_gym.sim.costs import length
-from ooco_gym.sim.queues import (
-    LOG_EVICT,
-    LOG_FINISH,
-    enqueue,
-    leave_decodable,
-    leave_push_queue,
-    log_event,
-    remove_member,
-)
+from ooco_gym.sim.queues import enqueue, leave_decodable, leave_push_queue, note_eviction, remove_member
+from ooco_gym.sim.sessions import closed, release
 
 TTFT_BIT, TPOT_BIT = 1, 2
 PS_PER_US = 1_000_000
@@ -231,7 +223,8 @@ def finish(state, slot):
         change_host(state, request.instance, slot, -request.host_tokens)
     request.status = s.FINISHED
     request.finish_ps = now
-    log_event(state, LOG_FINISH, request.instance, slot, request.generated_tokens)
+    if closed(state):
+        release(state, slot)
     _observe_output(state, request)
     if state.config.output_window > 0:
         remember_output(state, slot)
@@ -267,7 +260,7 @@ def evict(state, slot):
         leave_decodable(state, instance, slot)
     elif request.status == s.PUSH_WAITING:
         leave_push_queue(state, slot)
-    log_event(state, LOG_EVICT, instance, slot, length(state, slot))
+    note_eviction(state, slot)
     free(state, slot)
     request.status = s.WAITING
     request.kv_lost = 1

@@ -21,7 +21,7 @@ from ooco_gym.sim.costs import (
 )
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish, measured
 from ooco_gym.sim.prefill import charge_waste, new_token
-from ooco_gym.sim.queues import LOG_INTERRUPT, LOG_MIXED, cancel, log_event, schedule, stop_at_layer
+from ooco_gym.sim.queues import cancel, schedule, stop_at_layer
 from ooco_gym.sim.step_actions import leave_running, unschedule
 
 NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # of an iteration without tokens
@@ -124,7 +124,6 @@ def start_mixed(state, instance):
     spec.natural_end_ps = spec.end_ps
     spec.steps_begun += 1
     spec.new_tokens = sums[0]
-    log_event(state, LOG_MIXED, instance, spec.running, sums[0])
     schedule(state, instance, spec.end_ps)
 
 
@@ -166,7 +165,6 @@ def _end_stopped(state, instance):
     """A stopped iteration is over: its requests go on from where they were before it."""
     spec = state.instances[instance]
     elapsed, prefilled = spec.end_ps - spec.start_ps, 0
-    log_event(state, LOG_INTERRUPT, instance, state.members[s.BATCH, instance, 0], spec.new_tokens)
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
         tokens = unschedule(state, slot)

@@ -7,19 +7,7 @@ from ooco_gym.sim.batch import itl_bin
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.lanes import WRITTEN
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, finish, free, measured, take_blocks
-from ooco_gym.sim.queues import (
-    LOG_INTERRUPT,
-    LOG_PREFILL_END,
-    LOG_PREFILL_START,
-    add_member,
-    add_task,
-    dequeue,
-    enqueue,
-    has_capacity,
-    log_event,
-    schedule,
-    stop_at_layer,
-)
+from ooco_gym.sim.queues import add_member, add_task, dequeue, enqueue, has_capacity, schedule, stop_at_layer
 
 
 @inlined
@@ -74,7 +62,6 @@ def start_prefill(state, instance, chosen):
     spec.context = tokens
     spec.steps = 1
     _time_prefill(state, instance, prefill_latency(state, spec.table, work, rows, tokens, tokens, size))
-    log_event(state, LOG_PREFILL_START, instance, chosen, tokens)
 
 
 @inlined
@@ -108,7 +95,6 @@ def resume_prefill(state, instance):
     spec.context = tokens
     spec.suspended = 0
     _time_prefill(state, instance, max(1, whole * (layers - spec.suspended_layers) // layers))
-    log_event(state, LOG_PREFILL_START, instance, state.members[s.BATCH, instance, 0], tokens)
 
 
 @inner
@@ -165,7 +151,6 @@ def _end_interrupted(state, instance):
         state.totals.interruptions += 1
     for i in range(spec.running):
         state.requests[state.members[s.BATCH, instance, i]].interruptions += 1
-    log_event(state, LOG_INTERRUPT, instance, state.members[s.BATCH, instance, 0], spec.steps)
     if state.config.layer_resume:
         for i in range(spec.running):
             state.members[s.SUSPENDED, instance, i] = state.members[s.BATCH, instance, i]
@@ -216,7 +201,6 @@ def end_prefill(state, instance):
     if not online:
         spec.suspended_layers = 0
         spec.suspended_ps = 0
-    log_event(state, LOG_PREFILL_END, instance, state.members[s.BATCH, instance, 0], spec.running)
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]

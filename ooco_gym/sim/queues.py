@@ -1,4 +1,4 @@
-"""Queues, member lists, the event heap, the task ring and the event log: the loop's own data structures.
+"""Queues, member lists, the event heap and the task ring: the loop's own data structures.
 
 A request is in at most one linked queue at a time (its `previous` and `next`), and in at most one member list; all
 operations are O(1) but for removal from a member list, which keeps the order of joining.
@@ -8,13 +8,10 @@ operations are O(1) but for removal from a member list, which keeps the order of
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.lanes import leave_lanes, member_count
+from ooco_gym.sim.sessions import arrival_order
 from ooco_gym.sim.waiting import close_gap, join_window, leave_window, ordered, rebuild_window, set_waiting
 
 NONE = -1
-
-# Kinds of logged events.
-(LOG_ARRIVAL, LOG_PREFILL_START, LOG_PREFILL_END, LOG_INTERRUPT, LOG_DECODE_RUN, LOG_TRANSFER_START, LOG_TRANSFER_END,
- LOG_EVICT, LOG_FINISH, LOG_MIXED) = range(10)
 
 
 # --- Linked queues of requests --------------------------------------------------------------------------------------
@@ -87,11 +84,11 @@ def enqueue(state, instance, slot, at_head):
 
 @inner
 def enqueue_by_arrival(state, instance, slot):
-    """Puts a request back into its instance's queue for prefill, which is in the order of arrival (of slots)."""
+    """Puts a request back into its instance's queue for prefill, which is in the order of arrival."""
     spec, requests = state.instances[instance], state.requests
-    request = requests[slot]
+    request, mine = requests[slot], arrival_order(state, slot)
     after = spec.online_head if request.urgent else spec.offline_head
-    while after >= 0 and after < slot:  # what loses its memory is among the earliest
+    while after >= 0 and arrival_order(state, after) < mine:  # what loses its memory is among the earliest
         after = requests[after].next
     before = NONE if after < 0 else requests[after].previous
     if after < 0 or before < 0:
@@ -324,16 +321,11 @@ def retry_waiting(state):
             add_task(state, s.RETRY_PUSHES, queue, NONE)
 
 
-# --- Log ------------------------------------------------------------------------------------------------------------
+# --- Evictions ------------------------------------------------------------------------------------------------------
 @inlined
-def log_event(state, kind, instance, slot, value):
-    """Writes an event where logging is on; costs one comparison where it is off."""
-    used = state.queues.log_used
-    if used < state.log.size:
-        entry = state.log[used]
-        entry.time_ps = state.clock.now_ps
-        entry.kind = kind
-        entry.instance = instance
-        entry.request = slot
-        entry.value = value
-        state.queues.log_used = used + 1
+def note_eviction(state, slot):
+    """Notes that a request loses its memory, where that is kept; costs one comparison where it is not."""
+    used = state.queues.evicted
+    if used < state.evicted.size:
+        state.evicted[used] = slot
+        state.queues.evicted = used + 1

@@ -1,5 +1,5 @@
-"""The records of an episode, as they lie in memory: requests, instances, links, cost tables, blocks, the log, and the
-named numbers of the whole episode (`Record`)."""
+"""The records of an episode, as they lie in memory: requests, instances, links, cost tables, blocks, and the named
+numbers of the whole episode (`Record`)."""
 
 from __future__ import annotations
 
@@ -249,8 +249,6 @@ PAIR = np.dtype(
     align=True,
 )
 
-LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32), ("request", np.int32),
-                ("value", np.int64)], align=True)
 QUEUE = np.dtype([("head", np.int64), ("tail", np.int64)])  # of a linked list of requests; -1: empty
 
 
@@ -298,8 +296,9 @@ class Clock(Record):
 
     now_ps: int
     source: int  # of the event at this time that was the last one: -1 an arrival, then instances and links by index
-    next_arrival: int  # slot of the request that arrives next
-    next_arrival_ps: int  # 0: to be looked up
+    next_arrival: int  # slot of the next one of the requests that arrive at the trace's own time
+    next_arrival_ps: int  # of any request; 0: to be looked up
+    last_arrival: int  # slot of the request that arrived last, or -1
     next_deadline: int  # index in State.deadlines of the TTFT deadline that passes next
     next_deadline_ps: int
     last_online_arrival_ps: int
@@ -361,12 +360,12 @@ class Pending(Record):
 
 
 class Queues(Record):
-    """How far the task ring, the event heap and the log are filled."""
+    """How far the task ring, the event heap and the list of evictions are filled."""
 
     task_head: int
     task_tail: int
     heap_size: int
-    log_used: int
+    evicted: int
 
 
 class Gauges(Record):

@@ -17,7 +17,6 @@ from ooco_gym.sim.records import (
     BLOCK,
     INSTANCE,
     LINK,
-    LOG,
     PAIR,
     QUEUE,
     REQUEST,
@@ -66,7 +65,7 @@ DECLINE = -2  # evict, where memory is short for a request that could wait: none
 FULL = -2  # pull: no free space; ask again only after this instance's own residents have changed
 
 # --- Why the loop returned ------------------------------------------------------------------------------------------
-ASKED, HORIZON, LOG_FULL, DONE = range(4)
+ASKED, HORIZON, DONE = range(3)
 
 # --- Tasks: work that an event left behind, each resumable at its decision ------------------------------------------
 ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
@@ -95,7 +94,7 @@ class State(NamedTuple):
     push_queues: np.ndarray  # QUEUE[2], rows URGENT, OFFLINE: prefilled requests that wait for a decode instance
     params: np.ndarray  # float64[PARAMS], the policy's own
     requests: np.ndarray  # REQUEST[n], sorted by arrival
-    deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
+    deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, but for turns that wait for another
     instances: np.ndarray  # INSTANCE[m]
     members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH, SUSPENDED
     # BATCH: the running requests, as far as they are written (`lanes.write_batch`); -1: one that has left since
@@ -121,10 +120,14 @@ class State(NamedTuple):
     # with LOOKED_UP what of its context is cached: tokens, blocks, and how many of these no request reads
     weights: np.ndarray  # float64[k], what a learned rule computes with (`Policy.weights`); empty for others
     outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.memory`)
-    due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one
+    due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one; of a
+    # turn that is not released, how long it has from its arrival on
     predicted: np.ndarray  # float64[n, 2] or [0, 2]: believed output tokens, spread of their log (`policy.lengths`)
+    successor: np.ndarray  # int32[n], where sessions are closed: the request that waits for this one, -1 for none
+    think_ps: np.ndarray  # int64[n] likewise: how long it waits, -1 for those that arrive at the trace's own time
+    turns: np.ndarray  # int32[2, 1 + those that wait], heaps (`sim.sessions`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
-    log: np.ndarray  # LOG[capacity], empty where logging is off
+    evicted: np.ndarray  # int32[capacity], slots that lost their memory, in order, where that is kept; else empty
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
     attention_lines: np.ndarray  # int64[t, B + 1, 4]
     prefill_ps: np.ndarray  # int64[t, P]
@@ -136,7 +139,7 @@ class State(NamedTuple):
 
 class OptionalSizes(NamedTuple):
     """Sizes of what only some policies or requests need: tracked blocks, prefix hashes, an order of the waiting, their
-    window, past output lengths, deadlines of whole requests, predicted lengths, weights."""
+    window, past output lengths, deadlines of whole requests, predicted lengths, turns of closed sessions, weights."""
 
     blocks: int = 0
     entries: int = 0
@@ -151,6 +154,7 @@ class OptionalSizes(NamedTuple):
     outputs: int = 0
     deadlines: int = 0
     predicted: int = 0
+    turns: int = 0
     weights: int = 0
 
 
@@ -158,7 +162,7 @@ NO_OPTIONAL_SIZES = OptionalSizes()
 
 
 def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, n_tables: int, max_batch: int,
-                prefill_entries: int, log_capacity: int = 0, pool: OptionalSizes = NO_OPTIONAL_SIZES,
+                prefill_entries: int, evicted: int = 0, pool: OptionalSizes = NO_OPTIONAL_SIZES,
                 block_tokens: int = 16) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return State(
@@ -179,8 +183,9 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(pool.weights),
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)),
-        np.zeros(ITL_BINS, np.int64),
-        np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
+        np.zeros(n_requests if pool.turns else 0, np.int32), np.zeros(n_requests if pool.turns else 0, np.int64),
+        np.zeros((2, 1 + pool.turns), np.int32), np.zeros(ITL_BINS, np.int64),
+        np.zeros(evicted, np.int32), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
@@ -190,7 +195,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
 # Never written while an episode runs: its copies have the same arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "due_ps", "predicted", "weights")
+SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "weights", "successor", "think_ps")
 
 
 def share_tables(state: State, other: State) -> State:

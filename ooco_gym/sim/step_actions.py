@@ -21,7 +21,7 @@ from ooco_gym.sim.blocks import (
 )
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.memory import free_blocks, measured, take_blocks
-from ooco_gym.sim.queues import LOG_EVICT, add_member, dequeue, enqueue, enqueue_by_arrival, log_event, remove_member
+from ooco_gym.sim.queues import add_member, dequeue, enqueue, enqueue_by_arrival, note_eviction, remove_member
 
 
 # --- What a rule may read -------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def _note_start(state, instance, slot, start):
 def _lose(state, instance, index, how):
     slot = state.members[s.BATCH, instance, index]
     spec, request = state.instances[instance], state.requests[slot]
-    log_event(state, LOG_EVICT, instance, slot, request.num_computed_tokens)
+    note_eviction(state, slot)
     blocks = blocks_for(state, request.num_computed_tokens) - blocks_for(state, request.host_tokens)
     if how == s.CHECKPOINT:
         lost = request.num_computed_tokens - request.host_tokens + request.kv_lost

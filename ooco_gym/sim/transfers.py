@@ -13,8 +13,6 @@ from ooco_gym.sim.decode import cut, flush_totals, wake
 from ooco_gym.sim.lanes import write_batch, write_slot
 from ooco_gym.sim.memory import free, measured, take_blocks
 from ooco_gym.sim.queues import (
-    LOG_TRANSFER_END,
-    LOG_TRANSFER_START,
     NONE,
     add_member,
     append,
@@ -22,7 +20,6 @@ from ooco_gym.sim.queues import (
     has_capacity,
     join_decodable,
     leave_decodable,
-    log_event,
     remove_member,
     schedule,
     unlink,
@@ -109,7 +106,6 @@ def _next_transfer(state, index):
     kv_bytes = (length(state, slot) - 1) * table.kv_bytes_per_token  # the newest token has no KV entry yet
     duration = max(1, int(kv_bytes / link.bytes_per_s * s.PS_PER_S))
     link.busy_ps += duration
-    log_event(state, LOG_TRANSFER_START, link.source, slot, link.target)
     schedule(state, source, state.clock.now_ps + duration)
 
 
@@ -121,7 +117,6 @@ def end_transfer(state, index):
     request, target = state.requests[slot], state.instances[link.target]
     remove_member(state, link.source, slot)
     free(state, slot)
-    log_event(state, LOG_TRANSFER_END, link.target, slot, link.source)
     request.instance = link.target
     request.blocks = request.target_blocks
     request.target = -1

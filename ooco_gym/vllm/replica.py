@@ -32,7 +32,7 @@ from ooco_gym.runtime.features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, Arrival
 from ooco_gym.runtime.rules import Engine, Plan, Request, Rule
 from ooco_gym.sim import state as s
 from ooco_gym.sim.memory import MEAN_WEIGHT
-from ooco_gym.sim.queues import LOG_EVICT, add_member, enqueue
+from ooco_gym.sim.queues import add_member, enqueue
 
 FIELDS = 12
 ONLINE, PLACE, PROMPT, MADE, COMPUTED, BLOCKS, ARRIVAL_S, TTFT_S, TPOT_S, FIRST_S, CACHED, SHARED = range(FIELDS)
@@ -53,7 +53,7 @@ def _load(handle, rows, figures):
     state = s.state_at(handle)
     spec, config = state.instances[0], state.config
     state.clock.now_ps = round(figures[NOW_S] * s.PS_PER_S)
-    state.queues.log_used = 0
+    state.queues.evicted = 0
     config.block_tokens, config.max_num_seqs = np.int64(figures[BLOCK]), np.int64(figures[SEATS])
     config.max_num_batched_tokens = np.int64(figures[TOKENS])
     config.default_tpot_ps = round(figures[TPOT] * s.PS_PER_S)
@@ -95,15 +95,13 @@ def _compose(handle, rule, memory, out):
     for place in range(memory.size):
         state.memory[0, place] = memory[place]
     s.rule_at(rule)(s.View(state, 0, -1, state.picks[:0]))
-    running, lost = state.instances[0].running, 0
+    running, lost = state.instances[0].running, state.queues.evicted
     for place in range(running):
         slot = np.int64(state.members[s.BATCH, 0, place])
         out[2 + place] = slot
         out[2 + running + place] = state.requests[slot].num_scheduled_tokens
-    for entry in range(state.queues.log_used):
-        if state.log[entry].kind == LOG_EVICT:
-            out[2 + 2 * running + lost] = state.log[entry].request
-            lost += 1
+    for place in range(lost):
+        out[2 + 2 * running + place] = state.evicted[place]
     out[0], out[1] = running, lost
     return iteration_latency(state, 0)
 

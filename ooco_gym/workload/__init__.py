@@ -26,6 +26,7 @@ from ooco_gym.workload.offline import (
     with_dataset,
 )
 from ooco_gym.workload.predicted import LengthPredictor
+from ooco_gym.workload.sessions import Think, Turns, close_sessions
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import Trace, merge
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from ooco_gym.workload.writing import write_trace
 
 __all__ = [
-    "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "Trace", "TraceFile", "Workload",
-    "WorkloadSpec", "from_file", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec",
-    "load_workload", "merge", "of_trace", "offline_trace", "open_trace", "parse_classes",
-    "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio",
-    "split_workload", "with_dataset", "workload_mean_rate", "write_trace",
+    "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "Think", "Trace", "TraceFile", "Turns",
+    "Workload", "WorkloadSpec", "close_sessions", "from_file", "generate", "generate_lengths", "list_formats",
+    "list_workloads", "load_spec", "load_workload", "merge", "of_trace", "offline_trace", "open_trace", "parse_classes",
+    "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale", "sharing_ratio", "split_workload",
+    "with_dataset", "workload_mean_rate", "write_trace",
 ]
 
 _FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),

@@ -34,7 +34,8 @@ class Requests:
     """Requests in the order of a file.
 
     Attributes:
-        columns: by their names in `Trace`, those that the file has; arrivals as `tick`, in the file's own unit.
+        columns: by their names in `Trace`, those that the file has; arrivals as `tick` and ends as `end`, in the
+            file's own unit.
         class_names: what `class_id` counts in.
         hashes: as `Trace.prefix_hashes`.
         block_tokens: of the prompt, to each hash.
@@ -67,9 +68,11 @@ def read_columns(table: Table, form: TraceFormat) -> Requests:
     for name in SECONDS:
         if name in there:
             expected = "a number of seconds > 0, or nothing for what its class is promised"
-            read[name] = table.numbers(there[name], expected, missing=np.nan)
-            good = np.isnan(read[name]) | (np.isfinite(read[name]) & (read[name] > 0))
-            table.demand(good, there[name], expected)
+            read[name] = _seconds(table, there[name], expected)
+    if "think_s" in there:
+        read["think_s"] = _seconds(table, there["think_s"], "a number of seconds >= 0, or nothing", zero=True)
+    elif "end_s" in there:
+        read["end"] = _ticks(table, there["end_s"], form.unit)
     names, hashes, size = (), None, BLOCK_TOKENS
     if "class" in there:
         read["class_id"], names = _classes(table, there["class"])
@@ -92,6 +95,13 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
     finer = list(UNITS)[min(list(UNITS).index(unit) + 1, len(UNITS) - 1)]
     table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "
                  f"{UNITS[finer][0]}, say so: ooco-gym data import FILE columns.arrival_s={field} time_unit={finer}")
+    return values
+
+
+def _seconds(table: Table, field: str, expected: str, zero: bool = False) -> np.ndarray:
+    """Seconds above 0, or also of 0, NaN where there are none."""
+    values = table.numbers(field, expected, missing=np.nan)
+    table.demand(np.isnan(values) | (np.isfinite(values) & ((values > 0) | (zero & (values == 0)))), field, expected)
     return values
 
 

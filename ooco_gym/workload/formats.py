@@ -17,7 +17,7 @@ EPOCH_S = 1e8       # three years: later than any trace is long
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("class", *SECONDS, "session", "prefix_hashes", "block_tokens")
+OPTIONAL = ("class", *SECONDS, "session", "think_s", "end_s", "prefix_hashes", "block_tokens")
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
+from ooco_gym.workload.sessions import CLOSED, OPEN, Think, check_mode
 from ooco_gym.workload.trace import ENDINGS, Trace, merge
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "class")
+TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "class", "sessions", "think_s")
 """What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
@@ -151,16 +152,18 @@ class WorkloadPart:
     stream: str | None = None
     class_name: str | None = None
 
-    def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
-        """The part's requests in a window, as `load_workload` gives them."""
+    def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float, by_session: bool = False) -> Trace:
+        """The part's requests in a window, as `load_workload` gives them; a file scaled by whole sessions if asked."""
         if isinstance(self.source, WorkloadSpec):
             trace = generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
                              stream=self.stream)
         else:
-            trace = self._cut(self.source, number(start_s, "start_s", 0.0), duration_s, seed, rate_scale)
+            trace = self._cut(self.source, number(start_s, "start_s", 0.0), duration_s, seed, rate_scale,
+                              by_session)
         return of_class(trace, self.class_name)
 
-    def _cut(self, file: TraceFile, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
+    def _cut(self, file: TraceFile, start_s: float, duration_s: float, seed: int, rate_scale: float,
+             by_session: bool) -> Trace:
         from ooco_gym.workload.transforms import scale
 
         if not duration_s >= 0:
@@ -171,7 +174,7 @@ class WorkloadPart:
             raise UserError(f"trace file '{self.name}' has no request in the window from {start_s:g} s to "
                             f"{start_s + duration_s:g} s; its requests lie between {file.first_s:g} s and "
                             f"{file.last_s:g} s: set start_s and duration_s")
-        return scale(trace, rate_scale, seed, first_row).slice_time(start_s, start_s + duration_s)
+        return scale(trace, rate_scale, seed, first_row, by_session).slice_time(start_s, start_s + duration_s)
 
     def mean_rate(self) -> float:
         """Requests a second, without the weight."""
@@ -216,11 +219,15 @@ class Workload:
         name: as it was given.
         parts: of a mix, in order; a single one otherwise.
         factor: multiplies the rate of all parts (a mapping's `scale`).
+        sessions: `open`: each turn arrives at its own time; `closed`: after the one before has finished.
+        think: how long after that, where a trace does not say it; None: not given.
     """
 
     name: str
     parts: tuple[WorkloadPart, ...]
     factor: float = 1.0
+    sessions: str = OPEN
+    think: Think | None = None
 
     @property
     def files(self) -> list[TraceFile]:
@@ -230,7 +237,8 @@ class Workload:
     def draw(self, *, start_s: float = 0.0, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
         """The requests of a window; arguments, times and errors as `load_workload` has them."""
         rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * self.factor
-        traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight) for part in self.parts]
+        whole = self.sessions == CLOSED
+        traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight, whole) for part in self.parts]
         if len(traces) == 1:
             return traces[0]
         from ooco_gym.workload.transforms import with_own_numbers
@@ -279,6 +287,11 @@ def resolve_workload(spec: Source) -> Workload:
         text = os.fspath(spec)
         return Workload(text, tuple(map(_resolved, parse_workload(text))))
     values = plain(spec)
+    mode, think = check_mode(values.pop("sessions", None)), values.pop("think_s", None)
+    if think is not None and mode == OPEN:
+        raise UserError(f"workload: think_s={think} is of closed sessions; say workload.sessions=closed, too")
+    if mode == CLOSED:
+        return replace(resolve_workload(values), sessions=mode, think=None if think is None else Think.parse(think))
     class_name = values.pop("class", None)
     if class_name is not None:
         whole = resolve_workload(values)
@@ -307,7 +320,8 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
             - a mapping: with `path` (and `format`, `columns`, `time_unit`, `block_tokens`, as `read_trace` has them) a
               trace file; with `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what
-              is not said. `scale` in it multiplies; `class` names the class of its requests.
+              is not said. `scale` in it multiplies; `class` names the class of its requests; with `sessions: closed`
+              (and `think_s`) turns of conversations wait for each other (`ooco_gym.workload.sessions`).
         start_s: start of the window, seconds: time of day for generators, time since the first request for files.
         duration_s: length of the window, seconds; infinity means all that a trace file has.
         seed: any whole number; for trace files it decides what scaling drops or adds.

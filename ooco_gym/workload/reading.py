@@ -21,6 +21,7 @@ from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.classes import CLASS_WORDS
 from ooco_gym.workload.columns import Requests, read_columns
 from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, check_format, few, format_of, similar
+from ooco_gym.workload.sessions import previous_turns
 from ooco_gym.workload.table_reader import BROKEN, Table, missing, open_parquet, parquet_table, read_table, unreadable
 from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, Trace
 
@@ -91,6 +92,12 @@ def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, b
     unit = "dates" if form.unit == "date" else UNITS[form.unit][0]
     if not said["times"] and form.unit != "date":
         assumed.append(f"times are {unit}" + (", as the format has them" if form.name in FORMATS else ""))
+    sessions = f"column '{there['session']}'" if "session" in there else "none"
+    if form.parent in table.columns:
+        sessions += f", each with the one that '{form.parent}' names"
+    waits = next((there[name] for name in ("think_s", "end_s") if name in there), "")
+    if waits and trace.session is not None:
+        sessions += f", think times by '{waits}'"
     hashes = "none"
     if trace.prefix_hashes is not None:
         hashes = f"column '{there['prefix_hashes']}', one for each {trace.block_tokens} tokens of the prompt"
@@ -98,9 +105,6 @@ def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, b
             assumed.append(f"{trace.block_tokens} tokens to a hash, which fits every row")
     if "class" not in there:
         assumed.append("all requests are online")
-    sessions = f"column '{there['session']}'" if "session" in there else "none"
-    if form.parent in table.columns:
-        sessions += f", each with the one that '{form.parent}' names"
     return {"format": form.name + ("" if said["format"] else ", by the names of the columns"),
             "times": f"column '{there['arrival_s']}', {unit}", "prefix hashes": hashes, "sessions in": sessions,
             "assumed": "; ".join(assumed) or "nothing"}
@@ -135,8 +139,18 @@ def _trace_of(table: Table, form: TraceFormat) -> Trace:
             del found["class_id"]
         else:
             found["class_names"] = requests.class_names
+    if "end" in found:
+        found["think_s"] = _thought(found["tick"], found.pop("end"), found.get("session"), form.per_second)
     return Trace((found.pop("tick") - origin) / form.per_second, **found, prefix_hashes=requests.hashes,
                  block_tokens=requests.block_tokens, name=_name(table.path), notes=tuple(notes))
+
+
+def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, per_second: float) -> np.ndarray:
+    """Seconds from the end of each session's turn before to a request's arrival, at least 0; NaN of first turns."""
+    if session is None:
+        return np.full(len(ticks), np.nan)
+    previous, _ = previous_turns(session)
+    return np.where(previous >= 0, np.maximum(ticks - ends[previous], 0) / per_second, np.nan)
 
 
 def _name(path: Path) -> str:

@@ -18,6 +18,7 @@ NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
 MOST_CLASSES = 16  # named ones, beside these two
 SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own promises
+TIMES = (*SECONDS, "think_s")
 Hashes = tuple[np.ndarray, np.ndarray]
 
 
@@ -34,6 +35,8 @@ class Trace:
         tpot_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
         session: int64[n] or None; requests of one conversation share a number >= 0, -1 for none.
         deadline_s: float64[n] seconds > 0 from arrival to finish, or None; NaN for none. Of offline requests.
+        think_s: float64[n] seconds >= 0 from the end of the session's turn before to this arrival, or None; NaN where
+            that is not known (`ooco_gym.workload.sessions`).
         class_id: int8[n], places in `class_names`, or None where `online` says it all (`ooco_gym.workload.classes`).
         class_names: of named classes, `online` and `offline` among them where requests are of these.
         prefix_hashes: None, or (offsets int64[n+1], values int64[offsets[n]]): request i's cumulative block hashes
@@ -60,6 +63,7 @@ class Trace:
     class_id: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
     block_tokens: int = BLOCK_TOKENS
+    think_s: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         def put(field_name: str, value: Any) -> None:
@@ -70,14 +74,14 @@ class Trace:
         put("online", _flags(np.ones(n, bool) if self.online is None else self.online))
         for column in ("prompt_tokens", "output_tokens"):
             put(column, _tokens(getattr(self, column), column))
-        for column in SECONDS:
+        for column in TIMES:
             if getattr(self, column) is not None:
                 put(column, _floats(getattr(self, column), column))
         if self.session is not None:
             put("session", _integers(self.session, "session"))
         if self.class_id is not None:
             put("class_id", np.ascontiguousarray(_integers(self.class_id, "class_id"), dtype=np.int8))
-        for column in ("prompt_tokens", "output_tokens", "online", *SECONDS, "session", "class_id"):
+        for column in ("prompt_tokens", "output_tokens", "online", *TIMES, "session", "class_id"):
             value = getattr(self, column)
             if value is not None and len(value) != n:
                 raise UserError(f"trace field '{column}' has {len(value)} values, expected {n} as 'arrival_s' has")
@@ -96,6 +100,9 @@ class Trace:
             if value is not None:
                 good = np.isnan(value) | (np.isfinite(value) & (value > 0))
                 _demand(good, value, column, "a number of seconds > 0, or NaN for none of its own")
+        if self.think_s is not None:
+            good = np.isnan(self.think_s) | (np.isfinite(self.think_s) & (self.think_s >= 0))
+            _demand(good, self.think_s, "think_s", "a number of seconds >= 0, or NaN where it is not known")
         if self.session is not None:
             _demand(self.session >= NO_SESSION, self.session, "session", "a number >= 0, or -1 for none")
         if self.class_id is not None:
@@ -130,7 +137,7 @@ class Trace:
         return replace(self, arrival_s=self.arrival_s[index] if arrival_s is None else arrival_s,
                        prompt_tokens=self.prompt_tokens[index], output_tokens=self.output_tokens[index],
                        online=self.online[index],
-                       **{column: pick(getattr(self, column)) for column in (*SECONDS, "session", "class_id")},
+                       **{column: pick(getattr(self, column)) for column in (*TIMES, "session", "class_id")},
                        prefix_hashes=hashes)
 
     def slice_time(self, start_s: float, end_s: float) -> Trace:
@@ -148,7 +155,7 @@ class Trace:
 
     def equals(self, other: Trace) -> bool:
         """Tells whether all requests are the same, bit for bit (NaN equals NaN); name and notes do not count."""
-        columns = ("arrival_s", "prompt_tokens", "output_tokens", "online", *SECONDS, "session", "class_id")
+        columns = ("arrival_s", "prompt_tokens", "output_tokens", "online", *TIMES, "session", "class_id")
         if self.class_names != other.class_names:
             return False
         pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
@@ -191,7 +198,7 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
     ids, names = join_classes(traces)
     return Trace(joined("arrival_s", 0.0), joined("prompt_tokens", 1), joined("output_tokens", 1),  # type: ignore[arg-type]
                  joined("online", True), session=joined("session", NO_SESSION),  # type: ignore[arg-type]
-                 **{column: joined(column, np.nan) for column in SECONDS}, prefix_hashes=hashes,
+                 **{column: joined(column, np.nan) for column in TIMES}, prefix_hashes=hashes,
                  class_id=None if ids is None else ids[order], class_names=names, block_tokens=block_tokens,
                  name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))

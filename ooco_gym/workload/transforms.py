@@ -25,7 +25,7 @@ def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
     return told
 
 
-def scale(trace: Trace, factor: float, seed: int, first_row: int = 0) -> Trace:
+def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session: bool = False) -> Trace:
     """Returns the trace at `factor` times its rate; the time axis is never stretched or compressed (OOCO 5.1.3).
 
     Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, lengths (and SLOs, session,
@@ -38,6 +38,7 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0) -> Trace:
         seed: any whole number.
         first_row: position of the trace's first request in a longer trace that it is a part of, so that it is scaled
             as that one would be there.
+        by_session: sessions are dropped and copied whole, as their first request here is, under numbers of their own.
 
     Raises:
         UserError: the factor is out of range.
@@ -47,19 +48,27 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0) -> Trace:
     if factor == 1.0:
         return trace
     n = len(trace)
+    session, own, lead = trace.session if by_session else None, [], np.arange(n)
+    if session is not None:
+        _, first, inverse = np.unique(session, return_index=True, return_inverse=True)
+        lead = np.where(session == NO_SESSION, lead, first[inverse])
     gap_s = np.diff(trace.arrival_s, append=trace.arrival_s[-1:]) if n else np.zeros(0)
     rows, times = [], []
     copy = 0
     while copy < factor:
         keep, between = _draws(seed, copy, first_row, n)
-        chosen = np.flatnonzero(keep < factor - copy)
+        chosen = np.flatnonzero(keep[lead] < factor - copy)
         rows.append(chosen)
-        times.append(trace.arrival_s[chosen] + (gap_s[chosen] * between[chosen] if copy else 0.0))
+        times.append(trace.arrival_s[chosen] + ((gap_s * between)[lead[chosen]] if copy else 0.0))
+        if session is not None:
+            mine = session[chosen]
+            own.append(np.where(mine == NO_SESSION, mine, scattered(mine, f"copy/{copy}")) if copy else mine)
         copy += 1
     index = np.concatenate([np.zeros(0, np.int64), *rows])
     arrival_s = np.concatenate([np.zeros(0), *times])
     order = np.argsort(arrival_s, kind="stable")
-    return trace.take(index[order], arrival_s[order])
+    scaled = trace.take(index[order], arrival_s[order])
+    return scaled if session is None else replace(scaled, session=np.concatenate([np.zeros(0, np.int64), *own])[order])
 
 
 def _draws(seed: int, copy: int, first_row: int, n: int) -> np.ndarray:

@@ -25,6 +25,9 @@ SHARED = {"offline": {"mode": "rate", "rate": 16.0, "lengths": "mmlu",
 CASES = {
     "as trained": {}, "one engine": {"scenario": SINGLE}, "memory binds": {"scenario": MEMORY_BOUND},
     "prefixes are shared": {"scenario": SHARED, "partner": "deadline:prefix_caching=on"},
+    "closed sessions": {"scenario": {"workload": {
+        "name": "sharegpt", "sharing": {"form": "chat", "ratio": 0.4, "think_s": 4.0}, "sessions": "closed",
+        "think_s": 1.5}}},
     "beside hygen": {"partner": "hygen:latency_budget_s=0.04", "scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03}}},
 }
 
@@ -72,7 +75,7 @@ def test_a_request_goes_where_it_is_sent():
     assert sent == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("case", ["as trained", "one engine", "memory binds"])
+@pytest.mark.parametrize("case", ["as trained", "one engine", "memory binds", "closed sessions"])
 def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
     """The compiled rules whole, and decision by decision: where to, how filled, who enters next."""
     env = make(ID, **CASES[case])

@@ -18,7 +18,7 @@ from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace
+from ooco_gym.workload import Trace, close_sessions
 
 BASELINES = ("ooco", "memory_gate", "ooco_lengths", "ooco_xllm", "base_pd", "online_priority", "hygen_pd", "echo_pd")
 POINT_NAMES = tuple(point.name for point in POINTS)
@@ -42,6 +42,7 @@ class Setup:
     policy: str | Policy = "ooco"
     values: tuple[tuple[str, Any], ...] = ()
     random_points: tuple[str, ...] = ()  # decided by the random rules
+    sessions: tuple[tuple[int, float], ...] = ()  # of closed ones: each request's session (-1: none) and think time
     seed: int = 1
     window_s: tuple[float, float] = (0.0, 60.0)
     rules: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +53,9 @@ class Setup:
         return Trace(arrival_s=np.array([row[0] for row in rows], np.float64),
                      prompt_tokens=np.array([row[1] for row in rows], np.int32),
                      output_tokens=np.array([row[2] for row in rows], np.int32),
-                     online=np.array([row[3] for row in rows], bool))
+                     online=np.array([row[3] for row in rows], bool),
+                     session=np.array([one for one, _ in self.sessions], np.int64) if self.sessions else None,
+                     think_s=np.array([think_s for _, think_s in self.sessions]) if self.sessions else None)
 
     def with_(self, **changes: Any) -> Setup:
         """A copy with some fields changed."""
@@ -88,7 +91,7 @@ def machines_of(setup: Setup) -> list[Machine]:
 class Episode:
     """One episode: `play` runs it; `outside` names the points that `play` answers by the policy's own rules."""
 
-    def __init__(self, setup: Setup, *, outside: tuple[str, ...] = (), bulk: bool = True, log: int = 0,
+    def __init__(self, setup: Setup, *, outside: tuple[str, ...] = (), bulk: bool = True,
                  trace: Trace | None = None, predicted: np.ndarray | None = None) -> None:
         self.setup, trace = setup, setup.trace() if trace is None else trace
         rules = Rules(**{**DEFAULT_RULES, **setup.rules})
@@ -105,7 +108,7 @@ class Episode:
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
                                  keys=policy.keys(trace, setup.seed), predicted=predicted, weights=policy.weights,
                                  bulk=bulk,
-                                 log_capacity=log)
+                                 turns=close_sessions(trace, None, setup.seed) if setup.sessions else None)
         self.hooks = policy.hooks()
         self.rules = addresses([ask_outside if name in outside else hook
                                 for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])
@@ -150,8 +153,7 @@ class Episode:
         times = [int(s.NEVER)]
         if state.queues.heap_size > 0:
             times.append(int(state.heap[0, state.heap[1, 0]]))
-        if state.clock.next_arrival < state.requests.size:
-            times.append(int(state.requests[state.clock.next_arrival]["arrival_ps"]))
+        times += state.requests["arrival_ps"][state.requests["status"] == s.FUTURE].tolist()
         return min(times)
 
 

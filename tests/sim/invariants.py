@@ -157,8 +157,7 @@ def check_running(state: s.State) -> None:
 def check_tokens(state: s.State) -> None:
     requests, now = state.requests, state.clock.now_ps
     status, made, asked = requests["status"], requests["generated_tokens"], requests["output_tokens"]
-    arrived = int(state.clock.next_arrival)
-    assert (status[:arrived] != s.FUTURE).all() and (status[arrived:] == s.FUTURE).all()
+    assert ((status != s.FUTURE) == (requests["arrival_ps"] <= now)).all()
     assert (made <= asked).all() and (made >= 0).all()
     assert (made[status == s.FINISHED] == asked[status == s.FINISHED]).all()
     assert (made[status != s.FINISHED] < asked[status != s.FINISHED]).all()
@@ -173,8 +172,22 @@ def check_tokens(state: s.State) -> None:
     assert prefilled <= np.count_nonzero(made > 0) + int(requests["evictions"].sum())
 
 
+def check_turns(state: s.State) -> None:
+    """In closed sessions a turn arrives its think time after the one before it has finished, and never without."""
+    requests, waits = state.requests, np.flatnonzero(state.successor >= 0)
+    turns, think_ps = state.successor[waits], state.think_ps[state.successor[waits]]
+    ended = requests["status"][waits] == s.FINISHED
+    due = np.where(ended, requests["finish_ps"][waits] + np.maximum(think_ps, 1), s.NEVER)
+    assert (requests["arrival_ps"][turns] == due).all() and (think_ps >= 0).all()
+    for row, ahead in enumerate((requests["status"][turns] == s.FUTURE, requests["online"][turns] == 1)):
+        heap = state.turns[row, 1 : 1 + state.turns[row, 0]]
+        assert set(turns[ended & ahead].tolist()) >= set(heap.tolist()) and len(set(heap.tolist())) == len(heap)
+        assert row == 1 or len(heap) == np.count_nonzero(ended & ahead)
+
+
 def check(state: s.State) -> None:
     """All of them."""
+    check_turns(state)
     check_memory(state)
     check_lists(state)
     check_front(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from invariants import chain
+from invariants import chain, check_turns
 from pool_checks import check_pairs, check_pool
 
 from ooco_gym.sim import state as s
@@ -67,6 +67,7 @@ def check_tokens(state: s.State) -> None:
 
 def check_mixed(state: s.State) -> None:
     """All of them."""
+    check_turns(state)
     check_memory(state)
     check_running(state)
     check_tokens(state)

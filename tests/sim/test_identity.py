@@ -105,14 +105,6 @@ def test_same_seed_same_bytes(setup: Setup) -> None:
     assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
 
 
-@given(setups())
-def test_the_log_changes_nothing(setup: Setup) -> None:
-    logged = play(setup, log=200_000)
-    assert differences(play(setup).state, logged.state) == []
-    log = logged.state.log[: logged.state.queues.log_used]
-    assert (np.diff(log["time_ps"]) >= 0).all()
-
-
 @given(setups(noisy=False), st.integers(0, 12))
 def test_the_future_is_not_seen(setup: Setup, at_s: int) -> None:
     """Dropping what arrives later changes nothing up to then."""

@@ -1,0 +1,136 @@
+"""Closed sessions: a turn of a conversation arrives its think time after the turn before it has finished.
+
+A turn is *released* when that has happened; until then its arrival is NEVER. State.turns holds two binary heaps of
+released turns: of those that have not arrived, by arrival, and of online ones, by TTFT deadline. `heap[0]` is the size,
+`heap[1]` the first, `heap[2 i]` and `heap[2 i + 1]` come no earlier than `heap[i]`. Requests that arrive at the
+trace's own time (State.think_ps < 0) are in neither: the clock passes over them in their order.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
+
+ARRIVAL, DUE = range(2)  # rows of State.turns
+UNKNOWN = 0  # of when the next request arrives: it is looked up
+
+
+@inlined
+def closed(state):
+    """Whether some request waits for another one to finish."""
+    return state.successor.size > 0
+
+
+@inlined
+def rows_arrived(state):
+    """Requests from this slot on have not arrived; before it all have, or where sessions are closed some."""
+    return state.requests.size if closed(state) else state.clock.next_arrival
+
+
+@inlined
+def arrival_order(state, slot):
+    """A number by which requests stand in the order of their arrival: slots, or times where sessions are closed."""
+    return state.requests[slot].arrival_ps if closed(state) else np.int64(slot)
+
+
+@inner
+def before(state, row, a, b):
+    """Whether request `a` arrives before `b`, or has its deadline before it; of equals the first in the trace."""
+    one, other = state.requests[a], state.requests[b]
+    a_ps, b_ps = one.arrival_ps + row * one.ttft_slo_ps, other.arrival_ps + row * other.ttft_slo_ps
+    return a_ps < b_ps or (a_ps == b_ps and a < b)
+
+
+@inner
+def _push(state, row, slot):
+    heap = state.turns[row]
+    place = np.int64(heap[0]) + 1
+    heap[0] = place
+    while place > 1 and before(state, row, slot, heap[place // 2]):
+        heap[place] = heap[place // 2]
+        place //= 2
+    heap[place] = slot
+
+
+@inner
+def pop_turn(state, row):
+    """Takes the first turn out of a heap, which is not empty."""
+    heap = state.turns[row]
+    size = np.int64(heap[0]) - 1
+    first, last, place = np.int64(heap[1]), heap[size + 1], 1
+    heap[0] = size
+    while 2 * place <= size:
+        child = 2 * place
+        if child < size and before(state, row, heap[child + 1], heap[child]):
+            child += 1
+        if before(state, row, last, heap[child]):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = last
+    return first
+
+
+@inner
+def release(state, slot):
+    """A request has finished: the turn that waits for it, if any, arrives its think time from now on.
+
+    That is a picosecond at least, since all that arrives now has arrived.
+    """
+    turn = np.int64(state.successor[slot])
+    if turn < 0:
+        return
+    clock, request = state.clock, state.requests[turn]
+    request.arrival_ps = min(s.NEVER, clock.now_ps + max(1, state.think_ps[turn]))
+    request.counted = 1 if clock.window_start_ps <= request.arrival_ps < clock.window_end_ps else 0
+    clock.next_arrival_ps = UNKNOWN
+    _push(state, ARRIVAL, turn)
+    if request.online:
+        state.gauges.open_online += request.counted
+        clock.next_deadline_ps = min(clock.next_deadline_ps, request.arrival_ps + request.ttft_slo_ps)
+        _push(state, DUE, turn)
+    elif state.due_ps.size > 0:
+        state.due_ps[turn] = min(s.NEVER, state.due_ps[turn] + request.arrival_ps)
+
+
+# --- What comes next ------------------------------------------------------------------------------------------------
+@inner
+def skip_turns(state):
+    """Passes over the turns that arrive when they are released."""
+    clock = state.clock
+    while clock.next_arrival < state.requests.size and state.think_ps[clock.next_arrival] >= 0:
+        clock.next_arrival += 1
+
+
+@inner
+def take_arrival(state):
+    """The request that arrives next, and has arrived then."""
+    clock, turns = state.clock, state.turns[ARRIVAL]
+    slot = np.int64(clock.next_arrival)
+    clock.next_arrival_ps = UNKNOWN
+    if turns[0] > 0 and (slot >= state.requests.size or before(state, ARRIVAL, turns[1], slot)):
+        slot = pop_turn(state, ARRIVAL)
+    else:
+        clock.next_arrival += 1
+    clock.last_arrival = slot
+    return slot
+
+
+@inlined
+def next_due(state):
+    """The online request whose TTFT deadline passes next, or -1."""
+    clock, turns, slot = state.clock, state.turns[DUE], np.int64(-1)
+    if clock.next_deadline < state.deadlines.size:
+        slot = np.int64(state.deadlines[clock.next_deadline])
+    if turns[0] > 0 and (slot < 0 or before(state, DUE, turns[1], slot)):
+        slot = np.int64(turns[1])
+    return slot
+
+
+@inlined
+def pass_due(state, slot):
+    """The deadline of `next_due` has passed."""
+    if state.turns[DUE, 0] > 0 and state.turns[DUE, 1] == slot:
+        pop_turn(state, DUE)
+    else:
+        state.clock.next_deadline += 1

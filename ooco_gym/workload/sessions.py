@@ -1,0 +1,131 @@
+"""Closed sessions: each turn of a conversation waits for the one before to be answered, and its user thinks then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, check_keys
+from ooco_gym.rounding import steady
+from ooco_gym.workload.checks import number
+from ooco_gym.workload.keyed import check_seed, keyed_uniform, scattered
+from ooco_gym.workload.trace import NO_SESSION, Trace
+
+OPEN, CLOSED = "open", "closed"
+MODES = (OPEN, CLOSED)
+LONGEST_S = 1e6
+
+
+@dataclass(frozen=True)
+class Think:
+    """Think times in seconds: `median_s` times a lognormal factor whose logarithm has the standard deviation `sigma`
+    (0: all alike)."""
+
+    median_s: float
+    sigma: float = 0.0
+
+    @classmethod
+    def parse(cls, value: Any) -> Think:
+        """Reads `5.0`, or `{median: 5.0, sigma: 1.2}`.
+
+        Raises:
+            UserError: a key or figure that it cannot have.
+        """
+        what = "workload: key 'think_s'"
+        if not isinstance(value, Mapping):
+            return cls(number(value, what, 0.0, LONGEST_S))
+        check_keys("think_s", dict(value), ("median", "sigma"))
+        return cls(number(value.get("median"), f"{what}.median", 0.0, LONGEST_S),
+                   number(value.get("sigma", 0.0), f"{what}.sigma", 0.0, 5.0))
+
+    def draw(self, numbers: np.ndarray, seed: int) -> np.ndarray:
+        """Returns the times of turns with these numbers int64[n], float64[n]: each depends on its number and the seed
+        alone."""
+        if not self.sigma:
+            return np.full(len(numbers), self.median_s)
+        from scipy.special import ndtri
+
+        uniform = keyed_uniform(numbers, check_seed(seed), "think")
+        return np.minimum(self.median_s * steady(np.exp(self.sigma * ndtri(np.maximum(uniform, 1e-300)))), LONGEST_S)
+
+    def __str__(self) -> str:
+        return f"lognormal, median {self.median_s:g} s, sigma {self.sigma:g}" if self.sigma else f"{self.median_s:g} s"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What the requests of a trace wait for in closed sessions, arrays (n,).
+
+    Attributes:
+        previous: int64, the request whose end each waits for; -1: it arrives at the trace's own time.
+        think_s: float64, seconds from that end to its arrival; 0 where it waits for none.
+        planned_s: float64, arrivals as the trace has them.
+        think: where the times are from, in words.
+    """
+
+    previous: np.ndarray
+    think_s: np.ndarray
+    planned_s: np.ndarray
+    think: str
+
+
+def check_mode(value: Any) -> str:
+    """Reads `open` or `closed`; None is `open`."""
+    if value is not None and value not in MODES:
+        raise UserError(f"workload: key 'sessions' must be open (a turn arrives at its own time) or closed (its think "
+                        f"time after the turn before it has finished), found {value!r}")
+    return value or OPEN
+
+
+def previous_turns(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the request before each in its session, in the order of rows (int64[n], -1 for none), and how many there
+    are before it (int64[n])."""
+    order = np.argsort(session, kind="stable")
+    ordered = session[order]
+    follows = np.zeros(len(session), bool)
+    follows[1:] = (ordered[1:] == ordered[:-1]) & (ordered[1:] != NO_SESSION)
+    previous, place = np.full(len(session), -1), np.arange(len(session))
+    previous[order[follows]] = order[np.flatnonzero(follows) - 1]
+    turn = np.zeros(len(session), np.int64)
+    turn[order] = place - np.maximum.accumulate(np.where(follows, 0, place))
+    return previous, turn
+
+
+def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
+    """Returns a sentence where a trace has conversations and their turns do not wait for each other."""
+    if turns is not None or trace.session is None or (previous_turns(trace.session)[0] < 0).all():
+        return ()
+    return ("sessions are open: each turn arrives at the trace's own time, also while the one before it is not "
+            "answered; with workload.sessions=closed it waits for that",)
+
+
+def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:
+    """Returns what each request of a trace waits for.
+
+    A turn's think time is the trace's own (`think_s`), else one of `think`. The first turn of a session that the trace
+    holds arrives at its own time.
+
+    Raises:
+        UserError: the trace has no sessions, or a turn has no think time.
+    """
+    if trace.session is None:
+        raise UserError(f"workload.sessions=closed: trace '{trace.name}' has no sessions (column session, see "
+                        "docs/traces.md), so no request waits for another one; leave it out")
+    previous, turn = previous_turns(trace.session)
+    think_s = np.full(len(trace), np.nan) if trace.think_s is None else trace.think_s
+    waits, drawn = previous >= 0, (previous >= 0) & np.isnan(think_s)
+    if drawn.any():
+        if think is None:
+            raise UserError(f"workload.sessions=closed: trace '{trace.name}' does not say how long {drawn.sum():,} of "
+                            f"{waits.sum():,} turns wait after the turn before them, the first at "
+                            f"{trace.arrival_s[np.argmax(drawn)]:g} s: give a column think_s (or end_s, when a request "
+                            "was answered), or workload.think_s=5.0, or workload.think_s={median: 5.0, sigma: 1.2}")
+        think_s = think_s.copy()
+        think_s[drawn] = think.draw(scattered(trace.session[drawn], "session") + turn[drawn], seed)
+    told = "the trace's" if not drawn.any() else str(think)
+    if 0 < drawn.sum() < waits.sum():
+        told = f"the trace's; of {drawn.sum():,} of {waits.sum():,} turns {told}"
+    return Turns(previous, np.where(waits, think_s, 0.0), trace.arrival_s, told)
