@@ -316,7 +316,8 @@ def _write_points(command: str, swept: list[str], folder: Path, outcomes: Sequen
                   and "." not in name and not isinstance(value, bool) and name not in ("wall_s", "seed", "pid")]
     jobs, lines = [], []
     for number, (one, config, summary) in enumerate(zip(outcomes, configs, summaries, strict=True)):
-        name, status, given = Path(one.out).name, STATUS[one.code], {key: config.get(key) for key in swept}
+        name, status = Path(one.out).name, STATUS[one.code]
+        given = {key: config.get(key, config.get(f"{key}.name")) for key in swept}  # of a group its name
         found = {score: summary.get(score) for score in scores[:MOST_SCORES]}
         jobs.append({"job": name, "out": os.path.relpath(one.out, folder), "status": status, "kept": one.kept,
                      "error": one.error.strip().splitlines()[-1] if one.error else None, "swept": given,

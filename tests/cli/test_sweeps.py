@@ -60,7 +60,7 @@ def test_the_index_says_what_was_swept(toy: SimpleNamespace) -> None:
     toy.run(*WORDS, "rate=1,0.5")
     jobs = index_of(toy)["jobs"]
     assert len(jobs) == 8 and [job["swept"] for job in jobs[:2]] == [
-        {"fruit": None, "seed": 1, "rate": 1}, {"fruit": None, "seed": 1, "rate": 0.5}]
+        {"fruit": "pear", "seed": 1, "rate": 1}, {"fruit": "pear", "seed": 1, "rate": 0.5}]
 
 
 def test_the_table_shows_scores(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
