@@ -35,8 +35,11 @@ BUNDLE = "bundle"  # folder of the exported policy, below the run's
 
 
 class WandbOutputFormat(KVWriter):
-    """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis; `resumed`:
-    to the folder's last one, instead of another."""
+    """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis.
+
+    A training that is `resumed` goes on in the folder's last run where that is online. Offline it is another run of the
+    same group, since `wandb sync` would lay two files of one run over each other, both from step 0 on.
+    """
 
     def __init__(self, folder: Path, options: Mapping[str, Any], config: Mapping[str, Any],
                  resumed: bool = False) -> None:
@@ -46,13 +49,13 @@ class WandbOutputFormat(KVWriter):
         import wandb
 
         self._folder, self._bundle, self._tracked = folder, bool(options.get("bundle", True)), mode != "disabled"
-        known = sorted((folder / "wandb").glob("*run-*-*"), key=lambda path: path.stat().st_mtime) if resumed else []
-        before = known[-1].name.rpartition("-")[2] if known else None
+        known = sorted((folder / "wandb").glob("run-*-*"), key=lambda path: path.stat().st_mtime)
+        before = known[-1].name.rpartition("-")[2] if resumed and known and mode == "online" else None
         self.run = wandb.init(
             entity=options.get("entity"),
             project=options.get("project") or "ooco-gym",
             name=options.get("run_name"),
-            group=options.get("group") or _setting(),
+            group=options.get("group") or _setting() or folder.absolute().name,
             tags=list(options.get("tags") or []),
             dir=str(folder),
             mode=mode,  # type: ignore[arg-type]

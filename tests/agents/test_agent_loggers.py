@@ -1,5 +1,7 @@
 """Weights & Biases works offline without login or prompt; TensorBoard writes into the run folder."""
 
+from unittest.mock import MagicMock
+
 import pytest
 from gating_double import train_config
 from wandb_log import offline_run, offline_runs
@@ -21,7 +23,8 @@ def test_wandb_offline_run_holds_the_figures(tmp_path, monkeypatch):
     assert not (tmp_path / "wandb").exists()
 
 
-def test_a_resumed_run_goes_on_under_its_own_name(tmp_path, monkeypatch):
+def test_a_training_resumed_offline_is_another_run_of_its_group(tmp_path, monkeypatch):
+    """`wandb sync` takes each of the two files as a whole run: with one id the second would begin at step 0 again."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
@@ -31,11 +34,19 @@ def test_a_resumed_run_goes_on_under_its_own_name(tmp_path, monkeypatch):
     train.main(config)
     train.main({**config, "total_timesteps": 300, "resume": str(out)})
     runs = offline_runs(out)
-    assert len(runs) == 2 and runs[0].run.run_id == runs[1].run.run_id
+    assert len({run.run.run_id for run in runs}) == 2 and {run.run.run_group for run in runs} == {"run"}
     assert max(step for step, _ in runs[0].series("reward/service_per_s")) == 150
     assert min(step for step, _ in runs[1].series("reward/service_per_s")) > 150
-    build_logger(out, logger, config).close()
-    assert len({run.run.run_id for run in offline_runs(out)}) == 2
+
+
+def test_a_training_resumed_online_goes_on_in_its_run(tmp_path, monkeypatch):
+    wandb, asked = pytest.importorskip("wandb"), []
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: True)
+    monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or MagicMock())
+    (tmp_path / "wandb" / "run-20260101_000000-abc123").mkdir(parents=True)
+    for after in (None, 150):
+        build_logger(tmp_path, {"name": "wandb", "mode": "online", "bundle": False}, {}, after)
+    assert [(one["id"], one["resume"]) for one in asked] == [(None, None), ("abc123", "allow")]
 
 
 def test_online_without_a_login_becomes_offline(monkeypatch):
