@@ -26,6 +26,7 @@ class Pool:
     pp: int = 1
     count: int = 1
     kv_blocks: int | None = None
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,4 +124,5 @@ def _pool(group: Any, role: str) -> Pool:
 
 def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) -> Deployment:
     return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction,
-                      block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks, **form)
+                      block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks,
+                      expert_parallel=pool.expert_parallel, **form)

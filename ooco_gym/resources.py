@@ -15,7 +15,7 @@ from ooco_gym.errors import UserError, unknown
 
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
 """Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
-_SUFFIXES = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml", ".json")
 _KEPT: dict[tuple[str, Path], tuple[dict[Path, str | None], dict[str, Any]]] = {}
 """By group and file: (the files that were read with their versions, what they hold)."""
 

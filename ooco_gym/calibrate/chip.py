@@ -21,7 +21,7 @@ ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "
 """Names that public tables give to chips of ours."""
 DATASHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s")
 _OPTIONAL = ("link", "units", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s", "extended",
-             "validity", "tables")
+             "validity", "tables", "peak_fp8_flops_per_s")
 _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_flops_per_s",
            "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
 

@@ -114,8 +114,10 @@ class _Tables:
         """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
         found: dict[tuple, tuple[float, Architecture]] = {}
         models = [load_model(own)] if own else []
+        shipped = [model for model in map(load_model, list_models())
+                   if not (model.experts or model.kv_lora_rank or model.window or model.weight_dtype_bytes)]
         named = {str(name) for name in self._rows["model"] if name} | {model.name for model in models}
-        for model in [*models, *map(load_model, list_models())]:
+        for model in [*models, *shipped]:
             for tp in (1, 2, 4, 8):
                 whole = model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
                 candidate = self._architecture(model, tp) if whole else None
@@ -136,7 +138,7 @@ class _Tables:
         for item in fused_linears(model, tp):
             away = np.abs(measured - np.log((item.d_in, item.d_out))).max(axis=1)
             distance = max(distance, float(away.min()))
-            dense.append(Dense("gemm", model.layers, *self._shapes[int(away.argmin())]))
+            dense.append(Dense("gemm", item.layers, *self._shapes[int(away.argmin())]))
         if distance > _NEAR:
             return None
         head = (float(model.hidden), float(math.ceil(model.vocab / tp)))

@@ -15,7 +15,7 @@ from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_valu
 from ooco_gym.perf.kernels import ExtendedParameters
 
 _OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
-              "allreduce_latency_s", "allreduce_bytes_per_s", "units"}
+              "allreduce_latency_s", "allreduce_bytes_per_s", "units", "peak_fp8_flops_per_s"}
 _AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
 
 
@@ -80,6 +80,8 @@ class ChipSpec:
     """Parquet file of measured operators for `timing=measured`; in a YAML file relative to it, otherwise to the
     current folder. Empty where there are none."""
     title: str = ""
+    peak_fp8_flops_per_s: float = 0.0
+    """Datasheet, dense 8-bit; 0: the chip multiplies in 16 bits alone."""
     units: int = 0
     """Streaming multiprocessors (compute units) by the datasheet, which only `like` looks at; 0: not known."""
     like: str = ""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
 from ooco_gym.perf.deployment import Deployment, validity_warnings
+from ooco_gym.perf.table import decode_attention_s
 from ooco_gym.perf.timing import Attention, OperatorCost, Phase
 from ooco_gym.report import Column, Table, console
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
 CAPACITY = "capacity"
-_DEPLOYMENT = ("chip", "model", "tp", "pp", "kv_fraction", "timing")
+_DEPLOYMENT = ("chip", "model", "tp", "pp", "expert_parallel", "kv_fraction", "timing")
 SCHEMA = "ooco-gym/perf/3"
 _THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch")
 _SHORT = {MEMORY: "memory", COMMUNICATION: "links"}
@@ -192,7 +193,7 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
     tokens = np.arange(1, limit + 1, dtype=np.float64)
     compute, other = np.zeros(limit), np.zeros(limit)
     form, shard = deployment.form, deployment.shard
-    form_of_prompts = form.attention(shard, "prefill")
+    form_of_prompts = form.layered_attention(shard, "prefill")[0]
     attention = _attention(form_of_prompts, *form_of_prompts.of_prompts(tokens, tokens))
     measured = form.measured_attention(shard)
     if measured:
@@ -209,9 +210,12 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
 def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[OperatorCost]:
     form, shard = deployment.form, deployment.shard
     q, kv = requests[:, 0], requests[:, 1]
-    batched = form.attention(shard, phase)
+    batched, sliding = form.layered_attention(shard, phase)
     attention = _attention(batched, *(batched.features(q, kv) if phase == "prefill"
                                       else np.array([kv.sum(), len(kv), kv.sum(), len(kv)], dtype=np.float64)))
+    if sliding is not None:
+        size, mean = np.array(float(len(kv))), np.array(kv.mean())
+        attention = attention._replace(seconds=decode_attention_s(batched, sliding, shard.model.window, size, mean))
     measured = form.measured_attention(shard)
     if measured and phase == "prefill":
         attention = attention._replace(seconds=measured.prefill_s(q, kv).sum())

@@ -30,6 +30,7 @@ class Deployment:
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
+        expert_parallel: whether each of the `tp` chips has whole experts, rather than a part of every one.
 
     Raises:
         UserError: the weights do not fit, or the model cannot be split that way.
@@ -44,6 +45,7 @@ class Deployment:
     block_tokens: int = 16
     causal_factor: float = 1.0
     known_kv_blocks: int | None = None
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "block_tokens"):
@@ -56,6 +58,9 @@ class Deployment:
             whole_number("kv_blocks", self.known_kv_blocks, 2)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
+        if self.expert_parallel and (not self.model.experts or self.model.experts % self.tp):
+            raise UserError(f"model '{self.model.name}': expert_parallel needs experts that tp={self.tp} divides; it "
+                            f"has {self.model.experts}")
         if reason:
             valid = ", ".join(str(tp) for tp in valid_tps(self.model))
             raise UserError(f"model '{self.model.name}': {reason}; tp may be {valid}")
@@ -99,7 +104,7 @@ class Deployment:
     def shard(self) -> Shard:
         """What the timing form needs to know; an all-reduce that was not measured is the link's (`with_allreduce`)."""
         chip = with_allreduce(self.chip, self.tp if self.tp > 1 else self.pp)
-        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor)
+        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel)
 
     @property
     def remarks(self) -> list[str]:
@@ -116,9 +121,11 @@ class Deployment:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV bytes of a token over the whole instance; heads are replicated where `tp` exceeds them."""
-        heads = max(self.model.kv_heads, self.tp)
-        return 2 * self.model.layers * heads * self.model.head_dim * self.model.dtype_bytes
+        """KV bytes of a token over the whole instance; heads are replicated where `tp` exceeds them. Layers of a
+        sliding window are left out: they keep their window alone."""
+        model, heads = self.model, max(self.model.kv_heads, self.tp)
+        width = model.kv_lora_rank + model.rope_head_dim if model.kv_lora_rank else 2 * model.head_dim
+        return round((model.layers - model.window_layers) * heads * width * model.kv_bytes)
 
     @property
     def kv_capacity_bytes(self) -> float:

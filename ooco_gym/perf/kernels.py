@@ -78,6 +78,20 @@ class GemmParameters(_Mapped):
 
 
 @dataclass(frozen=True)
+class ExpertParameters(_Mapped):
+    """The experts of a layer, chosen and mixed: `experts_s`."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float = 0.0
+    exponent: float = 8.0
+    block_rows: float = 0.0
+    """Rows that each expert computes beyond its tokens: blocks are filled up."""
+    gathers: float = 0.0
+    """Times that the hidden state of each choice moves beyond the roofs."""
+
+
+@dataclass(frozen=True)
 class PrefillAttentionParameters(_Mapped):
     """Attention of new tokens to all that came before: `prefill_attention`."""
 
@@ -251,6 +265,16 @@ class ExtendedParameters:
     """None: chunks and decodes take the sum of their times."""
     skew: SkewParameters | None = None
     """None: contexts of different lengths take what their mean takes."""
+    gemm_fp8: GemmParameters | None = None
+    """Linear layers of 8 bits; None: those of 16, by the ratio of the datasheet's FLOP/s."""
+    experts: ExpertParameters | None = None
+    """None: as a linear layer."""
+    experts_fp8: ExpertParameters | None = None
+    experts_fp4: ExpertParameters | None = None
+    """Of fewer bits, multiplied in 16."""
+    latent_prefill: PrefillAttentionParameters | None = None
+    """Multi-head latent attention, and what is between its linear layers; None: as any attention."""
+    latent_decode: DecodeAttentionParameters | None = None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "extended") -> ExtendedParameters:
@@ -278,6 +302,12 @@ KERNELS: dict[str, type[_Mapped]] = {
     "overhead": OverheadParameters,
     "mixed_attention": MixedAttentionParameters,
     "skew": SkewParameters,
+    "gemm_fp8": GemmParameters,
+    "experts": ExpertParameters,
+    "experts_fp8": ExpertParameters,
+    "experts_fp4": ExpertParameters,
+    "latent_prefill": PrefillAttentionParameters,
+    "latent_decode": DecodeAttentionParameters,
 }
 
 
@@ -337,23 +367,45 @@ class Attention(NamedTuple):
         return self.launch_s + (sums * self.linear_s).sum(axis=-1) + norm(self.exponent, *np.moveaxis(terms, -1, 0))
 
 
-def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0) -> np.ndarray:
+def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0,
+           weight_bytes: float = 0.0) -> np.ndarray:
     """Seconds of `m x k` times `k x n` (`m` tokens, a layer from `k` to `n`).
 
     `launch + norm(2 m k n / F * quantisation * (1 + depth / k) * (1 + tall * log2(m / 2048)), bytes / M)`.
     """
-    return p.launch_s + norm(p.exponent, *gemm_roofs_s(p, m, k, n, dtype_bytes))
+    return p.launch_s + norm(p.exponent, *gemm_roofs_s(p, m, k, n, dtype_bytes, weight_bytes))
 
 
-def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike,
-                 dtype_bytes: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds at the compute roof and at the memory roof."""
+def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0,
+                 weight_bytes: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds at the compute roof and at the memory roof; bytes of a weight are those of an activation where 0."""
     rows, inner, columns = _array(m), _array(k), _array(n)
     tall = 1.0 + p.tall * steady(np.log2(np.maximum(rows / TALL_ROWS, 1.0)))
     growth = quantisation(p, rows, columns) * (1.0 + p.depth / inner) * tall
     compute = 2.0 * rows * inner * columns / p.flops_per_s * growth
-    memory = dtype_bytes * (rows * inner + inner * columns + rows * columns) / p.memory_bytes_per_s
+    weights = (weight_bytes or dtype_bytes) / dtype_bytes * (inner * columns)
+    memory = dtype_bytes * (rows * inner + weights + rows * columns) / p.memory_bytes_per_s
     return compute, np.broadcast_to(memory, compute.shape)
+
+
+def experts_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, read: ArrayLike, routed: ArrayLike,
+              chosen: ArrayLike, weight_bytes: float = 2.0, dtype_bytes: float = 2.0, matrices: int = 3) -> np.ndarray:
+    """Seconds of a layer's experts on one chip: `read` are touched and get `routed` of the `chosen` tokens of all.
+
+    Each has so many matrices between `hidden` and `width`. The weights of those that are read move once, hidden states
+    in and out and between matrices; `launch` is that of all kernels.
+    """
+    return p.launch_s + _array(chosen) * hidden * p.gathers * dtype_bytes / p.memory_bytes_per_s + norm(
+        p.exponent, *experts_roofs_s(p, hidden, width, read, routed, weight_bytes, dtype_bytes, matrices))
+
+
+def experts_roofs_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, read: ArrayLike, routed: ArrayLike,
+                    weight_bytes: float, dtype_bytes: float, matrices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds at the compute roof and at the memory roof."""
+    outer, inner, touched, rows = _array(hidden), _array(width), _array(read), _array(routed)
+    compute = 2.0 * matrices * outer * inner * (rows + p.block_rows * touched) / p.flops_per_s
+    moved = matrices * outer * inner * weight_bytes * touched + dtype_bytes * rows * (2.0 * outer + matrices * inner)
+    return compute, moved / p.memory_bytes_per_s
 
 
 def quantisation(p: GemmParameters, m: ArrayLike, n: ArrayLike) -> np.ndarray:
@@ -374,14 +426,15 @@ def quantisation(p: GemmParameters, m: ArrayLike, n: ArrayLike) -> np.ndarray:
 
 
 def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: float, head_dim: float,
-                      dtype_bytes: float = 2.0) -> Attention:
+                      dtype_bytes: float = 2.0, kv_bytes: float = 0.0) -> Attention:
     """Prefill attention of one layer on one chip that has `heads` query and `kv_heads` key/value heads.
 
     Rows are padded to tiles, each looks at its causal part of the context plus `row_tokens`, queries and outputs as
     well as keys and values move once, a single block of rows walks through the whole context (`critical`), and the
-    new keys and values are written to the cache (`store`).
+    new keys and values are written to the cache (`store`). `kv_bytes`: of a token of context; 0: of so many heads.
     """
-    q_bytes, kv_bytes = 2.0 * dtype_bytes * heads * head_dim, 2.0 * dtype_bytes * kv_heads * head_dim
+    q_bytes = 2.0 * dtype_bytes * heads * head_dim
+    kv_bytes = kv_bytes or 2.0 * dtype_bytes * kv_heads * head_dim
     width = head_dim + p.softmax_width
     compute = 4.0 * heads * width / p.flops_per_s * np.array([1.0, p.row_tokens, 0.0, 0.0])
     memory = np.array([0.0, q_bytes, kv_bytes, 0.0]) / p.memory_bytes_per_s
@@ -393,9 +446,10 @@ def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: flo
 
 
 def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float, head_dim: float,
-                     dtype_bytes: float = 2.0) -> Attention:
+                     dtype_bytes: float = 2.0, kv_bytes: float = 0.0) -> Attention:
     """Decode attention of one layer on one chip: one row a request, query heads padded to `group_rows` a group."""
-    q_bytes, kv_bytes = 2.0 * dtype_bytes * heads * head_dim, 2.0 * dtype_bytes * kv_heads * head_dim
+    q_bytes = 2.0 * dtype_bytes * heads * head_dim
+    kv_bytes = kv_bytes or 2.0 * dtype_bytes * kv_heads * head_dim
     compute = [4.0 * max(heads, kv_heads * p.group_rows) * head_dim / p.flops_per_s, 0.0, 0.0, 0.0]
     memory = [0.0, q_bytes / p.memory_bytes_per_s, kv_bytes / p.memory_bytes_per_s, 0.0]
     requests = [0.0, 0.0, 0.0, p.request_head_s * kv_heads]

@@ -1,4 +1,4 @@
-"""What a model is: a dense decoder-only transformer, read from `conf/model/*.yaml`."""
+"""What a model is: a decoder-only transformer, read from `conf/model/*.yaml` or its Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError
 from ooco_gym.perf.fields import check_numbers, convert, load_values, read_fields
+from ooco_gym.perf.huggingface import model_values
+from ooco_gym.rounding import steady
+
+_ZERO = {"position_rows", "max_position", "experts", "top_k", "expert_intermediate", "shared_intermediate",
+         "dense_layers", "imbalance", "kv_lora_rank", "q_lora_rank", "rope_head_dim", "window", "window_layers",
+         "weight_dtype_bytes", "expert_dtype_bytes", "kv_dtype_bytes"}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A dense decoder-only transformer, described by its architecture; everything else is computed from it."""
+    """A decoder-only transformer, described by its architecture; everything else is computed from it."""
 
     name: str
     layers: int
@@ -26,6 +35,7 @@ class ModelSpec:
     """`H_kv`; equal to `heads` without grouped-query attention."""
     head_dim: int
     intermediate: int
+    """Of a plain MLP; of a mixture of experts 0, or what its `dense_layers` have."""
     vocab: int
     gated_mlp: bool = True
     """Gate, up and down projections; otherwise up and down only."""
@@ -43,13 +53,87 @@ class ModelSpec:
     """Tokens of a request, prompt and output, beyond which engines refuse it (`max_position_embeddings`, vLLM's
     `max_model_len`); 0: not enforced."""
     dtype_bytes: int = 2
+    """Of a number, where the three below do not say otherwise."""
+    weight_dtype_bytes: float = 0.0
+    """Of a weight of the linear layers, scales included (embedding, LM head, router and norms aside): 1 is FP8, which
+    chips multiply at their rate of 8 bits; fewer (INT4, FP4) are unpacked to `dtype_bytes`. 0: `dtype_bytes`."""
+    expert_dtype_bytes: float = 0.0
+    """Of a weight of the experts; 0: as other linear layers."""
+    kv_dtype_bytes: float = 0.0
+    """Of keys and values; 0: `dtype_bytes`."""
+    experts: int = 0
+    """Experts of a layer's mixture; 0: none, the MLP is plain."""
+    top_k: int = 0
+    """Experts that a token goes to."""
+    expert_intermediate: int = 0
+    shared_intermediate: int = 0
+    """Width of the experts that every token goes to, together."""
+    dense_layers: int = 0
+    """Layers of a mixture's model that have a plain MLP."""
+    imbalance: float = 0.0
+    """Exponent of the Zipf law by which experts are chosen, the i-th most often as `i ** -imbalance`; 0: all alike."""
+    kv_lora_rank: int = 0
+    """Width of the latent that stands for keys and values (multi-head latent attention, with `kv_heads` 1 and values
+    as wide as `head_dim`); 0: there is none."""
+    q_lora_rank: int = 0
+    rope_head_dim: int = 0
+    """Elements with rotary positions beside a head's `head_dim`, and beside the latent."""
+    window: int = 0
+    """Tokens that the layers of a sliding window look back."""
+    window_layers: int = 0
+    """How many layers have one; the others look at everything."""
     title: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_numbers(self, f"model '{self.name}'", zero_allowed={"position_rows", "max_position"})
+        plain = not self.experts or self.dense_layers
+        check_numbers(self, f"model '{self.name}'", zero_allowed=_ZERO if plain else {*_ZERO, "intermediate"})
         if self.heads % self.kv_heads:
             raise UserError(f"model '{self.name}': kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+        for wrong, said in (
+                (self.experts and not (0 < self.top_k <= self.experts and self.expert_intermediate),
+                 f"experts ({self.experts}) need a top_k from 1 to them and an expert_intermediate"),
+                (not 0 <= self.dense_layers <= self.layers * bool(self.experts),
+                 f"dense_layers ({self.dense_layers}) are some of the layers of a model with experts"),
+                (self.kv_lora_rank and (self.kv_heads > 1 or not self.q_lora_rank * self.rope_head_dim),
+                 "latent attention (kv_lora_rank) has one head of keys (kv_heads: 1), a q_lora_rank and a "
+                 "rope_head_dim"),
+                (bool(self.window_layers) != bool(self.window) or self.window_layers >= self.layers
+                 or (self.window and self.kv_lora_rank),
+                 f"window_layers ({self.window_layers}) need a window and a layer that looks at everything, without "
+                 "latent attention")):
+            if wrong:
+                raise UserError(f"model '{self.name}': {said}")
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return (self.layers - self.dense_layers) * bool(self.experts)
+
+    @property
+    def linear_bytes(self) -> float:
+        """Bytes of a weight of the linear layers."""
+        return self.weight_dtype_bytes or self.dtype_bytes
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes of a weight of the experts."""
+        return self.expert_dtype_bytes or self.linear_bytes
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of an element of keys and values."""
+        return self.kv_dtype_bytes or self.dtype_bytes
+
+    def routed(self, tokens: np.ndarray, chips: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Experts that a layer reads for batches of `tokens`, float64[n], and the tokens that they get in all, on the
+        busiest of `chips` to which experts are dealt in turn, the most popular first: the expectation where each
+        token chooses by itself, `E (1 - (1 - k / E) ** n)` where experts are alike."""
+        tokens = np.asarray(tokens, dtype=np.float64)
+        chances, counts = np.unique(_popularity(self)[::chips], return_counts=True)
+        read = sum(count * (1.0 - (np.where(tokens > 0, 0.0, 1.0) if chance >= 1 else steady((1.0 - chance) ** tokens)))
+                   for chance, count in zip(chances, counts, strict=True))
+        return np.asarray(read), tokens * float(chances @ counts)
 
     @property
     def q_width(self) -> int:
@@ -62,22 +146,62 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
+    def linear_weights(self) -> int:
+        """Number of weights of the linear layers, without experts and what chooses them."""
+        mlps = (self.layers - self.expert_layers) * self.intermediate + self.expert_layers * self.shared_intermediate
+        if self.kv_lora_rank:
+            attention = self.hidden * (self.q_lora_rank + self.kv_lora_rank + self.rope_head_dim) + self.heads * (
+                self.q_lora_rank * (self.head_dim + self.rope_head_dim) + 2 * self.kv_lora_rank * self.head_dim)
+        else:
+            attention = self.hidden * (self.q_width + 2 * self.kv_width)
+        return self.layers * (attention + self.q_width * self.hidden) + (2 + self.gated_mlp) * self.hidden * mlps
+
+    @property
+    def expert_weights(self) -> int:
+        """Number of weights of all experts."""
+        return self.expert_layers * self.experts * (2 + self.gated_mlp) * self.hidden * self.expert_intermediate
+
+    @property
     def parameters(self) -> int:
         """Number of weights, computed from the architecture."""
-        mlp_in = 2 if self.gated_mlp else 1
-        layer = self.hidden * (self.q_width + 2 * self.kv_width) + self.q_width * self.hidden
-        layer += (mlp_in + 1) * self.hidden * self.intermediate
-        layer += (self.q_width + 2 * self.kv_width) * self.qkv_bias
-        layer += (self.hidden + mlp_in * self.intermediate + self.hidden) * self.dense_bias
-        layer += 2 * self.head_dim * self.qk_norm
+        mlp_in, routed = 2 if self.gated_mlp else 1, self.experts * self.expert_layers
+        layer = (self.q_width + 2 * self.kv_width) * self.qkv_bias + 2 * self.head_dim * self.qk_norm
+        layer += self.hidden * self.dense_bias + self.q_lora_rank + self.kv_lora_rank
+        biases = (self.layers - self.expert_layers) * (mlp_in * self.intermediate + self.hidden)
+        biases += routed * (mlp_in * self.expert_intermediate + self.hidden + 1)
+        # Latent models (DeepSeek-V3) correct the choice of experts by a bias of each.
+        choice = routed * (self.hidden + bool(self.kv_lora_rank)) + biases * self.dense_bias
         norm = self.hidden * (2 if self.norm_bias else 1)
         embedding = self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self.position_rows * self.hidden
-        return self.layers * (layer + 2 * norm) + norm + embedding
+        return (self.linear_weights + self.expert_weights + choice + self.layers * (layer + 2 * norm) + norm
+                + embedding)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token is multiplied with: of the experts its own."""
+        idle = self.expert_weights * (self.experts - self.top_k) // max(self.experts, 1)
+        return self.parameters - idle
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return self.parameters * self.dtype_bytes
+        rest = self.parameters - self.linear_weights - self.expert_weights
+        return round(self.linear_weights * self.linear_bytes + self.expert_weights * self.expert_bytes
+                     + rest * self.dtype_bytes)
+
+
+@cache
+def _popularity(model: ModelSpec) -> np.ndarray:
+    """The chance that a token goes to each expert, the most popular first: they sum to `top_k`, none is above 1."""
+    shares = steady(np.arange(1.0, model.experts + 1) ** -model.imbalance)
+    chances, certain = shares, 0
+    while certain < model.top_k:
+        chances = np.minimum(shares * (model.top_k - certain) / shares[certain:].sum(), 1.0)
+        chances[:certain] = 1.0
+        if int((chances >= 1.0).sum()) == certain:
+            break
+        certain = int((chances >= 1.0).sum())
+    return chances
 
 
 def list_models() -> list[str]:
@@ -102,7 +226,8 @@ def model_named(text: str) -> str:
 
 
 def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ModelSpec:
-    """Loads a model by name (`conf/model`), path to a YAML file, or mapping of its fields.
+    """Loads a model by name (`conf/model`), path to a YAML file or to a Hugging Face `config.json`, or mapping of its
+    fields.
 
     Raises:
         UserError: unknown name, missing file, unknown, missing or malformed field.
@@ -110,4 +235,6 @@ def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) ->
     if isinstance(model, ModelSpec):
         return model
     values, where = load_values("model", model)
+    if "model_type" in values:
+        values = model_values(values, where)
     return read_fields(ModelSpec, values, where, convert)

@@ -110,7 +110,8 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
     measured = form.measured_attention(shard)
     contexts = _contexts(deployment, batch[1:])
     beside_s = dense_s + overhead_s[1]
-    alone_lines = _attention_lines(form.attention(shard, "decode"), measured, batch, beside_s, contexts)
+    alone_lines = _attention_lines(*form.layered_attention(shard, "decode"), deployment.model.window, measured, batch,
+                                   beside_s, contexts)
     mixed, attention_lines = form.mixed_kernel(shard), alone_lines
     if mixed is not None and mixed.decode_s is not None:
         attention_lines = _lines_of(mixed.decode_s, batch, beside_s, contexts, rising=True)
@@ -119,7 +120,7 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
         attention_lines=_whole_ps(attention_lines),
         prefill_ps=_whole_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
-        attention=form.attention(shard, "prefill"),
+        attention=form.layered_attention(shard, "prefill")[0],
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
         mixed=mixed and mixed._replace(decode_s=None),
         decode_skew=form.decode_skew(shard),
@@ -147,16 +148,26 @@ def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
     return np.where(longest == CONTEXTS[-1], CONTEXTS, closer)
 
 
-def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray,
-                     beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+def _attention_lines(attention: Attention, sliding: Attention | None, window: int, measured: MeasuredAttention | None,
+                     batch: np.ndarray, beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4]."""
     if measured is not None:
         return _lines_of(measured.decode_s, batch, beside_s, contexts)
-    lines = exact_lines(attention, batch)
+    lines = exact_lines(attention, batch) if sliding is None else None
     if lines is not None:
         return lines
-    return _lines_of(lambda size, mean: attention.seconds(size * mean, size, size * mean, size), batch, beside_s,
+    return _lines_of(lambda size, mean: decode_attention_s(attention, sliding, window, size, mean), batch, beside_s,
                      contexts)
+
+
+def decode_attention_s(attention: Attention, sliding: Attention | None, window: int, size: np.ndarray,
+                       mean: np.ndarray) -> np.ndarray:
+    """Seconds of decode attention of `size` requests at a mean context, as `TimingForm.layered_attention` has it."""
+    found = attention.seconds(size * mean, size, size * mean, size)
+    if sliding is None:
+        return found
+    near = size * np.minimum(mean, window)
+    return found + sliding.seconds(near, size, near, size)
 
 
 def _lines_of(seconds: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: np.ndarray, beside_s: np.ndarray,

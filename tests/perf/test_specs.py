@@ -27,8 +27,13 @@ PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
     "qwen3_32b": 32_762_123_264,
     "qwen_14b": 14_167_290_880,
     "yi_34b": 34_388_917_248,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_235b_a22b": 235_093_634_560,
+    "deepseek_v3": 671_026_419_200,
+    "llama_3_1_8b_fp8": 8_030_261_248,
 }
-OPTIONAL = {"extended", "validity", "tables", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s"}
+OPTIONAL = {"extended", "validity", "tables", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s",
+            "peak_fp8_flops_per_s"}
 DATASHEET = {"memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s", "link", "units"}
 KERNELS = {"gemm": {"flops_per_s": 8e14, "memory_bytes_per_s": "4e12", "exponent": 3.5},
            "overhead": {"decode_s": 1e-3}}

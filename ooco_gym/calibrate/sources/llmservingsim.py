@@ -33,6 +33,8 @@ def claims(frame: Frame) -> bool:
 def read(frame: Frame, context: Context, found: Found) -> None:
     """Takes linear layers, element-wise operators, attention, and batches of even and of uneven contexts."""
     model, tp = _model(frame.path, context), _tp(frame.path, context)
+    if model.experts or model.kv_lora_rank:
+        raise UserError(f"'{frame.path}': of model '{model.name}'; LLMServingSim's profiles are read of dense models")
     common = {"device": context.device, "model": model.name, "tp": float(tp), "source": NAME}
     if all(name in frame for name in _SKEW):
         _skew(frame, found, model, tp, common)

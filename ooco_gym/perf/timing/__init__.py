@@ -12,7 +12,7 @@ import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -22,9 +22,10 @@ from ooco_gym.errors import unknown
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
+from ooco_gym.rounding import steady
 
-__all__ = ["Attention", "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "linears",
-           "list_timings", "timing_form"]
+__all__ = ["ROUTER", "Attention", "Linear", "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard",
+           "TimingForm", "collectives", "experts_of", "heads_of", "linears", "list_timings", "timing_form"]
 
 Phase = Literal["prefill", "decode"]
 
@@ -38,6 +39,8 @@ class Shard:
     tp: int = 1
     pp: int = 1
     causal_factor: float = 1.0
+    expert_parallel: bool = False
+    """Whether each chip has whole experts, rather than a part of every one."""
 
 
 class OperatorCost(NamedTuple):
@@ -89,29 +92,95 @@ class MixedKernel(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A linear layer as one chip sees it: `tokens x d_in` times `d_in x d_out`, done `repeats` times a layer."""
+    """A linear layer as one chip sees it: `tokens x d_in` times `d_in x d_out`, done `repeats` times in each of
+    `layers`; bytes of a weight, 0: those of an activation."""
 
     name: str
     d_in: int
     d_out: int
     repeats: int = 1
+    layers: int = 1
+    weight_bytes: float = 0.0
+
+
+ROUTER = "router"
 
 
 def linears(model: ModelSpec, tp: int) -> list[Linear]:
-    """The linear layers of one transformer layer on one of `tp` chips.
+    """The linear layers of a model on one of `tp` chips, experts left out.
 
-    Query, key and value are one operator. Where `tp` exceeds the key/value heads, these are replicated; widths that
-    `tp` does not divide are padded.
+    Query, key and value are one operator. Where `tp` exceeds the key/value heads, these are replicated, as is what
+    leads to a latent; widths that `tp` does not divide are padded. A latent's keys and values are one layer, whether
+    they are computed (prefill) or absorbed by queries and outputs (decode): as many FLOPs and weights.
     """
-    q_width = model.q_width // tp
+    q_width, rank = model.q_width // tp, model.kv_lora_rank
     kv_width = max(model.kv_heads // tp, 1) * model.head_dim
-    intermediate = math.ceil(model.intermediate / tp)
-    return [
-        Linear("qkv", model.hidden, q_width + 2 * kv_width),
-        Linear("o", q_width, model.hidden),
-        Linear("gate_up" if model.gated_mlp else "up", model.hidden, intermediate, 2 if model.gated_mlp else 1),
-        Linear("down", intermediate, model.hidden),
-    ]
+    found = [Linear("qkv", model.hidden, q_width + 2 * kv_width)]
+    if rank:
+        heads = model.heads // tp
+        found = [Linear("qkv_a", model.hidden, model.q_lora_rank + rank + model.rope_head_dim),
+                 Linear("q_b", model.q_lora_rank, heads * (model.head_dim + model.rope_head_dim)),
+                 Linear("kv_b", rank, 2 * heads * model.head_dim)]
+    found = [one._replace(layers=model.layers) for one in (*found, Linear("o", q_width, model.hidden))]
+    for kind, width, layers in (("", model.intermediate, model.layers - model.expert_layers),
+                                ("shared_", model.shared_intermediate, model.expert_layers)):
+        if width and layers:
+            inner = math.ceil(width / tp)
+            gates = 2 if model.gated_mlp else 1
+            found += [Linear(kind + ("gate_up" if gates == 2 else "up"), model.hidden, inner, gates, layers),
+                      Linear(f"{kind}down", inner, model.hidden, 1, layers)]
+    found = [one._replace(weight_bytes=model.weight_dtype_bytes) for one in found]
+    return [*found, *([Linear(ROUTER, model.hidden, model.experts, 1, model.expert_layers)] if model.experts else [])]
+
+
+class Experts(NamedTuple):
+    """What the experts of a layer are on one chip, in batches of tokens, float64[n]: their width, experts whose weights
+    are read, tokens that they get, and tokens that all experts of the layer get."""
+
+    width: int
+    read: np.ndarray
+    routed: np.ndarray
+    chosen: np.ndarray
+
+
+def experts_of(shard: Shard, tokens: np.ndarray) -> Experts:
+    """The experts of a layer on the shard's chip, on the busiest one where each has whole experts."""
+    model = shard.model
+    read, routed = model.routed(tokens, shard.tp if shard.expert_parallel else 1)
+    parts = 1 if shard.expert_parallel else shard.tp
+    return Experts(math.ceil(model.expert_intermediate / parts), read, routed, model.top_k * np.asarray(tokens, float))
+
+
+def collectives(shard: Shard, tokens: np.ndarray) -> tuple[int, int, np.ndarray]:
+    """All-reduces and all-to-alls of an iteration's layers, and the bytes that each chip sends in one of these.
+
+    Where chips have whole experts, those of a layer exchange a token between its owner and every chip that has one of
+    its experts (chosen alike), there and back; the tokens themselves are spread and gathered by what is one all-reduce
+    with the attention's. Otherwise a layer has two all-reduces.
+    """
+    model, tp = shard.model, shard.tp
+    exchanged = model.expert_layers if shard.expert_parallel else 0
+    apart = (tp - 1.0) * float(steady(1.0 - (1.0 - 1.0 / tp) ** model.top_k))
+    sent = model.dtype_bytes * model.hidden * np.asarray(tokens, float) / tp * apart
+    return 2 * model.layers - exchanged, 2 * exchanged, sent
+
+
+def heads_of(shard: Shard, phase: Phase) -> tuple[float, float, float, float]:
+    """Attention on one chip: query heads, key/value heads, the mean width of a key and a value, and the bytes of a
+    token of context. Of a latent, prefill computes keys and values of every head, and decode has one that is read once
+    for both."""
+    model, tp = shard.model, shard.tp
+    heads, kv_heads, width = model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim)
+    if model.kv_lora_rank and phase == "prefill":
+        kv_heads, width = heads, model.head_dim + model.rope_head_dim / 2
+    elif model.kv_lora_rank:
+        width = model.kv_lora_rank + model.rope_head_dim / 2
+        return heads, 1.0, width, model.kv_bytes * (model.kv_lora_rank + model.rope_head_dim)
+    return heads, kv_heads, width, 2.0 * model.kv_bytes * kv_heads * width
+
+
+_LONG_ROWS = 4096
+"""Rows of a prompt that is long beside a sliding window."""
 
 
 class TimingForm(ABC):
@@ -149,6 +218,22 @@ class TimingForm(ABC):
     @abstractmethod
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch, in tokens, at which every linear layer is bound by compute (`bs_sat`)."""
+
+    def layered_attention(self, shard: Shard, phase: Phase) -> tuple[Attention, Attention | None]:
+        """`attention` of the layers that look at everything, and of those with a sliding window, whose contexts are no
+        longer than it. In prefill the second are part of the first: of each row what it takes in a long prompt."""
+        model = shard.model
+        if not model.window_layers:
+            return self.attention(shard, phase), None
+        plain = replace(model, window=0, window_layers=0, experts=0, dense_layers=0, intermediate=model.hidden)
+        full, sliding = (self.attention(replace(shard, model=replace(plain, layers=layers)), phase)
+                         for layers in (model.layers - model.window_layers, model.window_layers))
+        if phase == "decode":
+            return full, sliding
+        sums = _LONG_ROWS * np.array([model.window, 1.0, 1.0, 1.0 / _LONG_ROWS])
+        each = (float(sliding.seconds(*sums)) - sliding.launch_s) / _LONG_ROWS
+        return full._replace(launch_s=full.launch_s + sliding.launch_s,
+                             linear_s=full.linear_s + np.array([0.0, each, 0.0, 0.0])), None
 
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
         """How chunks and decodes share a kernel; None: they take the sum of their times."""

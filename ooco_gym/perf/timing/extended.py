@@ -14,10 +14,22 @@ from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec, list_chips, load_chip
 from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
-from ooco_gym.perf.timing import Linear, MixedKernel, OperatorCost, Phase, Shard, TimingForm, linears
-from ooco_gym.perf.timing.ooco import NEVER_SATURATED
+from ooco_gym.perf.timing import (
+    ROUTER,
+    Linear,
+    MixedKernel,
+    OperatorCost,
+    Phase,
+    Shard,
+    TimingForm,
+    collectives,
+    experts_of,
+    heads_of,
+    linears,
+)
+from ooco_gym.perf.timing.ooco import NEVER_SATURATED, fp8_gain
 
-_LARGEST_SATURATION = 16_384
+_BATCHES = np.arange(1, 16_385)
 
 
 class Elementwise(NamedTuple):
@@ -39,11 +51,25 @@ class Kernels(NamedTuple):
     overhead: kernels.OverheadParameters
     mixed_attention: kernels.MixedAttentionParameters | None
     skew: kernels.SkewParameters
+    gemm_fp8: kernels.GemmParameters
+    experts: kernels.ExpertParameters
+    experts_fp8: kernels.ExpertParameters
+    experts_fp4: kernels.ExpertParameters
+    latent_prefill: kernels.PrefillAttentionParameters
+    latent_decode: kernels.DecodeAttentionParameters
+
+    def gemm_of(self, weight_bytes: float) -> kernels.GemmParameters:
+        """Of linear layers with weights of so many bytes."""
+        return self.gemm_fp8 if weight_bytes == 1 else self.gemm
+
+    def experts_of(self, weight_bytes: float) -> kernels.ExpertParameters:
+        """Of experts with weights of so many bytes."""
+        return self.experts_fp8 if weight_bytes == 1 else self.experts_fp4 if 0 < weight_bytes < 1 else self.experts
 
 
 def fused_linears(model: ModelSpec, tp: int) -> list[Linear]:
     """The linear layers as engines run them: gate and up are one product, as query, key and value are."""
-    return [Linear(linear.name, linear.d_in, linear.d_out * linear.repeats) for linear in linears(model, tp)]
+    return [linear._replace(d_out=linear.d_out * linear.repeats, repeats=1) for linear in linears(model, tp)]
 
 
 def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
@@ -52,23 +78,19 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     Norms add the residual as they go (read it and the input, write both); rotary positions rewrite queries and keys in
     place, as norms of single heads do; the activation reads what gate and up gave and writes half of it.
     """
-    down = linears(model, tp)[-1].d_in
+    latent = bool(model.kv_lora_rank)  # whose kernels were measured with norms and positions between them
     queries, keys = model.q_width // tp, max(model.kv_heads // tp, 1) * model.head_dim
     found = [
         Elementwise("embedding", 2.0 * model.dtype_bytes * model.hidden, 1),
         Elementwise("norm", 4.0 * model.dtype_bytes * model.hidden, 2 * model.layers + 1),
-        Elementwise("activation", (3.0 if model.gated_mlp else 2.0) * model.dtype_bytes * down, model.layers),
+        *(Elementwise("activation", (3.0 if model.gated_mlp else 2.0) * model.dtype_bytes * one.d_in, one.layers)
+          for one in linears(model, tp) if one.name.endswith("down")),
     ]
     if model.qk_norm:
         found.append(Elementwise("qk_norm", 2.0 * model.dtype_bytes * (queries + keys), model.layers))
-    if not model.position_rows:
+    if not model.position_rows and not latent:
         found.append(Elementwise("rotary", 2.0 * model.dtype_bytes * (queries + keys), model.layers))
     return found
-
-
-def heads_of(shard: Shard) -> tuple[float, float, int]:
-    """Query heads, key/value heads and their width, on one chip."""
-    return shard.model.heads / shard.tp, max(shard.model.kv_heads / shard.tp, 1.0), shard.model.head_dim
 
 
 class Form(TimingForm):
@@ -95,13 +117,17 @@ class Form(TimingForm):
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
         """Linear layers, element-wise operators, all-reduces (one more after the embedding), transfers of stages."""
         tokens = np.asarray(tokens, dtype=np.float64)
-        costs = [self.linear(shard, linear, tokens, shard.model.layers)
-                 for linear in fused_linears(shard.model, shard.tp)]
+        costs = [self.linear(shard, linear, tokens, linear.layers) for linear in fused_linears(shard.model, shard.tp)]
+        costs += [self.experts(shard, tokens)] if shard.model.experts else []
         costs += [self.between(shard, operator, tokens) for operator in elementwise(shard.model, shard.tp)]
         payload = shard.model.dtype_bytes * shard.model.hidden * tokens
         if shard.tp > 1:
-            seconds = (2 * shard.model.layers + 1) * self.allreduce_s(shard, payload)
-            costs.append(_unbound("all_reduce", "communication", seconds))
+            reduces, exchanges, sent_bytes = collectives(shard, tokens)
+            costs.append(_unbound("all_reduce", "communication", (reduces + 1) * self.allreduce_s(shard, payload)))
+            if exchanges:
+                link = self.kernels(shard).allreduce
+                seconds = exchanges * (link.latency_s + sent_bytes / link.bytes_per_s)
+                costs.append(_unbound("all_to_all", "communication", seconds))
         if shard.pp > 1:
             link = self.kernels(shard).allreduce
             seconds = (shard.pp - 1) * (link.latency_s + payload / link.bytes_per_s)
@@ -119,9 +145,11 @@ class Form(TimingForm):
     def attention(self, shard: Shard, phase: Phase) -> Attention:
         """Attention of `kernels.py`, all layers together."""
         model, found = shard.model, self.kernels(shard)
-        shape = (*heads_of(shard), model.dtype_bytes)
-        one = (kernels.prefill_attention(found.prefill_attention, *shape) if phase == "prefill"
-               else kernels.decode_attention(found.decode_attention, *shape))
+        heads, kv_heads, width, kv_bytes = heads_of(shard, phase)
+        shape, latent = (heads, kv_heads, width, model.dtype_bytes, kv_bytes), bool(model.kv_lora_rank)
+        one = (kernels.prefill_attention(found.latent_prefill if latent else found.prefill_attention, *shape)
+               if phase == "prefill"
+               else kernels.decode_attention(found.latent_decode if latent else found.decode_attention, *shape))
         roofs = one.roofs_s[one.roofs_s.any(axis=1)]
         return one._replace(roofs_s=model.layers * roofs, launch_s=model.layers * one.launch_s,
                             linear_s=model.layers * one.linear_s, critical_s=model.layers * one.critical_s)
@@ -130,9 +158,9 @@ class Form(TimingForm):
         """Chunks and decodes in one kernel, where the chip has it (`kernels.mixed_attention_s`)."""
         found, layers = self.kernels(shard), shard.model.layers
         one, skew_s = found.mixed_attention, kernels.EVENLY * found.skew.mixed_s_per_token
-        if one is None:
+        if one is None or shard.model.kv_lora_rank or shard.model.window_layers:  # kernels that were not measured so
             return None
-        shape = heads_of(shard)
+        shape = heads_of(shard, "decode")[:3]
 
         def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
             return layers * kernels.mixed_work_s(one, *shape, batch, context, shard.model.dtype_bytes)
@@ -145,8 +173,8 @@ class Form(TimingForm):
 
     def decode_skew(self, shard: Shard) -> tuple[float, float]:
         """Of the chip's section `skew`, for contexts that are spread evenly."""
-        skew = self.kernels(shard).skew
-        return kernels.EVENLY * shard.model.layers * skew.decode_s_per_token, skew.decode_rows / heads_of(shard)[1]
+        skew, kv_heads = self.kernels(shard).skew, heads_of(shard, "decode")[1]
+        return kernels.EVENLY * shard.model.layers * skew.decode_s_per_token, skew.decode_rows / kv_heads
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """What the engine adds to an iteration's kernels; 0 where it was not measured."""
@@ -155,15 +183,28 @@ class Form(TimingForm):
 
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch from which compute takes every linear layer at least as long as memory."""
-        gemm = self.kernels(shard).gemm
-        return _saturation(gemm, tuple(fused_linears(shard.model, shard.tp)), shard.model.dtype_bytes)
+        found, model = self.kernels(shard), shard.model
+        batch = max(_saturation(found.gemm_of(one.weight_bytes), one, model.dtype_bytes)
+                    for one in fused_linears(model, shard.tp) if one.name != ROUTER)
+        return max(batch, _first_of(self.experts(shard, _BATCHES).compute_bound)) if model.experts else batch
 
     def linear(self, shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:
         """A linear layer, run `times` times in an iteration of `tokens`, float64[n]."""
-        gemm = self.kernels(shard).gemm
-        compute, memory = kernels.gemm_roofs_s(gemm, tokens, linear.d_in, linear.d_out, shard.model.dtype_bytes)
+        gemm = self.kernels(shard).gemm_of(linear.weight_bytes)
+        compute, memory = kernels.gemm_roofs_s(gemm, tokens, linear.d_in, linear.d_out, shard.model.dtype_bytes,
+                                               linear.weight_bytes)
         seconds = times * (gemm.launch_s + kernels.norm(gemm.exponent, compute, memory))
         return OperatorCost(linear.name, "gemm", seconds, compute >= memory)
+
+    def experts(self, shard: Shard, tokens: np.ndarray) -> OperatorCost:
+        """The experts of all layers of an iteration of `tokens`, float64[n]."""
+        model, one = shard.model, experts_of(shard, tokens)
+        parameters = self.kernels(shard).experts_of(model.expert_bytes)
+        shape = (model.hidden, one.width, one.read, one.routed)
+        kind = (model.expert_bytes, model.dtype_bytes, 3 if model.gated_mlp else 2)
+        compute, memory = kernels.experts_roofs_s(parameters, *shape, *kind)
+        seconds = model.expert_layers * kernels.experts_s(parameters, *shape, one.chosen, *kind)
+        return OperatorCost("experts", "gemm", seconds, compute >= memory)
 
     def between(self, shard: Shard, operator: Elementwise, tokens: np.ndarray) -> OperatorCost:
         """An element-wise operator of an iteration of `tokens`, float64[n]."""
@@ -192,11 +233,18 @@ def complete(chip: ChipSpec) -> Kernels:
         chip.prefill_attention_flops_per_s, chip.attention_memory_bytes_per_s, exponent=math.inf, tile=1.0, causal=0.0)
     decode = kernels.DecodeAttentionParameters(
         chip.decode_attention_flops_per_s, chip.attention_memory_bytes_per_s, exponent=math.inf)
+    gemm, prefill, decode = found.gemm or gemm, found.prefill_attention or prefill, found.decode_attention or decode
+    gain = fp8_gain(chip, 1)
+    plain = kernels.ExpertParameters(gemm.flops_per_s, gemm.memory_bytes_per_s, gemm.launch_s, gemm.exponent)
+    experts = found.experts or plain
     return Kernels(
-        found.gemm or gemm, found.prefill_attention or prefill, found.decode_attention or decode,
+        gemm, prefill, decode,
         found.allreduce or kernels.AllReduceParameters(chip.allreduce_bytes_per_s, chip.allreduce_latency_s),
         found.elementwise or kernels.ElementwiseParameters(chip.gemm_memory_bytes_per_s),
-        found.overhead or kernels.OverheadParameters(), found.mixed_attention, found.skew or kernels.SkewParameters())
+        found.overhead or kernels.OverheadParameters(), found.mixed_attention, found.skew or kernels.SkewParameters(),
+        found.gemm_fp8 or replace(gemm, flops_per_s=gain * gemm.flops_per_s), experts,
+        found.experts_fp8 or replace(experts, flops_per_s=gain * experts.flops_per_s),
+        found.experts_fp4 or experts, found.latent_prefill or prefill, found.latent_decode or decode)
 
 
 @cache
@@ -205,15 +253,16 @@ def _extended_chips() -> list[str]:
 
 
 @cache
-def _saturation(gemm: kernels.GemmParameters, layers: tuple[Linear, ...], dtype_bytes: int) -> int:
-    gemm = replace(gemm, padding=0.0, waste=0.0)
-    batch = np.arange(1, _LARGEST_SATURATION + 1)
-    bound_by_memory = np.zeros(batch.shape, dtype=bool)
-    for linear in layers:
-        compute, memory = kernels.gemm_roofs_s(gemm, batch, linear.d_in, linear.d_out, dtype_bytes)
-        bound_by_memory |= compute < memory
-    last = int(np.flatnonzero(bound_by_memory).max(initial=-1))
-    return last + 2 if last + 1 < len(batch) else NEVER_SATURATED
+def _saturation(gemm: kernels.GemmParameters, linear: Linear, dtype_bytes: int) -> int:
+    compute, memory = kernels.gemm_roofs_s(replace(gemm, padding=0.0, waste=0.0), _BATCHES, linear.d_in, linear.d_out,
+                                           dtype_bytes, linear.weight_bytes)
+    return _first_of(compute >= memory)
+
+
+def _first_of(bound_by_compute: np.ndarray) -> int:
+    """The batch of `_BATCHES` from which all are bound by compute."""
+    last = int(np.flatnonzero(~bound_by_compute).max(initial=-1))
+    return last + 2 if last + 1 < len(_BATCHES) else NEVER_SATURATED
 
 
 def _unbound(name: str, kind: str, seconds: np.ndarray) -> OperatorCost:

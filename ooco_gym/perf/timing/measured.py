@@ -40,9 +40,10 @@ from ooco_gym.perf.timing import (
     Shard,
     TimingForm,
     extended,
+    heads_of,
     ooco,
 )
-from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears, heads_of
+from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears
 from ooco_gym.rounding import steady
 
 Roof = Callable[[np.ndarray], np.ndarray]
@@ -114,6 +115,8 @@ class Form(extended.Form):
         if not layers:
             return cost
         gemm, dtype_bytes = self.kernels(shard).gemm, shard.model.dtype_bytes
+        if linear.weight_bytes:  # tables are of 16 bits
+            return cost
         ratio = np.zeros(np.shape(tokens))
         for weight, d_in, d_out, curve in layers:
             def roof(sizes: np.ndarray, d_in: int = d_in, d_out: int = d_out) -> np.ndarray:
@@ -158,7 +161,7 @@ class Form(extended.Form):
         found, layers = self._found(shard), shard.model.layers
         by_batch, by_prompt = found.decode, found.prefill
         decode, prefill = (super(Form, self).attention(shard, phase) for phase in ("decode", "prefill"))
-        if not by_batch and not by_prompt:
+        if (not by_batch and not by_prompt) or shard.model.kv_lora_rank or shard.model.window_layers:
             return None
 
         def decode_roof(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
@@ -202,7 +205,7 @@ def _found(shard: Shard, table: Measurements) -> _Found:
     layers = {(one.d_in, one.d_out): table.linear(one.d_in, one.d_out) for one in [*fused_linears(model, tp), head]}
     names = [operator.name for operator in elementwise(model, tp)]
     curves = {name: table.elementwise(name, model, tp) for name in [*names, "residual", "sampler"]}
-    heads = heads_of(shard)
+    heads = heads_of(shard, "decode")[:3]
     decode, prefill = table.decode_attention(*heads), table.prefill_attention(*heads)
     all_reduce = table.all_reduce(tp) if tp > 1 else None
     one, beside = complete(shard.chip).mixed_attention, table.mixed_attention(*heads)
@@ -211,6 +214,8 @@ def _found(shard: Shard, table: Measurements) -> _Found:
     missing += [name for name in names if not curves[name]]
     missing += [name for name, found in (("prefill attention", prefill), ("decode attention", decode)) if not found]
     missing += ["all_reduce"] if tp > 1 and not all_reduce else []
+    missing += ["experts"] if model.experts else []
+    missing += ["weights of other than 16 bits"] if model.weight_dtype_bytes else []
     return _Found(layers, {name: curve for name, curve in curves.items() if curve}, decode, prefill, mixed,
                   all_reduce, missing)
 
@@ -220,7 +225,7 @@ _LEAST_SHARE = 0.05
 _MOST_FACTOR = 5.0
 
 
-def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tuple[float, float, int]) -> Surface:
+def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tuple[float, float, float]) -> Surface:
     """Work of decodes beside chunks by batch and context, one layer, for which the form gives what was measured.
 
     What a kernel takes beyond its launch is freed of the chain, of the chunk and of empty blocks; where the chain or
@@ -367,14 +372,14 @@ class Measurements:
                 rows &= (self._sizes[size] == value) | (np.isnan(self._sizes[size]) & (size != "d_in"))
         return self._curve("n_tokens", np.flatnonzero(rows)) if rows.any() else None
 
-    def decode_attention(self, heads: float, kv_heads: float, head_dim: int) -> Surface | None:
+    def decode_attention(self, heads: float, kv_heads: float, head_dim: float) -> Surface | None:
         """Decode attention over requests and mean context, for the heads of one chip."""
         rows = self._attention("attn_decode", heads, kv_heads, head_dim)
         if not len(rows):
             return None
         return Surface.measured(self._sizes["batch"][rows], self._sizes["context_len"][rows], self._seconds[rows])
 
-    def prefill_attention(self, heads: float, kv_heads: float, head_dim: int) -> Surface | None:
+    def prefill_attention(self, heads: float, kv_heads: float, head_dim: float) -> Surface | None:
         """Prefill attention of one prompt over new tokens and tokens before them, for the heads of one chip."""
         rows = self._attention("attn_prefill", heads, kv_heads, head_dim)
         batch = self._sizes["batch"][rows]
@@ -384,7 +389,7 @@ class Measurements:
         prefix = np.nan_to_num(self._sizes["prefix"][rows])
         return Surface.measured(self._sizes["q_len"][rows], prefix, self._seconds[rows], power=True)
 
-    def mixed_attention(self, heads: float, kv_heads: float, head_dim: int) -> Beside | None:
+    def mixed_attention(self, heads: float, kv_heads: float, head_dim: float) -> Beside | None:
         """Chunks and decodes in one kernel, for the heads of one chip."""
         rows = self._attention("attn_mixed", heads, kv_heads, head_dim)
         rows = rows[np.isfinite(self._sizes["alone_us"][rows])]
@@ -402,7 +407,7 @@ class Measurements:
         sizes = np.unique(payload)
         return Curve(sizes, np.array([seconds[payload == size].min() for size in sizes]))
 
-    def _attention(self, op: str, heads: float, kv_heads: float, head_dim: int) -> np.ndarray:
+    def _attention(self, op: str, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
         sizes = self._sizes
         return np.flatnonzero((self._ops == op) & (sizes["h_q"] == heads) & (sizes["h_kv"] == kv_heads)
                               & (sizes["d_h"] == head_dim))

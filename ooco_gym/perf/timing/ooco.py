@@ -6,8 +6,20 @@ import math
 
 import numpy as np
 
+from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.kernels import Attention
-from ooco_gym.perf.timing import OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing import (
+    ROUTER,
+    Linear,
+    OperatorCost,
+    Phase,
+    Shard,
+    TimingForm,
+    collectives,
+    experts_of,
+    heads_of,
+    linears,
+)
 
 NEVER_SATURATED = 1 << 20
 """Reported as `bs_sat` where activations alone keep a linear layer bound by memory, whatever the batch."""
@@ -25,12 +37,16 @@ class Form(TimingForm):
 
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
         """Linear layers, two all-reduces a layer (tp > 1), and the activations' way between stages (pp > 1)."""
-        layers = shard.model.layers
-        costs = [_gemm(shard, linear.name, tokens, linear.d_in, linear.d_out, layers * linear.repeats)
+        costs = [_gemm(shard, linear, tokens, linear.layers * linear.repeats)
                  for linear in linears(shard.model, shard.tp)]
+        if shard.model.experts:
+            costs.append(_experts(shard, tokens))
         activation_bytes = shard.model.dtype_bytes * shard.model.hidden * tokens
         if shard.tp > 1:
-            costs.append(_communication("all_reduce", 2 * layers * self.allreduce_s(shard, activation_bytes)))
+            reduces, exchanges, sent_bytes = collectives(shard, tokens)
+            costs.append(_communication("all_reduce", reduces * self.allreduce_s(shard, activation_bytes)))
+            if exchanges:
+                costs.append(_communication("all_to_all", exchanges * self.transfer_s(shard, sent_bytes)))
         if shard.pp > 1:
             hops = (shard.pp - 1) * self.transfer_s(shard, activation_bytes)
             costs.append(_communication("stage_transfer", hops))
@@ -38,15 +54,16 @@ class Form(TimingForm):
 
     def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
         """The LM head, its vocabulary split over the tensor-parallel chips (the gathering of logits is left out)."""
-        return [_gemm(shard, "lm_head", sequences, shard.model.hidden, self.head_width(shard), 1)]
+        return [_gemm(shard, Linear("lm_head", shard.model.hidden, self.head_width(shard)), sequences, 1)]
 
     def attention(self, shard: Shard, phase: Phase) -> Attention:
         """FLOPs `4 D q kv`, bytes `2 d (q D + kv D H_kv / H_q)`; `causal_factor` scales the FLOPs of prefill."""
         chip, model = shard.chip, shard.model
-        q_width = model.q_width / shard.tp
+        heads, _, width, kv_bytes = heads_of(shard, phase)
+        q_width = heads * width
         flops = 4.0 * q_width * (shard.causal_factor if phase == "prefill" else 1.0)
         rate = chip.prefill_attention_flops_per_s if phase == "prefill" else chip.decode_attention_flops_per_s
-        bytes_q, bytes_kv = 2.0 * model.dtype_bytes * q_width, 2.0 * model.dtype_bytes * self.kv_width(shard)
+        bytes_q, bytes_kv = 2.0 * model.dtype_bytes * q_width, self.replicated(shard, kv_bytes)
         compute = [flops / rate, 0.0, 0.0, 0.0]
         memory = np.array([0.0, bytes_q, bytes_kv, 0.0]) / chip.attention_memory_bytes_per_s
         return Attention(model.layers * np.array([compute, memory]))
@@ -60,11 +77,17 @@ class Form(TimingForm):
 
     def saturation_batch(self, shard: Shard) -> int:
         """Maximum over the linear layers of the smallest `N` with `flops / bytes >= F_g / M_g`."""
-        ridge = shard.chip.gemm_flops_per_s / shard.chip.gemm_memory_bytes_per_s
-        batch = 1
-        for linear in linears(shard.model, shard.tp):
-            weights = linear.d_in * linear.d_out * shard.model.dtype_bytes
-            gain = 2.0 * linear.d_in * linear.d_out / ridge - shard.model.dtype_bytes * (linear.d_in + linear.d_out)
+        model, batch = shard.model, 1
+        layers = [(one, 1.0) for one in linears(model, shard.tp) if one.name != ROUTER]
+        if model.experts:
+            width = experts_of(shard, np.ones(1)).width
+            layers += [(Linear("experts", model.hidden, width, weight_bytes=model.expert_bytes),
+                        model.experts / model.top_k)]
+        for linear, spread in layers:
+            each = linear.weight_bytes or model.dtype_bytes
+            ridge = shard.chip.gemm_flops_per_s * fp8_gain(shard.chip, each) / shard.chip.gemm_memory_bytes_per_s
+            gain = 2.0 * linear.d_in * linear.d_out / ridge - model.dtype_bytes * (linear.d_in + linear.d_out)
+            weights = spread * linear.d_in * linear.d_out * each
             batch = max(batch, math.ceil(weights / gain) if gain > 0 else NEVER_SATURATED)
         return min(batch, NEVER_SATURATED)
 
@@ -81,17 +104,33 @@ class Form(TimingForm):
         """Columns of the LM head on one chip."""
         return math.ceil(shard.model.vocab / shard.tp)
 
-    def kv_width(self, shard: Shard) -> float:
-        """Width of the keys that one chip reads; heads are replicated where there are fewer than chips."""
-        return max(shard.model.kv_heads / shard.tp, 1.0) * shard.model.head_dim
+    def replicated(self, shard: Shard, kv_bytes: float) -> float:
+        """Bytes of a token of context that one chip reads; heads are replicated where there are fewer than chips."""
+        return kv_bytes
 
 
-def _gemm(shard: Shard, name: str, tokens: np.ndarray, d_in: int, d_out: int, times: int) -> OperatorCost:
+def fp8_gain(chip: ChipSpec, weight_bytes: float) -> float:
+    """How much faster a chip multiplies with weights of so many bytes than in 16 bits."""
+    return max(chip.peak_fp8_flops_per_s / chip.peak_flops_per_s, 1.0) if weight_bytes == 1 else 1.0
+
+
+def _gemm(shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:
     """One linear layer, done `times` times: `2 N d_in d_out` FLOPs, `d (N d_in + d_in d_out + N d_out)` bytes."""
-    compute = 2.0 * d_in * d_out / shard.chip.gemm_flops_per_s * tokens
-    traffic = shard.model.dtype_bytes * (tokens * (d_in + d_out) + d_in * d_out)
-    memory = traffic / shard.chip.gemm_memory_bytes_per_s
-    return OperatorCost(name, "gemm", times * np.maximum(compute, memory), compute >= memory)
+    chip, d_in, d_out, dtype_bytes = shard.chip, linear.d_in, linear.d_out, shard.model.dtype_bytes
+    compute = 2.0 * d_in * d_out / (chip.gemm_flops_per_s * fp8_gain(chip, linear.weight_bytes)) * tokens
+    weights = (linear.weight_bytes or dtype_bytes) / dtype_bytes * (d_in * d_out)
+    memory = dtype_bytes * (tokens * (d_in + d_out) + weights) / chip.gemm_memory_bytes_per_s
+    return OperatorCost(linear.name, "gemm", times * np.maximum(compute, memory), compute >= memory)
+
+
+def _experts(shard: Shard, tokens: np.ndarray) -> OperatorCost:
+    """The experts of all layers: the FLOPs of their tokens, and the bytes of those that are read, once a layer."""
+    model, one, chip = shard.model, experts_of(shard, tokens), shard.chip
+    weights = (3 if model.gated_mlp else 2) * model.hidden * one.width
+    compute = 2.0 * weights * one.routed / (chip.gemm_flops_per_s * fp8_gain(chip, model.expert_bytes))
+    moved = model.expert_bytes * weights * one.read + 2.0 * model.dtype_bytes * one.routed * (model.hidden + one.width)
+    memory = moved / chip.gemm_memory_bytes_per_s
+    return OperatorCost("experts", "gemm", model.expert_layers * np.maximum(compute, memory), compute >= memory)
 
 
 def _communication(name: str, seconds: np.ndarray) -> OperatorCost:

@@ -34,6 +34,6 @@ class Form(ooco.Form):
         """The whole vocabulary: only so the engine's figures for 72B come out."""
         return shard.model.vocab
 
-    def kv_width(self, shard: Shard) -> float:
-        """`D / (H_q / H_kv)` divided by the chips, as the engine does."""
-        return shard.model.kv_width / shard.tp
+    def replicated(self, shard: Shard, kv_bytes: float) -> float:
+        """Those of `D / (H_q / H_kv)` divided by the chips, as the engine does."""
+        return kv_bytes * min(shard.model.kv_heads / shard.tp, 1.0)
