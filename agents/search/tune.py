@@ -37,7 +37,7 @@ _SEARCH_KEYS = ("policy", "seed", "windows", "window_s", "warmup_s", "violation_
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Tunes `cfg.policy` for `cfg.env`; writes policy.yaml, tune.md and trials.csv, and returns the summary.
+    """Tunes `cfg.policy` for `cfg.env`; writes policy.yaml and trials.csv, and returns the summary.
 
     Ctrl-C ends the search and judges what there is; the same command with the same storage goes on.
 
@@ -62,8 +62,6 @@ def main(cfg: Any) -> dict[str, Any]:
         writer.writerows([place, *(trial.user_attrs.get(key) for key in keys),
                           *(trial.params.get(name) for name in names)] for place, trial in enumerate(search.done()))
     write_policy(out, Candidate(get_policy(report["policy"])))
-    with atomic_write(out / "tune.md") as temporary:
-        temporary.write_text(markdown(report), encoding="utf-8")
     show(report)
     print(f"policy: {out / POLICY_FILE}")
     return report
@@ -263,16 +261,6 @@ class _Search:
         ordered = sorted(alike.values(), key=self._order, reverse=True)
         return [found["policy"] for found in ordered][: int(self.config["validation"]["finalists"])]
 
-    def _shorter(self, policy: str) -> str:
-        """The policy with every parameter as it ships that makes no difference on the training windows."""
-        own, outcome = get_policy(policy).values, self.windows.play(policy)
-        searched = {name: own[name] for name in self.default}
-        for name, default in self.default.items():
-            changed = {**searched, name: default}
-            if searched[name] != default and self.windows.play(self.spell(changed)) == outcome:
-                searched = changed
-        return self.spell({name: value for name, value in searched.items() if value != self.default[name]})
-
     def report(self, interrupted: bool) -> dict[str, Any]:
         """Plays the finalists on validation windows, and says what is kept, why, and against what.
 
@@ -292,10 +280,6 @@ class _Search:
                 bar.advance()
         found = {name: figures(one) for name, one in records.items()}
         kept = max(records, key=lambda name: self._order(found[name]))  # of equals the policy as it ships
-        shorter = kept if kept == default else self._shorter(kept)
-        if shorter != kept and held.play(shorter) == records[kept]:  # alike on validation windows, too
-            records = {shorter if name == kept else name: one for name, one in records.items()}
-            found[shorter], kept = found[kept], shorter
         rows = []
         for name, mine in records.items():
             _, *service = mean_interval(grid(mine, HEADLINE))
@@ -328,43 +312,19 @@ class _Search:
                 "validation": rows, "provenance": provenance}
 
 
-def markdown(report: Mapping[str, Any]) -> str:
-    """What was searched, on what, and how the policy that is kept compares with the one that ships."""
-    origin = report["provenance"]
-    config, training = origin["config"], origin["training"]
-    ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
-    rows = [["as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}",
-             with_interval(row["service"], *row["service_interval"]),
-             with_interval(row["difference"], *row["difference_interval"]),
-             with_interval(row["violation_rate"], *row["violation_interval"], form=".2%"),
-             f"{row['violation_upper_limit']:.2%}", "kept" if row["kept"] else ""] for place, row in enumerate(ordered)]
-    lines = [
-        f"# {config['policy'].partition(':')[0]} tuned for {report['env']}", "",
-        f"It plays {origin['plays']}. {report['trials']} trials of Optuna's TPE (seed {config['seed']}), of which "
-        f"{origin['feasible_trials']} were feasible, each on the same {training['windows']} training windows of "
-        f"{training['window_s']:g} s; the first is the policy as it ships, then each parameter alone. Feasible first: "
-        f"the upper 95 % limit of the violation rate is at most {config['violation_limit']:.1%}; then by offline "
-        "service.", "",
-        "```", report["policy"], "```", "",
-        f"The best trials on {config['validation']['windows']} validation windows. Intervals: 95 %, over seeds and "
-        "their windows; the difference to the policy as it ships is taken window by window.", "",
-        Table("", ["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""], rows,
-              align="l").markdown(), "",
-        Table("", ["searched", "from"], [[f"`{name}`", text] for name, text in origin["searched"].items()],
-              align="l").markdown()]
-    if origin["not_searched"]:
-        lines += ["", "Not searched: " + "; ".join(f"`{name}` ({why})" for name, why in origin["not_searched"].items())
-                  + "."]
-    return "\n".join(lines) + "\n"
-
-
 def show(report: Mapping[str, Any]) -> None:
-    """Prints the outcome in a few lines."""
-    rows = {row["policy"]: row for row in report["validation"]}
-    kept, default = rows[report["policy"]], rows[report["default"]]
-    print(f"{report['trials']} trials, {report['provenance']['feasible_trials']} of them feasible; offline service on "
-          f"validation windows {kept['service']:.4g} reference GPU-s/s, as it ships {default['service']:.4g}; "
-          f"violations {kept['violation_rate']:.2%} and {default['violation_rate']:.2%}")
+    """Prints the policy as it ships and the best trials, on validation windows."""
+    ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
+    Table(f"{report['default'].partition(':')[0]} tuned for {report['env']}: validation windows",
+          ["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""],
+          [["as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}",
+            with_interval(row["service"], *row["service_interval"]),
+            with_interval(row["difference"], *row["difference_interval"]),
+            with_interval(row["violation_rate"], *row["violation_interval"], form=".2%"),
+            f"{row['violation_upper_limit']:.2%}", "kept" if row["kept"] else ""] for place, row in enumerate(ordered)],
+          align="l").show()
+    print(f"{report['trials']} trials, {report['provenance']['feasible_trials']} of them feasible: the upper 95 % "
+          "limit of the violation rate keeps the limit. Intervals: 95 %, over seeds and their windows")
     if report["stopped_by"] == "interrupt":
         print("stopped by Ctrl-C: the same command goes on where the search stands")
     print(report["policy"])
