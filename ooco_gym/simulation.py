@@ -142,7 +142,7 @@ class Simulation:
         trace, self.window_s = requests_of(self.scenario)
         workload, self.turns = self.scenario.workload, None
         if workload.sessions == CLOSED:
-            self.turns = close_sessions(trace, workload.think, self.scenario.seed)
+            self.turns = close_sessions(trace.renamed(workload.name), workload.think, self.scenario.seed)
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)

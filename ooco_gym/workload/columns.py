@@ -71,8 +71,11 @@ def read_columns(table: Table, form: TraceFormat) -> Requests:
             read[name] = _seconds(table, there[name], expected)
     if "think_s" in there:
         read["think_s"] = _seconds(table, there["think_s"], "a number of seconds >= 0, or nothing", zero=True)
-    elif "end_s" in there:
+    if "end_s" in there:
         read["end"] = _ticks(table, there["end_s"], form.unit)
+    elif "elapsed_s" in there:
+        elapsed_s = _seconds(table, there["elapsed_s"], "a number of seconds >= 0, or nothing", zero=True)
+        read["end"] = read["tick"] + elapsed_s * form.per_second
     names, hashes, size = (), None, BLOCK_TOKENS
     if "class" in there:
         read["class_id"], names = _classes(table, there["class"])

@@ -12,12 +12,13 @@ from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.table_reader import Table
 from ooco_gym.workload.trace import MAX_TOKENS, SECONDS
+from ooco_gym.workload.unfolding import FORMS
 
 EPOCH_S = 1e8       # three years: later than any trace is long
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("class", *SECONDS, "session", "think_s", "end_s", "prefix_hashes", "block_tokens")
+OPTIONAL = ("class", *SECONDS, "session", "think_s", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,38 @@ BURSTGPT = TraceFormat("burstgpt", {"arrival_s": "Timestamp", "prompt_tokens": "
                        ("Timestamp", "Request tokens", "Response tokens"),
                        ("Model", "Total tokens", "Log Type", "Elapsed time"))
 
-FORMATS: dict[str, TraceFormat] = {item.name: item for item in (OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT)}
+# Conversations of coding agents with prefix hashes and subagents (github callanjfox/kv-cache-tester, and SemiAnalysis'
+# InferenceX: huggingface semianalysisai/cc-traces-weka-*); this and what follows is unfolded by `unfolding`.
+WEKA = TraceFormat("weka", {"arrival_s": "t", "prompt_tokens": "in", "output_tokens": "out", "session": "session",
+                            "think_s": "think_time", "elapsed_s": "api_time", "prefix_hashes": "hash_ids",
+                            "block_tokens": "block_size"}, "s", ("t", "in", "out"),
+                   ("type", "model", "input_types", "output_types", "stop", "ttft"), chained=True)
+
+# Rounds of coding agents with the waits for their tools (github uw-syfi/TraceLab).
+TRACELAB = TraceFormat("tracelab", {"arrival_s": "last_input", "prompt_tokens": "input_tokens_total",
+                                    "output_tokens": "output_tokens", "session": "session_id", "end_s": "last_event",
+                                    "prefix_hashes": "hashes", "block_tokens": "block_tokens"}, "date",
+                       ("last_input", "input_tokens_total", "output_tokens"))
+
+# Request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`).
+DYNAMO = TraceFormat("dynamo", {"arrival_s": "request_received_ms", "prompt_tokens": "input_length",
+                                "output_tokens": "output_tokens", "session": "session_id",
+                                "end_s": "event_time_unix_ms", "prefix_hashes": "input_sequence_hashes",
+                                "block_tokens": "trace_block_size"}, "ms",
+                     ("request_received_ms", "input_length", "output_tokens"))
+
+# Records of single requests of NVIDIA AIPerf (`profile_export.jsonl`).
+AIPERF = TraceFormat("aiperf", {"arrival_s": "request_start_ns", "prompt_tokens": "input_sequence_length",
+                                "output_tokens": "output_sequence_length", "session": "x_correlation_id",
+                                "end_s": "request_end_ns"}, "ns",
+                     ("request_start_ns", "input_sequence_length", "output_sequence_length"))
+
+# Results of `vllm bench serve --save-result --save-detailed`, and of SGLang's `bench_serving --output-details`.
+BENCH_SERVE = TraceFormat("bench_serve", {"arrival_s": "start_times", "prompt_tokens": "input_lens",
+                                          "output_tokens": "output_lens"}, "s")
+
+FORMATS: dict[str, TraceFormat] = {item.name: item for item in (
+    OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT, WEKA, TRACELAB, DYNAMO, AIPERF, BENCH_SERVE)}
 
 
 def check_format(format: str) -> None:
@@ -132,17 +164,21 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
 
 
 def _recognised(table: Table) -> TraceFormat:
-    """Returns the format of which the table has the most required columns, all if there is one; ours if it has none.
+    """Returns the format that nested objects are of; else the one of which the table has the most required columns, all
+    if there is one; ours if it has none.
 
     Of two that have the same ones, the one of which it has more columns, such as `chat_id`.
     """
+    if table.form is not None:
+        return FORMATS[table.form]
     found = set(table.columns)
 
     def likeness(item: TraceFormat) -> float:
         matched = sum(1.0 if column in found else 0.5 * bool(similar(column, found)) for column in item.required)
         return matched / len(item.required)
 
-    best = max(FORMATS.values(), key=lambda item: (found.issuperset(item.required), likeness(item),
+    flat = [item for name, item in FORMATS.items() if name not in FORMS]
+    best = max(flat, key=lambda item: (found.issuperset(item.required), likeness(item),
                                                    len(found & {*item.columns.values(), *item.unused})))
     return best if found & set(best.required) else OWN
 

@@ -47,7 +47,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
 
     Args:
         path: the file.
-        format: `ooco_gym` (our own schema), `azure`, `bailian`, `burstgpt`, `mooncake`, or `auto`: by the column names.
+        format: a name of `list_formats()` (`ooco_gym`: our own schema), or `auto`: by the column names.
         start_s: seconds; requests before it are left out.
         end_s: seconds; requests at or after it are left out.
         columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; what is not named is
@@ -95,7 +95,7 @@ def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, b
     sessions = f"column '{there['session']}'" if "session" in there else "none"
     if form.parent in table.columns:
         sessions += f", each with the one that '{form.parent}' names"
-    waits = next((there[name] for name in ("think_s", "end_s") if name in there), "")
+    waits = next((there[name] for name in ("think_s", "end_s", "elapsed_s") if name in there), "")
     if waits and trace.session is not None:
         sessions += f", think times by '{waits}'"
     hashes = "none"
@@ -140,7 +140,9 @@ def _trace_of(table: Table, form: TraceFormat) -> Trace:
         else:
             found["class_names"] = requests.class_names
     if "end" in found:
-        found["think_s"] = _thought(found["tick"], found.pop("end"), found.get("session"), form.per_second)
+        told = found.get("think_s", np.full(len(found["tick"]), np.nan))
+        thought = _thought(found["tick"], found.pop("end"), found.get("session"), form.per_second)
+        found["think_s"] = np.where(np.isnan(told), thought, told)
     return Trace((found.pop("tick") - origin) / form.per_second, **found, prefix_hashes=requests.hashes,
                  block_tokens=requests.block_tokens, name=_name(table.path), notes=tuple(notes))
 

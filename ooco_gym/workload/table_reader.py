@@ -27,6 +27,7 @@ import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.trace import ENDINGS
+from ooco_gym.workload.unfolding import FORMS, form_of
 
 Column = Any  # a pyarrow ChunkedArray
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeError, ValueError, csv.Error)
@@ -46,10 +47,14 @@ class Table:
         rows: how many.
         kind: `csv`, `jsonl` or `parquet`.
         first_row: number of the first of these rows in the file, from 0.
+        form: that nested objects were unfolded from (`unfolding.FORMS`), or None.
+        lines: of each row, where they were.
     """
 
-    def __init__(self, path: Path, columns: dict[str, Column], rows: int, kind: str, first_row: int = 0) -> None:
+    def __init__(self, path: Path, columns: dict[str, Column], rows: int, kind: str, first_row: int = 0,
+                 form: str | None = None, lines: Sequence[int] = ()) -> None:
         self.path, self.columns, self.rows, self.kind, self._first_row = path, columns, rows, kind, first_row
+        self.form, self._lines = form, lines
 
     def error(self, row: int, field: str, expected: str) -> UserError:
         """Builds the complaint about one field of one row (from 0)."""
@@ -125,6 +130,8 @@ class Table:
 
     def place(self, row: int) -> str:
         """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` of a Parquet."""
+        if self._lines:
+            return f"line {self._lines[row]}"
         line = None
         if self.kind != "parquet":
             lines = dropwhile(lambda line: line[1].isspace(), lines_of(self.path))
@@ -342,18 +349,52 @@ def _csv_table(path: Path, header_line: int, header: str) -> Table:
 
 def _json_table(path: Path) -> Table:
     columns: dict[str, list[Any]] = {}
-    rows = 0
+    rows, lines, form, kept = 0, [], None, {}
+    for number, one in _json_objects(path):
+        form = form_of(one) if rows == 0 and form is None else form
+        for row in (one,) if form is None else _unfolded(path, number, form, one, kept):
+            for name, value in row.items():
+                values = columns.setdefault(name, [])
+                values += [None] * (rows - len(values))  # rows before that have no such key
+                values.append(value)
+            rows += 1
+            lines += [number] * (form is not None)
+    for values in columns.values():
+        values += [None] * (rows - len(values))
+    found = {name: _json_column(values) for name, values in columns.items()}
+    return Table(path, found, rows, "jsonl", form=form, lines=lines)
+
+
+def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line, object) of each line, or the one object that a whole file is."""
+    first = True
     for number, text in lines_of(path):
         if text.isspace():
             continue
-        for name, value in _json_row(path, number, text, first=rows == 0).items():
-            values = columns.setdefault(name, [])
-            values += [None] * (rows - len(values))  # rows before that have no such key
-            values.append(value)
-        rows += 1
-    for values in columns.values():
-        values += [None] * (rows - len(values))
-    return Table(path, {name: _json_column(values) for name, values in columns.items()}, rows, "jsonl")
+        whole = _whole_object(path) if first and not text.rstrip().endswith(("}", "]")) else None
+        yield number, _json_row(path, number, text, first) if whole is None else whole
+        if whole is not None:
+            return
+        first = False
+
+
+def _whole_object(path: Path) -> dict[str, Any] | None:
+    """The object that a file of many lines is, or None."""
+    try:
+        found = json.loads("\n".join(text for _, text in lines_of(path)))
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _unfolded(path: Path, number: int, form: str, one: dict[str, Any], kept: dict[Any, Any]) -> list[dict[str, Any]]:
+    """The rows of a nested object."""
+    try:
+        return FORMS[form].rows(one, kept)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        missing_key = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"trace file '{path}', line {number}: not of the form '{form}': {missing_key}; docs/traces.md "
+                        "says what it has") from None
 
 
 def _json_row(path: Path, number: int, text: str, first: bool) -> dict[str, Any]:

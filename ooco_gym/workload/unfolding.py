@@ -1,0 +1,105 @@
+"""Traces whose requests lie nested in JSON, as flat rows: conversations of agents, events, results of benchmarks.
+
+The first object of a file says which form it is (`FORMS`). A form's function gives the rows of one object, with the
+names that a `TraceFormat` of its name reads; `kept` is its memory from one object of a file to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.workload.keyed import scattered
+
+Rows = list[dict[str, Any]]
+TRACELAB_BLOCK = 512  # tokens to each of the numbers that stand for what the provider found in its cache
+INPUTS = ("user_message", "tool_result")
+
+
+def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """A conversation of a coding agent; each subagent's requests are a session of their own.
+
+    Times of subagents count from their beginning in some files and from the conversation's in others: where a request
+    would come before its subagent began, it is the former.
+    """
+    agents = [entry for entry in one["requests"] if entry["type"] == "subagent"]
+    own_clock = any(request["t"] < agent["t"] for agent in agents for request in agent["requests"])
+    parts = [(str(one["id"]), 0.0, one["requests"])]
+    parts += [(f"{one['id']}/{place}", agent["t"] if own_clock else 0.0, agent["requests"])
+              for place, agent in enumerate(agents)]
+    return [{**request, "t": request["t"] + begun_s, "session": session, "block_size": one["block_size"],
+             "hash_ids": scattered(np.array(request.get("hash_ids") or [], np.int64), str(one["id"]))}
+            for session, begun_s, requests in parts for request in requests if request["type"] != "subagent"]
+
+
+def _tracelab(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """A round of a coding agent: it arrives with its last input, and ends with its last event.
+
+    Of prompts only lengths are told, and how much the provider found in its cache: as much of the session's prompt
+    before is taken for its prefix.
+    """
+    events = one["timing_events"]
+    count, found = -(-one["input_tokens_total"] // TRACELAB_BLOCK), one["prefix_tokens"] // TRACELAB_BLOCK
+    before = kept.get(one["session_id"], np.zeros(0, np.int64))[: min(found, count)]
+    first = kept.get(None, 0)
+    kept[None] = first + count - len(before)
+    kept[one["session_id"]] = hashes = np.concatenate([before, np.arange(first, kept[None])])
+    inputs = [event["timestamp"] for event in events if event["event_type"] in INPUTS]
+    return [{**{key: one[key] for key in ("session_id", "input_tokens_total", "output_tokens")},
+             "last_input": (inputs or [events[0]["timestamp"]])[-1], "last_event": events[-1]["timestamp"],
+             "hashes": hashes, "block_tokens": TRACELAB_BLOCK}]
+
+
+def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """The end of a request; tools and payloads are passed over."""
+    event = one.get("event", one)
+    if event["event_type"] != "request_end":
+        return []
+    request, replay, agent = event["request"], event["request"]["replay"], event.get("agent_context") or {}
+    return [{"request_received_ms": request.get("request_received_ms"), "input_length": replay["input_length"],
+             "output_tokens": request.get("output_tokens", 0), "event_time_unix_ms": event["event_time_unix_ms"],
+             "session_id": agent.get("trajectory_id", agent.get("session_id")),
+             "trace_block_size": replay["trace_block_size"],
+             "input_sequence_hashes": np.array(replay["input_sequence_hashes"], np.uint64).view(np.int64)}]
+
+
+def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """A record of a request; one that failed has no output tokens."""
+    about, metrics = one["metadata"], one["metrics"] or {}
+    prompt, failed, output = (metrics.get(name, {}).get("value") for name in (
+        "input_sequence_length", "error_isl", "output_sequence_length"))
+    return [{**{key: about.get(key) for key in ("request_start_ns", "request_end_ns", "x_correlation_id")},
+             "input_sequence_length": failed if prompt is None else prompt,
+             "output_sequence_length": 0 if one.get("error") else output}]
+
+
+def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """A benchmark of many requests, a list for each figure; what is not in it has no column. Its clock begins anywhere:
+    times count from the first request."""
+    lists = {name: one[name] for name in ("start_times", "input_lens", "output_lens") if name in one}
+    if "start_times" in lists:
+        lists["start_times"] = [time_s - min(one["start_times"]) for time_s in one["start_times"]]
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+class Form(NamedTuple):
+    """A form: keys by which its objects are known, and what gives their rows."""
+
+    keys: frozenset[str]
+    rows: Callable[[Mapping[str, Any], dict[Any, Any]], Rows]
+
+
+FORMS = {"weka": Form(frozenset({"requests", "block_size"}), _weka),
+         "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), _tracelab),
+         "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), _dynamo),
+         "aiperf": Form(frozenset({"metadata", "metrics"}), _aiperf),
+         "bench_serve": Form(frozenset({"input_lens", "output_lens"}), _bench_serve)}
+
+
+def form_of(one: Mapping[str, Any]) -> str | None:
+    """The name of the form that an object is of, or None."""
+    event = one.get("event")
+    inner = event if isinstance(event, Mapping) else one
+    return next((name for name, form in FORMS.items() if form.keys <= set(inner)), None)

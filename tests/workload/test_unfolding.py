@@ -1,0 +1,87 @@
+"""Traces whose requests lie nested in JSON: a sample of ten requests of each form, and what is wrong with others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooco_gym.errors import UserError
+from ooco_gym.workload import close_sessions, read_trace, sharing_ratio, write_trace
+from ooco_gym.workload.reading import read_described
+from ooco_gym.workload.unfolding import FORMS
+
+SAMPLES = Path(__file__).parents[1] / "data" / "formats"
+# Of each: sessions, turns that follow another one, think times in order of arrival, tokens of a hash, and by hand the
+# share of prompt tokens in blocks seen before.
+EXPECTED: dict[str, tuple[int, int, list[float], int, float | None]] = {
+    "weka": (3, 7, [1.5, 0.5, 1.75, 3.5, 3.0, 0.5, 6.0], 64, 1046 / 1681),
+    "tracelab": (2, 8, [15.75] * 8, 512, 25_600 / 42_250), "dynamo": (3, 7, [2.3] * 7, 64, 0.45),
+    "aiperf": (5, 4, [0.15] * 4, 512, None), "bench_serve": (0, 0, [], 512, None)}
+
+
+def sample(name: str) -> Path:
+    return next(SAMPLES.glob(f"{name}.json*"))
+
+
+def test_there_is_a_sample_of_each_form() -> None:
+    assert set(EXPECTED) == set(FORMS) == {path.name.partition(".")[0] for path in SAMPLES.iterdir()}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_sample_is_recognised_and_read(name: str, tmp_path: Path) -> None:
+    sessions, follow, think_s, block, shared = EXPECTED[name]
+    trace, said = read_described(sample(name))
+    assert said["format"].startswith(name) and trace.arrival_s[0] == 0.0
+    assert len(trace) == 10 - (name in ("aiperf", "bench_serve")), "failed requests are dropped"
+    assert sum("dropped 1 of 10" in note for note in trace.notes) == 10 - len(trace)
+    assert (0 if trace.session is None else len(np.unique(trace.session))) == sessions
+    assert trace.block_tokens == block and sharing_ratio(trace) == (shared and pytest.approx(shared))
+    if sessions:
+        turns = close_sessions(trace, None, 1)
+        waits = turns.previous >= 0
+        assert np.count_nonzero(waits) == follow and turns.think_s[waits].tolist() == pytest.approx(think_s)
+    assert read_trace(write_trace(trace, tmp_path / "again.parquet")).equals(trace)
+    assert read_trace(sample(name), format=name).equals(trace)
+
+
+def test_subagents_on_their_own_clock_come_to_the_same(tmp_path: Path) -> None:
+    """And so does the conversation alone, over many lines."""
+    one = json.loads(sample("weka").read_text().splitlines()[0])
+    for request in (agent := next(entry for entry in one["requests"] if entry["type"] == "subagent"))["requests"]:
+        request["t"] -= agent["t"]
+    (tmp_path / "one.json").write_text(json.dumps(one, indent=2))
+    trace = read_trace(tmp_path / "one.json")
+    assert trace.arrival_s.tolist() == [0.0, 5.5, 8.25, 9.75, 13.0]
+    assert trace.session is not None and trace.session.tolist() == [0, 0, 1, 1, 0]
+
+
+def broken(name: str, **changes: Any) -> dict[str, Any]:
+    """The last object of a sample, keys replaced, or left out where they are None."""
+    one = {**json.loads(sample(name).read_text().splitlines()[-1]), **changes}
+    return {key: value for key, value in one.items() if value is not None}
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), [
+    ("weka", {"id": None}, "line 3: not of the form 'weka': key 'id' is missing"),
+    ("weka", {"requests": [{"type": "n", "t": 1.0, "in": 0, "out": 1}]}, "line 3, field 'in': found 0"),
+    ("tracelab", {"timing_events": []}, "line 11: not of the form 'tracelab'"),
+    ("tracelab", {"output_tokens": -1}, "line 11, field 'output_tokens': found -1"),
+    ("aiperf", {"metrics": {}}, "line 11, field 'input_sequence_length': found nothing"),
+    ("dynamo", {"event": {"event_type": "request_end", "request": {}}}, "line 12: .*key 'replay' is missing"),
+    ("bench_serve", {"output_lens": [1]}, "line 2: not of the form 'bench_serve'"),
+    ("bench_serve", {"input_lens": [0] * 10}, "line 2, field 'input_lens': found 0")])
+def test_what_is_wrong_is_placed(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_text(sample(name).read_text() + json.dumps(broken(name, **changes)) + "\n")
+    with pytest.raises(UserError, match=said):
+        read_trace(path)
+
+
+def test_a_benchmark_that_tells_no_arrivals_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_text(json.dumps(broken("bench_serve", start_times=None)))
+    with pytest.raises(UserError, match="has no column 'start_times'.*format 'bench_serve' needs"):
+        read_trace(tmp_path / "f.jsonl")
