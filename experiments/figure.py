@@ -12,11 +12,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.common.output import check_page, rounded
+from experiments.common.output import rounded
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.figure_page import by_number, section_of, table_of_verdicts, write_results
+from experiments.figure_page import by_number, section_of, table_of_verdicts
 from experiments.figure_points import Row, measure, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
 from ooco_gym.errors import UserError, check_keys, unknown
@@ -91,8 +91,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    for key in ("page", "figures"):
-        check_page(key, options[key])
     quick, out, begun = bool(options["quick"]), Path(options["out"]), time.perf_counter()
     asked = [read(name, quick) for name in names_of(options["name"])]
     verdicts, sections, failed = [], [], []
@@ -112,7 +110,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     table_of_verdicts(verdicts).show(console())
     show_notes([f"not played: {sentence}" for sentence in failed])
     write_page(out / "figures.html", "Figures and tables played anew", sections)
-    write_results(verdicts, out, options["page"], options["figures"])
     return {"schema": SCHEMA, "quick": quick, "figures": verdicts, "failed": failed, "simulations": jobs.different,
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
 

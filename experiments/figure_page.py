@@ -1,30 +1,24 @@
-"""How figures are shown: a section of a page with table and plot, the table of verdicts, and `docs/reproduction.md`."""
+"""How figures are shown: a section of a page with table and plot, and the table of verdicts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.common.output import merged, spread, write_texts
+from experiments.common.output import spread
 from experiments.figure_points import Row
-from ooco_gym.documents import read_json
-from ooco_gym.files import write_json
 from ooco_gym.report import Column, Section, Table, error_bars, layout, number, with_interval
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.report.tables import NONE, TO
-
-TITLE = "The papers' figures, played anew"
-BEGIN = "<!-- figures: written by ooco-gym figure; what stands outside is not touched -->"
 
 
 # --- A figure's section ---------------------------------------------------------------------------------------------
 def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Row]) -> Section:
     """A figure with what the paper states, what came out, its plot and its table."""
     sentences = [f"{spec['figure']} of {spec['paper']} ({spec['read']}): {spec['statement']}",
-                 *(f"{test['what']}: {_ours(test)} (reproduced {_range(test['reproduced'])}, direction "
-                   f"{_range(test['direction'])}): {test['verdict']}." for test in found["tests"]),
+                 *(f"{test['what']}: {ours(test)} (reproduced {ranges(test['reproduced'])}, direction "
+                   f"{ranges(test['direction'])}): {test['verdict']}." for test in found["tests"]),
                  f"Verdict: {found['verdict']}." + (f" {found['why']}" if found["why"] else "")]
     figures = [plot_of(spec["plot"], rows)] if spec.get("plot") else []
     return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], figures,
@@ -82,12 +76,12 @@ def _labels(rows: Sequence[Row], axis: str) -> list[Any]:
     return list(dict.fromkeys(row.at[axis] for row in rows))
 
 
-# --- The page of verdicts -------------------------------------------------------------------------------------------
-def _ours(found: Mapping[str, Any]) -> str:
+# --- The table of verdicts ------------------------------------------------------------------------------------------
+def ours(found: Mapping[str, Any]) -> str:
     return _written(found, "ours", "ci_low", "ci_high")
 
 
-def _range(ends: Sequence[float | None] | None) -> str:
+def ranges(ends: Sequence[float | None] | None) -> str:
     low, high = ends or (None, None)
     if low is None or high is None:
         return NONE if low is high else f"from {low:g}" if high is None else f"up to {high:g}"
@@ -97,38 +91,9 @@ def _range(ends: Sequence[float | None] | None) -> str:
 def table_of_verdicts(figures: Sequence[Mapping[str, Any]]) -> Table:
     """A row a figure, for the terminal."""
     return Table.of((Column("figure", "name", align="l"), Column("measured", "measured", align="l"),
-                     Column("ours (95 %)", _ours), Column("verdict", "verdict", align="l")), figures)
-
-
-def body(figures: Sequence[Mapping[str, Any]]) -> str:
-    """The marked part of `docs/reproduction.md`: counts, then a table for each paper."""
-    counts = {verdict: sum(one["verdict"] == verdict for one in figures)
-              for verdict in ("reproduced", "direction only", "not", "not comparable")}
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    parts = [f"{len(figures)} figures and tables: {words}."]
-    columns = (Column("figure", lambda one: f"`{one['name']}`: {one['figure']}", align="l"),
-               Column("the paper states", "statement", align="l"),
-               Column("ours (95 %)", lambda one: "; ".join(f"{test['what']}: {_ours(test)}" for test in one["tests"]),
-                      align="l"),
-               Column("counts as reproduced",
-                      lambda one: "; ".join(_range(test["reproduced"]) for test in one["tests"]), align="l"),
-               Column("verdict", lambda one: f"**{one['verdict']}**", align="l"), Column("why", "why", align="l"))
-    for paper in dict.fromkeys(one["paper"] for one in figures):
-        parts += [f"## {paper}", Table.of(columns, [one for one in figures if one["paper"] == paper]).markdown()]
-    return "\n\n".join(parts)
+                     Column("ours (95 %)", ours), Column("verdict", "verdict", align="l")), figures)
 
 
 def by_number(name: str) -> list[Any]:
     """The order of figures: papers by name, their figures by number."""
     return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name)]
-
-
-def write_results(figures: Sequence[Mapping[str, Any]], out: Path, page: str | None, kept: str | None) -> list[Path]:
-    """Writes the verdicts as JSON (`kept`; None: beside the page, of its name) and as a Markdown page (None:
-    `reproduction.md` in the run folder); figures of an earlier run that were not played stay."""
-    path = Path(page) if page else out / "reproduction.md"
-    data = Path(kept) if kept else path.with_suffix(".json")
-    earlier = {one["name"]: one for one in read_json(data)["figures"]} if data.is_file() else {}
-    every = sorted((earlier | {one["name"]: one for one in figures}).values(), key=lambda one: by_number(one["name"]))
-    write_json(data, {"schema": "ooco-gym/reproduction/1", "figures": every})
-    return [data, *write_texts({path: merged(path, TITLE, body(every), BEGIN)})]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from experiments.common.output import rounded, spread, write_texts
+from experiments.common.output import rounded, spread
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Limits, Plan, Point
 from experiments.common.runner import Jobs
@@ -26,6 +26,7 @@ from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
 from ooco_gym.commands.simulate import say_played, scenario_of
 from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Axis, Column, Panel, Section, Series, Table, console, number, percent, write_page
@@ -171,7 +172,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     out = Path(options["out"])
     for row in rows:
         row["cluster_file"] = str(out / f"{re.sub(r'[^a-z0-9.]+', '_', row['policy'])}.yaml")
-        write_texts({Path(row["cluster_file"]): yaml.safe_dump(rounded(row["cluster"]), sort_keys=False)})
+        with atomic_write(row["cluster_file"]) as temporary:
+            temporary.write_text(yaml.safe_dump(rounded(row["cluster"]), sort_keys=False), encoding="utf-8")
     question = _question(base, rate, options)
     table = _table(rows, question, len(seeds))
     table.show(console(), unbroken=2)

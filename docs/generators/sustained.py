@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.output import merged, rounded, write_texts
+from docs.generators.marked import merged
+from experiments.common.output import rounded
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import NONE, Column, Table, percent, with_interval
@@ -171,5 +172,5 @@ if __name__ == "__main__":
     run, page, figures = map(Path, sys.argv[1:])
     kept = json.loads(run.read_text(encoding="utf-8"))
     command = "capacity" if "peaks" in kept else "compare"
-    write_texts({page: merged(page, "Sustainable offline load", body(kept), BEGIN.format(command))})
+    page.write_text(merged(page, body(kept), BEGIN.format(command)), encoding="utf-8")
     write_json(figures, rounded(kept, "curve"))

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.common.output import merged, rounded, write_texts
+from docs.generators.marked import merged
+from experiments.common.output import rounded
 from ooco_gym.calibrate import fitting, operators, sources, steps
 from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
 from ooco_gym.calibrate.steps import Steps
@@ -295,7 +296,7 @@ def _cells(row: Mapping[str, Any], cell: Any) -> list[str]:
 
 def written(out: Path) -> str:
     """The page with its table from the figures; what a person wrote around it stays."""
-    return merged(out / PAGE, "Validity", table(read_figures(out)), BEGIN)
+    return merged(out / PAGE, table(read_figures(out)), BEGIN)
 
 
 def read_figures(out: Path) -> dict[str, Rowed]:
@@ -316,7 +317,8 @@ def measure(given: Given, out: Path) -> list[str]:
         figures[name] = figures.get(name, {}) | rows
         said.append(f"{name}: measured {', '.join(rows)}" if rows else f"{name}: no data, the last figures stay")
     write_json(out / FIGURES, rounded(figures))
-    write_texts({out / PAGE: written(out)})
+    (out / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    (out / PAGE).write_text(written(out), encoding="utf-8")
     return said
 
 

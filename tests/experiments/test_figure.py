@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.common.output import END
+from docs.generators.marked import END
+from docs.generators.reproduction import BEGIN, body
 from experiments.common.policies import seeds_of
 from experiments.figure import names_of, read
-from experiments.figure_page import BEGIN, body
 from experiments.figure_points import Row, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
 from ooco_gym.cli import main
@@ -55,15 +55,14 @@ def changed(path: Path, **changes: Any) -> str:
 def test_a_figure_is_one_yaml(own: Path) -> None:
     words = ["figure", f"name={own}", "workers=1"]
     assert main([*words, "out=F"]) == 0
-    found = json.loads(Path("F/reproduction.json").read_text())["figures"]
+    found = json.loads(Path("F/summary.json").read_text())["figures"]
     assert [one["name"] for one in found] == ["mine/late"] and found[0]["verdict"] == "reproduced"
     assert {"paper", "figure", "statement", "ours", "ci_low", "ci_high", "verdict", "command"} <= set(found[0])
     assert found[0]["points"] == 4 and found[0]["simulations"] == 8
     assert "Late requests by offline load" in Path("F/figures.html").read_text()
-    assert main([*words, "quick=true", "page=mine.md", "out=Q"]) == 0
+    assert main([*words, "quick=true", "out=Q"]) == 0
     quick = json.loads(Path("Q/summary.json").read_text())
     assert quick["figures"][0]["points"] == 2 and quick["simulated_anew"] == 0, "the others were in the cache"
-    assert "| `mine/late`: Figure 1 |" in Path("mine.md").read_text() and Path("mine.json").is_file()
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [
@@ -88,7 +87,7 @@ def test_one_that_fails_loses_no_other(own: Path, capsys: pytest.CaptureFixture[
     bad.write_text(yaml.safe_dump({**OWN, "metrics": {"late": "online.nothing"}}), encoding="utf-8")
     assert main(["figure", f"name=[{bad},{own}]", "workers=1", "quick=true", "out=F"]) == 0
     assert "not played: figure mine/bad: metrics.late" in " ".join(capsys.readouterr().out.split())
-    assert [one["name"] for one in json.loads(Path("F/reproduction.json").read_text())["figures"]] == ["mine/late"]
+    assert [one["name"] for one in json.loads(Path("F/summary.json").read_text())["figures"]] == ["mine/late"]
 
 
 # --- Every figure that ships ----------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_differences_are_in_the_table(case: Case) -> None:
 
 
 def test_what_the_engine_refuses_is_named() -> None:
-    one = Trace([0.0], [30], [3])
+    one = Trace([0.0], [30], [5])
     with pytest.raises(UserError, match="'sarathi' has no counterpart in the engine"):
         Case(one, "sarathi", 10)
     with pytest.raises(UserError, match="request 0 of 'trace' needs 34 tokens of KV memory, but kv_blocks=3 hold 32"):
