@@ -24,6 +24,7 @@ from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, check_fo
 from ooco_gym.workload.sessions import previous_turns
 from ooco_gym.workload.table_reader import BROKEN, Table, missing, open_parquet, parquet_table, read_table, unreadable
 from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, Trace
+from ooco_gym.workload.unfolding import FORMS
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
@@ -198,7 +199,7 @@ def _check_columns(table: Table, form: TraceFormat) -> None:
 
 def _doubts(ticks: np.ndarray, form: TraceFormat, moved: bool) -> list[str]:
     """What is said of times whose unit looks like another one."""
-    if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date":
+    if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date" or form.name in FORMS:  # what nested forms count in is sure
         return []
     doubts, order = [], list(UNITS)
     here, word = order.index(form.unit), UNITS[form.unit][0]

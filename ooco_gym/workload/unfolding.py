@@ -24,13 +24,14 @@ def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     Times of subagents count from their beginning in some files and from the conversation's in others: where a request
     would come before its subagent began, it is the former.
     """
+    scope = "" if one.get("hash_id_scope") == "global" else str(one["id"])  # of whom a hash is the same as another's
     agents = [entry for entry in one["requests"] if entry["type"] == "subagent"]
     own_clock = any(request["t"] < agent["t"] for agent in agents for request in agent["requests"])
     parts = [(str(one["id"]), 0.0, one["requests"])]
     parts += [(f"{one['id']}/{place}", agent["t"] if own_clock else 0.0, agent["requests"])
               for place, agent in enumerate(agents)]
     return [{**request, "t": request["t"] + begun_s, "session": session, "block_size": one["block_size"],
-             "hash_ids": scattered(np.array(request.get("hash_ids") or [], np.int64), str(one["id"]))}
+             "hash_ids": scattered(np.array(request.get("hash_ids") or [], np.int64), scope)}
             for session, begun_s, requests in parts for request in requests if request["type"] != "subagent"]
 
 

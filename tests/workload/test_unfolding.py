@@ -59,6 +59,14 @@ def test_subagents_on_their_own_clock_come_to_the_same(tmp_path: Path) -> None:
     assert trace.session is not None and trace.session.tolist() == [0, 0, 1, 1, 0]
 
 
+@pytest.mark.parametrize(("scope", "shared"), [("local", 0.0), ("global", 128 / 320)])
+def test_hashes_are_of_the_conversation_or_of_all(scope: str, shared: float, tmp_path: Path) -> None:
+    rows = [{"id": name, "block_size": 64, "hash_id_scope": scope, "requests": [
+        {"t": t, "type": "s", "in": 160, "out": 4, "hash_ids": [1, 2]}]} for name, t in (("a", 0.0), ("b", 1.0))]
+    (tmp_path / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sharing_ratio(read_trace(tmp_path / "two.jsonl")) == pytest.approx(shared)
+
+
 def broken(name: str, **changes: Any) -> dict[str, Any]:
     """The last object of a sample, keys replaced, or left out where they are None."""
     one = {**json.loads(sample(name).read_text().splitlines()[-1]), **changes}
