@@ -24,7 +24,7 @@ def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     Times of subagents count from their beginning in some files and from the conversation's in others: where a request
     would come before its subagent began, it is the former.
     """
-    scope = "" if one.get("hash_id_scope") == "global" else str(one["id"])  # of whom a hash is the same as another's
+    scope = "" if one.get("hash_id_scope") == "global" else str(one["id"])  # equal numbers are equal within
     agents = [entry for entry in one["requests"] if entry["type"] == "subagent"]
     own_clock = any(request["t"] < agent["t"] for agent in agents for request in agent["requests"])
     parts = [(str(one["id"]), 0.0, one["requests"])]
