@@ -12,7 +12,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.common.output import rounded
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -20,6 +19,7 @@ from experiments.figure_page import by_number, section_of, table_of_verdicts
 from experiments.figure_points import Row, measure, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
 from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.files import as_json
 from ooco_gym.report import console, show_notes, write_page
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -131,4 +131,4 @@ def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Seq
              "seeds": list(seeds), "quick": quick, "points": len(rows), "simulations": jobs.different - asked,
              "wall_s": time.perf_counter() - begun,
              "command": f"ooco-gym figure name={figure.name}{' quick=true' if quick else ''}"}
-    return rounded(found), rows
+    return as_json(found, 6), rows

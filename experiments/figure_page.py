@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.common.output import spread
 from experiments.figure_points import Row
+from ooco_gym.metrics.statistics import spread
 from ooco_gym.report import Column, Section, Table, error_bars, layout, number, with_interval
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.report.tables import NONE, TO

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.output import spread
 from experiments.figure_points import Row
 from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.metrics.statistics import spread
 
 VERDICTS = ("reproduced", "direction only", "not")
 Test = Mapping[str, Any]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from experiments.common.output import rounded, spread
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Limits, Plan, Point
 from experiments.common.runner import Jobs
@@ -26,7 +25,8 @@ from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
 from ooco_gym.commands.simulate import say_played, scenario_of
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.files import as_json, atomic_write
+from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Axis, Column, Panel, Section, Series, Table, console, number, percent, write_page
@@ -173,14 +173,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for row in rows:
         row["cluster_file"] = str(out / f"{re.sub(r'[^a-z0-9.]+', '_', row['policy'])}.yaml")
         with atomic_write(row["cluster_file"]) as temporary:
-            temporary.write_text(yaml.safe_dump(rounded(row["cluster"]), sort_keys=False), encoding="utf-8")
+            temporary.write_text(yaml.safe_dump(as_json(row["cluster"], 6), sort_keys=False), encoding="utf-8")
     question = _question(base, rate, options)
     table = _table(rows, question, len(seeds))
     table.show(console(), unbroken=2)
     write_page(out / "plan.html", "How many chips", [Section("", tables=[table], charts=_frontier(rows),
                                                             legend=[row["policy"] for row in rows])])
     return {"schema": SCHEMA, "question": question, "offline_rate": rate, "seeds": list(seeds),
-            "results": rounded(rows), "simulations": jobs.different, "simulated_anew": jobs.simulated,
+            "results": as_json(rows, 6), "simulations": jobs.different, "simulated_anew": jobs.simulated,
             "wall_s": time.perf_counter() - begun}
 
 

@@ -102,17 +102,20 @@ def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]
         temporary.unlink(missing_ok=True)
 
 
-def as_json(value: Any) -> Any:
-    """A value as JSON gives it back: lists for arrays and tuples, text for keys and paths, null for NaN."""
+def as_json(value: Any, digits: int | None = None) -> Any:
+    """A value as JSON gives it back: lists for arrays and tuples, text for keys and paths, null for NaN; numbers to so
+    many significant `digits`, where more would only make differences of nothing in a file that is kept."""
     if isinstance(value, Mapping):
-        return {str(key): as_json(one) for key, one in value.items()}
+        return {str(key): as_json(one, digits) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_json(one) for one in value]
+        return [as_json(one, digits) for one in value]
     if hasattr(value, "tolist"):  # arrays and numbers of NumPy
-        return as_json(value.tolist())
+        return as_json(value.tolist(), digits)
     if isinstance(value, Path):
         return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if not isinstance(value, float):
+        return value
+    return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from agents.environments import Window, make_env, split_seeds, windows
-from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, heuristics_of, seated
+from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.players import (
     SWEEP_FILE,
     FunctionPlayer,
@@ -39,7 +39,6 @@ from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
-from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
 from ooco_gym.resources import load_yaml, names
 
@@ -206,26 +205,12 @@ def check_heuristic(policy: str, env: Any) -> None:
     Raises:
         UserError: nothing of that name.
     """
-    rules = rule_names(env)
-    inside = env.unwrapped
-    if policy.partition(":")[0] in rules or policy in (PARTNER, RANDOM):
-        return
+    inside, known = env.unwrapped, getattr(env.unwrapped, "rules", ())
     if hasattr(inside, "episodes"):
-        try:
-            by_name(inside, policy)
-            return
-        except UserError:
-            if is_policy(policy) or "=" in policy or policy.startswith("level "):
-                raise  # it says what there is instead
-    raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
-                    f"known: {', '.join(rules) or 'none in this environment'}")
-
-
-def rule_names(env: Any) -> list[str]:
-    """Names of the heuristics that `env` can play: its own list, and what `heuristics_of` has beside it."""
-    inside = env.unwrapped
-    more = [one.name for one in heuristics_of(inside, [])] + [RANDOM] if hasattr(inside, "episodes") else []
-    return sorted({*getattr(inside, "rules", ()), *more})
+        by_name(inside, policy)
+    elif policy.partition(":")[0] not in known and policy not in (PARTNER, RANDOM):
+        raise UserError(f"'{policy}' is neither a known policy{nearest(policy, known)} nor a run folder; "
+                        f"known: {', '.join(known) or 'none in this environment'}")
 
 
 def play_job(job: Job) -> list[dict[str, Any]]:

@@ -147,7 +147,8 @@ def by_name(env: Any, name: str) -> Heuristic:
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
-    raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)}; it knows: {', '.join(known)}")
+    raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)} and no run folder; it knows: "
+                    f"{', '.join(known)}")
 
 
 def rule_names(rules: Any) -> list[str] | None:

@@ -1,27 +1,38 @@
 """`ooco-gym dashboard`: the page of charts (`agents.learning.charts`), on Weights & Biases or as a file.
 
 On W&B the page is a saved view of the project under a fixed name: it is made at the first call, and each later one
-lays the same charts anew in its place.
+lays the same charts anew in its place. Of `runs=…` it is drawn from their own tables, without login or server. Runs
+that differ in nothing but the seed are one curve, their mean, in a band from the least to the most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from agents.learning.charts import ACTIONS, CHARTS, STEP
-from agents.learning.run_page import draw
+import numpy as np
+
+from agents.evaluation.players import SWEEP_FILE, groups_of, runs_of
+from agents.learning.charts import ACTIONS, CHARTS, LIMIT, STEP, Chart
+from agents.policies.runs import GENERATIONS_FILE
 from agents.settings import plain, require
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
+from ooco_gym.report import Section, layout, write_page
+from ooco_gym.report.pages import COLOURS
 
 PAGE_FILE, VIEW = "dashboard.html", "oocogym"  # VIEW: the page's name in its address, ?nw=oocogym
 ACROSS, WIDE, HIGH = 3, 8, 6  # charts in a row, and their size; a row of the page is 24 wide
 COLUMNS = ("validation/reward.max", "validation/violation_rate.min",
            "validation/offline_reference_gpu_s_per_s.max", "time/decisions_per_s.last")
+TRAINING_FILE, STEPS = "progress.csv", "time/total_timesteps"
+PIXELS = 320  # of a row of the drawn page
+DASHES = {"solid": "—", "dash": "– –", "dot": "· · ·", "dashdot": "– ·"}  # of the series of a chart, and as text
+Curves = dict[str, np.ndarray]  # by series: float64[rows], NaN where a row says nothing of it
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -112,3 +123,106 @@ def workspace(entity: str, project: str, name: str) -> Any:
     page._internal_name = f"nw-{VIEW}-v"
     page._internal_runset_id = VIEW
     return page
+
+
+# --- Drawn from the tables of runs ------------------------------------------------------------------------------------
+def curves_of(folder: Path) -> Curves:
+    """What a run logged, by the names of the charts, `decisions` among them: of a search these are candidates.
+
+    Raises:
+        UserError: the folder has no table of a training.
+    """
+    path = next((folder / name for name in (TRAINING_FILE, GENERATIONS_FILE) if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(f"runs: '{folder}' has neither {TRAINING_FILE} nor {GENERATIONS_FILE}; expected the out of "
+                        "'ooco-gym train', or of a sweep of it")
+    searched = path.name == GENERATIONS_FILE
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = {f"search/{key}" if searched else key: np.array([_number(row[key]) for row in rows])
+             for key in (rows[0] if rows else {})}
+    return {**found, STEP: found.get("search/candidates" if searched else STEPS, np.zeros(0))}
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float({"True": "1", "False": "0"}.get(text or "", text or "nan"))
+    except ValueError:
+        return np.nan
+
+
+def draw(path: Path, folders: Sequence[str], title: str) -> list[str]:
+    """Writes the page; returns the labels of the settings in it.
+
+    Args:
+        folders: of runs, of several seeds (`seed_*`), or of a sweep of the command line.
+
+    Raises:
+        UserError: a folder is none of them.
+    """
+    settings: dict[str, list[Curves]] = {}
+    for folder in folders:
+        groups = groups_of(folder) if (Path(folder) / SWEEP_FILE).is_file() else {Path(folder).name: runs_of(folder)}
+        for label, runs in groups.items():
+            settings.setdefault(label, []).extend(curves_of(Path(run)) for run in runs.values())
+    parts: dict[str, list[Chart]] = {}
+    for chart in CHARTS:
+        if any(name in curves for name in chart.series for runs in settings.values() for curves in runs):
+            parts.setdefault(chart.section, []).append(chart)
+    seeds = {label: len(runs) for label, runs in settings.items()}
+    write_page(path, title, [Section(name, figures=[_figure(charts, settings)]) for name, charts in parts.items()],
+               "; ".join(f"`{label}`: {count} run{'s' if count > 1 else ''}" for label, count in seeds.items())
+               + ". A band goes from the least to the most of a setting's seeds.")
+    return list(settings)
+
+
+def _figure(charts: Sequence[Chart], settings: Mapping[str, Sequence[Curves]]) -> Any:
+    """The charts of a section side by side, a colour a setting, a dash a series."""
+    from plotly import graph_objects as go
+    from plotly.subplots import make_subplots
+
+    rows = -(-len(charts) // ACROSS)
+    dashes = [*DASHES]
+    figure = make_subplots(rows, min(ACROSS, len(charts)), vertical_spacing=150 / (PIXELS * rows),
+                           subplot_titles=[f"{chart.title}<br><sub>{_told(chart)}</sub>" for chart in charts])
+    shown: set[str] = set()
+    for place, chart in enumerate(charts):
+        at: dict[str, Any] = {"row": place // ACROSS + 1, "col": place % ACROSS + 1}
+        figure.update_xaxes(title_text=chart.x.rpartition("/")[2], **at)
+        for colour, (label, runs) in enumerate(settings.items()):
+            for turn, series in enumerate(chart.series):
+                x, mean, low, high = _banded(runs, chart.x, series)
+                tint = "#666" if series == LIMIT else COLOURS[colour % len(COLOURS)]
+                if len(runs) > 1 and chart.x == STEP:
+                    figure.add_trace(go.Scatter(x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", opacity=0.2,
+                                                fillcolor=tint, line={"width": 0}, hoverinfo="skip", showlegend=False,
+                                                legendgroup=label), **at)
+                figure.add_trace(go.Scatter(
+                    x=x, y=mean, name=label, legendgroup=label, showlegend=label not in shown and turn == 0,
+                    mode="lines+markers" if chart.x != STEP or len(x) < 12 else "lines",
+                    line={"color": tint, "dash": dashes[turn % len(dashes)]}), **at)
+                shown.add(label)
+    return layout(figure, PIXELS * rows)
+
+
+def _told(chart: Chart) -> str:
+    """The unit of a chart, and which line of several is which."""
+    if len(chart.series) == 1:
+        return chart.unit
+    return ", ".join(f"{dash} {name.rpartition('/')[2].removesuffix('_per_s')}" for dash, name in zip(
+        [*DASHES.values()] * len(chart.series), chart.series, strict=False)) + f" ({chart.unit})" * bool(chart.unit)
+
+
+def _banded(runs: Sequence[Curves], by: str, series: str) -> tuple[np.ndarray, ...]:
+    """What is on the x-axis, and mean, least and most of runs there: as far as all of them have come."""
+    pairs = []
+    for curves in runs:
+        x, y = curves.get(by, np.zeros(0)), curves.get(series, np.zeros(0))
+        if len(x) == len(y):
+            known = np.isfinite(x) & np.isfinite(y)
+            pairs.append((x[known], y[known]))
+    shortest = min((len(x) for x, _ in pairs), default=0)
+    if not shortest:
+        return np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0)
+    xs, ys = (np.array([pair[part][:shortest] for pair in pairs]) for part in (0, 1))
+    return xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.marked import merged
-from experiments.common.output import rounded
-from ooco_gym.files import write_json
+from ooco_gym.files import as_json, write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import NONE, Column, Table, percent, with_interval
 from ooco_gym.report.tables import RANGE, TO, Form
@@ -173,4 +172,5 @@ if __name__ == "__main__":
     kept = json.loads(run.read_text(encoding="utf-8"))
     command = "capacity" if "peaks" in kept else "compare"
     page.write_text(merged(page, body(kept), BEGIN.format(command)), encoding="utf-8")
-    write_json(figures, rounded(kept, "curve"))
+    rows = [{key: value for key, value in row.items() if key != "curve"} for row in kept["results"]]
+    write_json(figures, as_json({**kept, "results": rows}, 6))

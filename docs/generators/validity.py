@@ -24,12 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from docs.generators.marked import merged
-from experiments.common.output import rounded
 from ooco_gym.calibrate import fitting, operators, sources, steps
 from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
 from ooco_gym.calibrate.steps import Steps
 from ooco_gym.errors import UserError, check_keys, whole_number
-from ooco_gym.files import write_json
+from ooco_gym.files import as_json, write_json
 from ooco_gym.jobs import cores, in_processes
 from ooco_gym.perf.chip import ChipSpec, load_chip, transferred
 from ooco_gym.perf.kernels import ExtendedParameters
@@ -316,7 +315,7 @@ def measure(given: Given, out: Path) -> list[str]:
         rows = part(given)
         figures[name] = figures.get(name, {}) | rows
         said.append(f"{name}: measured {', '.join(rows)}" if rows else f"{name}: no data, the last figures stay")
-    write_json(out / FIGURES, rounded(figures))
+    write_json(out / FIGURES, as_json(figures, 6))
     (out / PAGE).parent.mkdir(parents=True, exist_ok=True)
     (out / PAGE).write_text(written(out), encoding="utf-8")
     return said

@@ -96,7 +96,6 @@ class Plan:
         factor: from one rate of the grid to the next, above 1.
         last: highest rate tried.
         precision: bisection ends when the bracket is this share of its upper end.
-        beyond: further rates of the grid taken after the crossing, for the curve.
         screen: seeds that walk the grid, the first ones; all are then simulated around their crossing. 0: all walk it.
     """
 
@@ -104,7 +103,6 @@ class Plan:
     factor: float = 1.5
     last: float = 200.0
     precision: float = 0.04
-    beyond: int = 1
     screen: int = 0
 
     def grid(self) -> list[float]:
@@ -151,8 +149,6 @@ def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limit
         point = try_rate(ahead.pop(0))
         best, failed = (point, None) if point.holds(limits) else (best, point)
     if failed is not None and best is not None:
-        for rate in ahead[:plan.beyond]:
-            try_rate(rate)
         while failed.rate - best.rate > plan.precision * failed.rate and failed.rate > plan.first * plan.precision:
             middle = try_rate(0.5 * (best.rate + failed.rate))
             if middle.holds(limits):

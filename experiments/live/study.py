@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from experiments.engines.chain import Engine, fitted_engine
-from experiments.live.cells import Promise, document_of, drawn_trace, figures, seen_by_client
-from experiments.live.predict import simulated
+from experiments.live.cells import Promise, document_of, drawn_trace, figures, seen_by_client, simulated
 from experiments.live.server import MODEL, Server, write_tokenizer
 from experiments.live.summing_up import ranking, ratios, table
 from ooco_gym.calibrate.measure.interpreter import find_python

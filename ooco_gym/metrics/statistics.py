@@ -51,6 +51,13 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
     return mean, float(found.low), float(found.high)
 
 
+def spread(values: Any) -> dict[str, Any]:
+    """Mean of figures over seeds, its 95 % interval (`low`, `high`), and the `values`; an infinite one is NaN."""
+    values = np.asarray(values, float)
+    mean, low, high = interval(np.where(np.isfinite(values), values, np.nan))
+    return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
+
+
 def interval_words(seeds: int, windows: int | None = None) -> str:
     """What the intervals of a table are, in one sentence for its footnote, resampled over seeds, or over `windows`
     within them."""

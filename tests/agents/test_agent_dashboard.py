@@ -7,7 +7,7 @@ from wandb_workspaces.workspaces import internal
 
 from agents.learning import dashboard
 from agents.learning.charts import CHARTS, STEP
-from agents.learning.run_page import _banded, curves_of
+from agents.learning.dashboard import _banded, curves_of
 from ooco_gym.errors import UserError
 
 CONFIG = {"entity": "us", "project": "ooco-gym", "name": "A page"}
