@@ -26,7 +26,7 @@ from agents.zoo import digest_of as digest_of_rule
 from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import EpisodeConfig, under
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import as_json, atomic_write, write_sealed
+from ooco_gym.files import as_json, atomic_write, write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.crossed import iqm, probability_of_improvement
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
@@ -36,7 +36,7 @@ from ooco_gym.report import Table, percent, progress
 from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.version import __version__
 
-SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
+SCHEMA, RESULT_FILE, TABLE_FILE, SEAL = "ooco-gym/suite/1", "result.json", "leaderboard.md", "content_sha256"
 OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
 FIGURES = ("service", "violated", "arrived")
 SAME = 1e-6  # of a window's service: another processor's last bits
@@ -71,13 +71,13 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
             reference = suite["tracks"][suite["tasks"][name]["track"]]["reference"]
             references[name] = play(suite, name, reference, range(count))
             bar.advance()
-    result = {"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
+    result = as_json({"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
               "title": str(config["title"] or policy), "policy": policy, "policy_sha256": policy_digest(policy),
               "complete": count == int(suite["windows"]) and config["tasks"] is None, "tasks": played,
-              "references": references, **scores(suite, played, references)}
+              "references": references, **scores(suite, played, references)})
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    write_sealed(out / RESULT_FILE, result)
+    write_json(out / RESULT_FILE, {**result, SEAL: _digest(result)})
     tables_of([result])[0].show()
     print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; a part of the suite, on no leaderboard"))
     return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
@@ -220,10 +220,13 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: none, edited, or of another suite.
     """
-    result = read_mapping(path)  # which refuses one whose seal is broken
-    if result.get("schema") != SCHEMA or "content_sha256" not in result:
+    result = read_mapping(path)
+    seal = result.pop(SEAL, None)
+    if result.get("schema") != SCHEMA or seal is None:
         raise UserError(f"'{path}' is no result of 'ooco-gym suite run' (schema {result.get('schema')}; expected "
                         f"{SCHEMA})")
+    if seal != _digest(result):
+        raise UserError(f"'{path}' was changed after it was written (its SHA-256 differs)")
     if result["suite_sha256"] != _digest(suite):
         raise UserError(f"'{path}' is of suite {result['suite']} with other tasks than suite {suite['name']} has here")
     if as_json(scores(suite, result["tasks"], result["references"])) != {

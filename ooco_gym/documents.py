@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
@@ -20,8 +20,6 @@ from ooco_gym.errors import UserError
 MOST_OPENED = 1000  # values within values, for the compiled loader: where the stack ends, it ends the process
 _OPENING = ("[", "{", "- ", ":", "?")  # one of these begins each value that has others in it
 FRESH_S = 2.0  # seconds since a change
-SEAL = "content_sha256"
-"""Key of a sealed document that holds the digest of all others."""
 
 
 def read_yaml(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
@@ -43,21 +41,13 @@ def read_mapping(path: str | os.PathLike[str], where: str = "", advice: str = ""
     """The mapping that a JSON file (`.json`) or a YAML file holds.
 
     Raises:
-        UserError: it cannot be read, holds something else, or was changed after it had been sealed.
+        UserError: it cannot be read, or holds something else.
     """
     file, where = Path(path), where or f"'{path}'"
     value = (read_json if file.suffix == ".json" else read_yaml)(file, where, advice)
     if not isinstance(value, dict):
         raise UserError(f"{where} must hold a mapping of keys to values{advice}")
-    if SEAL in value and value[SEAL] != seal_of(value):
-        raise UserError(f"{where} was changed after it was written (its SHA-256 differs){advice}")
     return value
-
-
-def seal_of(value: Mapping[str, Any]) -> str:
-    """SHA-256 of what JSON gives back of a mapping, its seal left out; in hexadecimal."""
-    rest = {key: item for key, item in value.items() if key != SEAL}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.documents import SEAL, seal_of
 from ooco_gym.errors import UserError
 from ooco_gym.private import not_private
 
@@ -135,9 +134,3 @@ def read_parquet(path: str | os.PathLike[str]) -> pa.Table:
 
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         return file.read()
-
-
-def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
-    """Writes a mapping as `write_json` does, with a digest of it, so that `documents.read_mapping` sees a change."""
-    kept = as_json(value)
-    write_json(path, {**kept, SEAL: seal_of(kept)})

@@ -92,7 +92,7 @@ def read_iterations(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: there is none, or it lacks a column.
     """
-    table = read_measured(path, "iterations")
+    table = read_measured(path)
     for name in NEEDED:
         if name not in table:
             raise UserError(f"'{path}' has no column '{name}'; expected the iterations of `ooco-gym calibrate measure`")

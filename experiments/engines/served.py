@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.files import read_parquet
 from ooco_gym.report import layout
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.workload.table_reader import read_table
 
 if TYPE_CHECKING:
     from ooco_gym.workload import Trace
@@ -38,19 +38,13 @@ def served(arrival_s: np.ndarray, first_s: np.ndarray, last_s: np.ndarray, token
     return Served(first_s - arrival_s, tpot_s, last_s - arrival_s)
 
 
-def read_measured(path: Path, what: str = "requests") -> dict[str, np.ndarray]:
-    """The columns of a `requests.parquet`, or of another file of what was measured.
+def read_measured(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a file of what `ooco-gym calibrate measure` measured.
 
     Raises:
         UserError: it is not there, or cannot be read.
     """
-    if not path.is_file():
-        raise UserError(f"'{path}' does not exist: expected the {what} of `ooco-gym calibrate measure`")
-    try:
-        table = read_parquet(path)
-        return {name: table[name].to_numpy() for name in table.column_names}
-    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
-        raise UserError(f"'{path}' cannot be read: {' '.join(str(error).split())[:200]}; measure again") from error
+    return {name: column.to_numpy() for name, column in read_table(path).columns.items()}
 
 
 class Again(NamedTuple):

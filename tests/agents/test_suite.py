@@ -8,7 +8,7 @@ import pytest
 
 from agents import suite
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_sealed
+from ooco_gym.files import write_json
 from ooco_gym.resources import load_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -49,13 +49,11 @@ def test_an_edited_result_is_refused(result, tmp_path):
         edited = json.loads(json.dumps({key: value for key, value in held.items() if key != "content_sha256"}))
         change(edited)
         path = tmp_path / "result.json"
-        write_sealed(path, edited)
-        if not seal:
-            path.write_text(path.read_text().replace('"slack"', '"mine"'))
+        write_json(path, {**edited, "content_sha256": suite._digest(edited) if seal else held["content_sha256"]})
         with pytest.raises(UserError, match=words):
             suite.main(config(tmp_path, action="verify", target=str(path)))
 
-    refused("was changed after it was written", lambda one: None, seal=False)
+    refused("was changed after it was written", lambda one: one.update(title="mine"), seal=False)
     refused("its scores are not those of its windows", lambda one: one["iqm"].update(value=9.0))
     refused("'ooco' here is not what was played there", lambda one: one.update(policy="ooco"))
     refused("other tasks than suite v1", lambda one: one.update(suite_sha256="0"))

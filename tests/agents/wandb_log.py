@@ -95,7 +95,8 @@ def finished_run(path):
 
 def offline_runs(folder):
     """All offline runs below a training run's folder, the oldest first."""
-    return [finished_run(path) for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))]
+    return [finished_run(path) for path in sorted(
+        folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)]
 
 
 def offline_run(folder):
