@@ -160,6 +160,9 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "
                      f"prompt and output, {rejected['shortest_tokens']:,} tokens and more, do not fit "
                      f"{' or '.join(why[one] for one in rejected['reasons'])}.")
+    if unreached := summary.get("sessions", {}).get("turns_not_reached"):
+        lines.append(f"{unreached:,} turns of closed sessions never came: a turn before them was rejected, or had not "
+                     "finished when the run ended.")
     if offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")

@@ -15,6 +15,7 @@ from invariants import chain, check, check_turns
 from mixed_invariants import check_mixed
 
 from ooco_gym import Scenario, Simulation, UserError, simulate
+from ooco_gym.commands.simulate import warnings_of
 from ooco_gym.sim import state as s
 
 MANY_EVENTS = 6000
@@ -169,9 +170,12 @@ def test_a_trace_without_sessions_is_refused_and_open_ones_are_noted(tmp_path: P
 
 def test_turns_that_never_come_due_are_in_no_table(tmp_path: Path) -> None:
     rows = [(0, 100, 10, 1, ""), (1, 300_000, 10, 1, 1), (2, 100, 10, 1, 1), (3, 100, 10, 2, ""), (4, 100, 10, 2, 500)]
-    run = simulate(scenario(written(tmp_path, rows)), "deadline")
+    played = scenario(written(tmp_path, rows))
+    run = simulate(played, "deadline")
     assert run.requests["status"].tolist() == [s.FINISHED, s.REJECTED, s.FUTURE, s.FINISHED, s.FUTURE]
     assert run.summary["sessions"]["turns_not_reached"] == 2
+    assert "2 turns of closed sessions never came" in " ".join(
+        warnings_of({**run.summary, "scenario": played.describe()}))
     assert run.summary["online"]["arrived"] == 3 and run.summary["rejected"]["online"] == 1
 
 
