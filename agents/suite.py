@@ -236,9 +236,9 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_result(path: Path) -> bool:
-    """Whether a file says that it is a result; others may lie beside it."""
+    """Whether a file says that it is a result; others may lie beside it, such as a run's summary."""
     value = read_json(path)
-    return isinstance(value, dict) and value.get("schema") == SCHEMA
+    return isinstance(value, dict) and value.get("schema") == SCHEMA and SEAL in value
 
 
 def _table(config: dict[str, Any]) -> dict[str, Any]:

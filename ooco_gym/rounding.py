@@ -1,4 +1,4 @@
-"""What one processor computes in its last bits otherwise than another is rounded once, before anything hangs on it.
+"""Rounds floats whose last bits differ between processors, once, before anything depends on them.
 
 Addition, multiplication, division and square root are the same everywhere. Exponentials, logarithms, powers and sines
 are not: vector units and versions of the C library differ by a unit in the last place, least-squares fits by more. One

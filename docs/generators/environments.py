@@ -349,7 +349,7 @@ def _worth(root: Path) -> list[str]:
     """How much the choice matters in each environment, in whole windows; where it matters most first."""
     played = json.loads((root / "results" / "choice.json").read_text(encoding="utf-8"))
     rows = []
-    for name in ENVIRONMENTS:
+    for name in (one for one in ENVIRONMENTS if one in played):  # a new one is in `results/choice.json` once measured
         found, ahead, learned = played[name], headroom_of(name, root), _learned(name, root)
         by_name = {row["policy"]: row for row in found["rows"]}
         chance, partner, best = (by_name[one] for one in ("random actions", "partner", found["best_heuristic"]))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ooco_gym.compile import address_of, inlined, inner
 from ooco_gym.envs import ENVIRONMENTS
-from ooco_gym.envs.buffers import CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, STEP_SIGNATURE
+from ooco_gym.envs.buffers import ADMIT, CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, RECLAIM, STEP_SIGNATURE
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
 from ooco_gym.policy.policy import Policy
@@ -73,13 +73,14 @@ class Decision:
 
     Attributes:
         name: of the kind, such as `gate`.
-        kind: a decision point of the simulator (`sim.state.GATE`, …); or, of a decision by the clock (once in
-            `interval_s`), `buffers.CLOCK`, or `buffers.CONTROL` where an action is a vector of levels.
+        kind: a decision point of the simulator (`sim.state.GATE`, …); a part of a mixed instance's iteration
+            (`buffers.RECLAIM`, `buffers.ADMIT`); or, of a decision by the clock (once in `interval_s`),
+            `buffers.CLOCK`, or `buffers.CONTROL` where an action is a vector of levels.
         offer, answer: step kernels (`buffers.step_kernel`).
         action_of: the action for what a rule answers, for heuristics; None: it comes by the clock, and rules have
             settings for it, but no answer.
         window: waiting requests that the simulator must look at, where the partner looks at fewer.
-        partner: of `CLOCK`: step kernel that does what the partner would do, and returns ASK.
+        partner: of `CLOCK`, `RECLAIM` and `ADMIT`: step kernel that does what the partner would do, and returns ASK.
         levels: the values to choose among, for `StepBuffers.levels`: float64[values of one, candidates] (of `CLOCK`:
             float64[1, levels], ascending); None: there are as many candidates as the configuration says.
         controls: of `CONTROL`: the parameters and their levels.
@@ -118,8 +119,8 @@ class Decision:
     marks: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind == CLOCK and self.partner is None:
-            raise ValueError(f"decision '{self.name}' comes by the clock: `partner` must say what the partner does")
+        if self.kind in (ADMIT, CLOCK, RECLAIM) and self.partner is None:
+            raise ValueError(f"decision '{self.name}' has no rule of its own: `partner` must say what the partner does")
         if self.cluster is not CLUSTER and self.observe is None:
             raise ValueError(f"decision '{self.name}' has a cluster table of its own: `observe` must fill it")
         if unknown := set(self.features) - {feature.name for feature in CANDIDATES}:

@@ -143,7 +143,7 @@ def _fill_queues(state, instance, out):
 @inlined
 def _fill_strict(state, out):
     first, total = state.config.relaxed_count, state.instances.size
-    latency = online = offline = free = hungry = arriving = context = 0.0
+    latency = online = offline = free = wants_pull = arriving = context = 0.0
     for instance in range(first, total):
         flush_totals(state, instance)
         spec = state.instances[instance]
@@ -153,7 +153,7 @@ def _fill_strict(state, out):
         online += spec.urgent_decodable * per_seat
         offline += (spec.decodable - spec.urgent_decodable) * per_seat
         free += spec.free_blocks / spec.total_blocks
-        hungry += spec.hungry
+        wants_pull += spec.wants_pull
         arriving += spec.arriving
         context += spec.arriving_context
     size = max(1, total - first)
@@ -161,7 +161,7 @@ def _fill_strict(state, out):
     out[CLUSTER_COLUMN.strict_online] = share(online / size, 1.0)
     out[CLUSTER_COLUMN.strict_offline] = share(offline / size, 1.0)
     out[CLUSTER_COLUMN.strict_kv_free] = share(free / size, 1.0)
-    out[CLUSTER_COLUMN.strict_hungry] = hungry / size
+    out[CLUSTER_COLUMN.strict_hungry] = wants_pull / size
     out[CLUSTER_COLUMN.arriving] = arriving
     out[CLUSTER_COLUMN.arriving_context] = context
     busy = 0

@@ -69,7 +69,7 @@ def end_runs(state):
 
 @inlined
 def run_to(state, buffers, i, run_address, rules, until_ps, answer):
-    """Runs an episode under rules until a time or what they ask; the account's blocks turn on the way.
+    """Runs an episode under rules until a time or what they ask; the blocks of the reward's 10-minute budget roll on.
 
     Returns why the simulator stopped.
     """
@@ -112,7 +112,7 @@ def advance(state, buffers, i, run_address, answer):
 # --- An iteration of a mixed instance: who gives way where blocks are short, how it is filled, who enters it ----------
 @inlined
 def begin_iteration(state, buffers, i):
-    """The answer that composes an iteration; MORE: one of its decisions is open."""
+    """Asks who gives way, then the rest; returns the iteration's answer, or MORE: one of its decisions is open."""
     if buffers.offers[b.RECLAIM] != 0:
         buffers.turns[i, b.KIND] = b.RECLAIM
         if offer(state, buffers, i):
@@ -122,7 +122,7 @@ def begin_iteration(state, buffers, i):
 
 @inlined
 def compose_iteration(state, buffers, i):
-    """The same of an iteration for which all who must have given way."""
+    """Fills the iteration, once all who must have given way; returns the answer, or MORE."""
     turn, enters = buffers.turns[i], buffers.offers[b.ADMIT] != 0
     turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = s.COMPOSE, 0, 0
     if enters:
@@ -140,7 +140,7 @@ def compose_iteration(state, buffers, i):
 
 @inlined
 def complete_iteration(state, buffers, i, answer):
-    """The same of an iteration that has been filled."""
+    """Asks who enters the filled iteration; returns the answer, or MORE."""
     if opens_admission(state, buffers, i):
         if offer(state, buffers, i):
             return b.MORE

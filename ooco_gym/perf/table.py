@@ -304,9 +304,10 @@ def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float =
 def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
                      context_tokens: ArrayLike, completed: ArrayLike | None = None,
                      longest: ArrayLike | None = None) -> np.ndarray:
-    """What the simulator charges for iterations, int64[n] in ps: linear layers together, attentions one after the
-    other, or in one kernel where the chip has it (`CostTable.mixed`); an iteration without prefills is a decode
-    step.
+    """Latencies of iterations, int64[n] in ps: the NumPy twin of `sim.mixed.sums_latency`, for fits and tests.
+
+    Linear layers together, attentions one after the other, or in one kernel where the chip has it (`CostTable.mixed`);
+    an iteration without prefills is a decode step.
 
     Args:
         table: of the instance; its largest batch bounds the decodes with the prefills that end.

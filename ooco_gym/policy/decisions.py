@@ -1,4 +1,4 @@
-"""The six decision points: everything that a scheduler in this field decides is one of these.
+"""The six decision points, where the loop asks; environments split `compose` further (`envs/stepping.py`).
 
 A rule for a point is a compiled function of a `View` that returns an integer. Its meaning depends on the point; wide
 answers (`compose`, `pull`) are written to `view.state.picks` and their number is returned. Any rule may return `ASK`:
@@ -43,7 +43,7 @@ GATE = Point("gate", s.GATE, "a relaxed instance without online work could start
              "waiting offline requests that fit the memory, in queue order",
              "the position of the one to start, HOLD (ask again at the next step) or HOLD_UNTIL_CHANGE")
 COMPOSE = Point("compose", s.COMPOSE, "an instance is free to start its next decode step; a mixed one its next "
-                "iteration, whose rule acts by verbs (policy/mixed.py) and whose answer does not count",
+                "iteration, whose rule acts by step actions (policy/mixed.py) and whose answer does not count",
                 "none: the members of view.instance",
                 "ALL, or how many slots were written to state.picks; sets instances[i].bound_ps, the believed latency "
                 "up to which the same answer would come out again (0: ask at every step)")

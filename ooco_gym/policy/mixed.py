@@ -1,8 +1,9 @@
 """The vocabulary of schedulers of mixed instances, and the two halves of vLLM's V1 schedule, which many build on.
 
-A rule for `compose` on a mixed instance is the scheduler itself: it gives tokens to running requests (`give`), admits
-waiting ones (`admit`) and takes memory away (`preempt`); what it returns is not read, except ASK. Requests that run are
-State.members[BATCH] in the order of admission; waiting ones are the linked queues of the instance, online and offline.
+A rule for `compose` on a mixed instance is the scheduler itself: it gives tokens to running requests
+(`allocate_slots`), admits waiting ones (`admit`) and takes memory away (`preempt`); what it returns is not read, except
+ASK. Requests that run are State.members[BATCH] in the order of admission; waiting ones are the linked queues of the
+instance, online and offline.
 """
 
 import numpy as np

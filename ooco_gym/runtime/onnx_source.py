@@ -1,4 +1,4 @@
-"""Writes `policy.onnx` of a policy's arrays: NumPy's own protocols hand each step of `networks` to who notes it.
+"""Writes `policy.onnx` of a policy's arrays: records each NumPy operation of `networks` as an ONNX node.
 
 Needs the package onnx. A `Value` stands for an array of any number of rows; arrays that it is added to, or multiplied
 by, become constants of the graph.

@@ -256,7 +256,7 @@ def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequenc
     instances["host_free_blocks"] = rules.host_bytes / block_bytes
     instances["pull_due"] = 1
     instances["hold"] = s.HOLD_UNTIL_CHANGE
-    instances["hungry"] = 1
+    instances["wants_pull"] = 1
 
 
 def _fill_links(state: s.State, relaxed: int, rules: Rules) -> None:

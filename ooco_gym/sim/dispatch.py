@@ -186,7 +186,7 @@ def _pull(state, instance, pull):
     spec.pull_due = 0
     if spec.pull_wake_ps <= state.clock.now_ps:
         spec.pull_wake_ps = s.NEVER  # a rule that wants to be asked again by the clock sets a later time
-    spec.hungry = 1 if answer == 0 else 0
+    spec.wants_pull = 1 if answer == 0 else 0
     accepted = 0
     for i in range(min(answer, state.picks.size)):
         accepted += accept_pull(state, state.picks[i], instance)
@@ -296,7 +296,7 @@ def place(state, slot, queued, route, evict_hook):
                 leave_push_queue(state, slot)
             request.status = s.RESIDENT
             join_decodable(state, request.instance, slot)
-            _tell_hungry(state)
+            _wake_pullers(state)
             wake(state, request.instance)
             return DONE
         if answer < 0:
@@ -339,11 +339,11 @@ def _choose_target(state, slot, route):
 
 
 @inlined
-def _tell_hungry(state):
+def _wake_pullers(state):
     """A new offline request decodes on a relaxed instance: strict ones that found no request to pull look again."""
     for instance in range(state.config.relaxed_count, state.instances.size):
-        if state.instances[instance].hungry:
-            state.instances[instance].hungry = 0
+        if state.instances[instance].wants_pull:
+            state.instances[instance].wants_pull = 0
             state.instances[instance].pull_due = 1
             wake(state, instance)
 

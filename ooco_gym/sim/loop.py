@@ -155,7 +155,7 @@ def _interrupt(state, instance, slot, hook):
 
 @inlined
 def _end_iteration(state, instance):
-    """An instance's iteration or run is over, or its alarm rings."""
+    """An instance's iteration or run is over, or its wake-up timer (`pull_wake_ps`) expires."""
     spec = state.instances[instance]
     if spec.activity == s.DECODE:
         finished = end_run(state, instance)
@@ -237,7 +237,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
 
 @inner
 def _next_arrival(state):
-    """When the next request arrives; NEVER where none does. It and its neighbour are then on their way."""
+    """When the next request arrives; NEVER where none does. Prefetches its record and the next one."""
     turn_ps = s.NEVER
     if closed(state):
         skip_turns(state)

@@ -105,7 +105,7 @@ def iteration_latency(state, instance):
 
 @inner
 def start_mixed(state, instance):
-    """Starts the composed iteration, or lets the instance rest until something arrives or its alarm rings."""
+    """Starts the composed iteration, or lets the instance rest until something arrives or its wake-up timer expires."""
     spec = state.instances[instance]
     sums = iteration_sums(state, instance, spec.table)
     if sums[0] == 0:

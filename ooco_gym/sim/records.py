@@ -149,7 +149,7 @@ INSTANCE = np.dtype(
         ("pull_wake_ps", np.int64),  # ask for a pull again at this time
         ("last_pull_ps", np.int64),
         ("pull_due", np.int32),  # something changed since the last pull decision
-        ("hungry", np.int32),  # the last pull decision found free space here but no request to pull
+        ("wants_pull", np.int32),  # the last pull decision found free space here but no request to pull
         ("queued", np.int32),  # a DISPATCH task for it is in the ring
         # sums for metrics
         ("online_prefill_ps", np.int64),

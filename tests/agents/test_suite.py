@@ -121,6 +121,7 @@ def test_a_rule_of_ones_own_is_played_told_apart_by_its_code_and_found_elsewhere
 
 def test_the_leaderboard_has_what_is_whole(tmp_path):
     (tmp_path / "other.json").write_text("[1, 2]")  # beside results lie other files
+    write_json(tmp_path / "summary.json", {"schema": suite.SCHEMA, "command": "suite"})  # of the run that made one
     summary = suite.main(config(tmp_path, action="table", results=str(tmp_path)))
     text = (tmp_path / suite.TABLE_FILE).read_text()
     assert summary["results"] >= 10 and "Track pools" in text and "Track mixed" in text
