@@ -14,7 +14,6 @@ import numpy as np
 from ooco_gym import resources
 from ooco_gym.errors import UserError
 from ooco_gym.perf.fields import check_numbers, convert, load_values, read_fields
-from ooco_gym.perf.huggingface import model_values
 from ooco_gym.rounding import steady
 
 _ZERO = {"position_rows", "max_position", "experts", "top_k", "expert_intermediate", "shared_intermediate",
@@ -236,5 +235,7 @@ def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) ->
         return model
     values, where = load_values("model", model)
     if "model_type" in values:
+        from ooco_gym.perf.huggingface import model_values
+
         values = model_values(values, where)
     return read_fields(ModelSpec, values, where, convert)
