@@ -1,9 +1,10 @@
 """How near the simulator's clock is to measurements: one table, in docs/validity.md.
 
-`python -m docs.generators.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures three things: iterations of
-an architecture that the fit has not seen, the efficiency of one chip on another one's datasheet, and a recorded run
-served again. Figures go to `results/validity.json`, and the table of the page is written from them; what the data given
-do not have keeps its last figures.
+`python -m docs.generators.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures four things: iterations of
+an architecture that the fit has not seen, the same and single kernels of models with experts, latent attention or
+weights of 8 bits, the efficiency of one chip on another one's datasheet, and a recorded run served again. Figures go to
+`results/validity.json`, and the table of the page is written from them; what the data given do not have keeps its last
+figures.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 from docs.generators.marked import merged
 from ooco_gym.calibrate import fitting, operators, sources, steps
-from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
+from ooco_gym.calibrate.rows import LATENT, Rows, clean, fastest_kernels
 from ooco_gym.calibrate.steps import Steps
 from ooco_gym.errors import UserError, check_keys, whole_number
 from ooco_gym.files import as_json, write_json
@@ -47,9 +48,17 @@ out             folder with docs/validity.md and results/; the repository unless
 """
 KEYS = ("data", "aiconfigurator", "prompts", "workers", "out")
 FORMS = ("ooco", "extended", "measured")
-UNSEEN, LEFT_OUT, REPLAYED = "unseen", "left_out", "replayed"
+UNSEEN, SPARSE, LEFT_OUT, REPLAYED = "unseen", "sparse", "left_out", "replayed"
 MOST_PERCENT = {"ooco": 6.5, "extended": 4.0}
 """Greatest mean error that is wanted on iterations of an unseen architecture."""
+MOST_SPARSE_PERCENT = 6.0
+"""The same of `extended`, where the model has experts, latent attention or weights of 8 bits."""
+SPARSE_KERNELS = {
+    "experts": ("experts", "an architecture"), "experts_fp8": ("experts of 8 bits", "an architecture"),
+    "experts_fp4": ("experts of 4 bits", "an architecture"), "gemm_fp8": ("linear layers of 8 bits", "widths"),
+    "latent_prefill": ("latent attention with its linear layers, prefill", "a number of heads"),
+    "latent_decode": ("latent attention with its linear layers, decode", "a number of heads")}
+"""What is judged alone, and what the fit has not seen of it."""
 PROFILES, RUN, DEVICE = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b", "rtx4090"
 RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
 SEED = 0
@@ -87,7 +96,7 @@ CARDS = (
     Card("GB300", "gb300", "gb300", "Blackwell", "b300"),
     Card("Arc Pro B60", "b60", "b60", "Xe2", "l40s"),
 )
-JUDGED_UNSEEN = CARDS[:3]
+JUDGED_UNSEEN, JUDGED_SPARSE = CARDS[:3], CARDS[1:3]
 
 
 class Given(NamedTuple):
@@ -133,6 +142,47 @@ def _judged_unseen(item: tuple[Card, list[Path]]) -> dict[str, Any]:
             "forms": found, "sha256": digest(files)}
 
 
+# --- Experts, latent attention, 8 bits --------------------------------------------------------------------------------
+def measure_sparse(given: Given) -> Rowed:
+    """Errors on kernels and iterations of models with experts, latent attention or weights of 8 bits."""
+    cards = {card: files for card in JUDGED_SPARSE
+             if (files := tables_of(given.aiconfigurator, card, ("gemm", "attention", "moe", "mla")))}
+    return dict(zip((card.chip for card in cards), in_processes(_judged_sparse, cards.items(), given.workers),
+                    strict=True))
+
+
+def _judged_sparse(item: tuple[Card, list[Path]]) -> dict[str, Any]:
+    card, files = item
+    chip = load_chip(card.chip)
+    rows, judged = _read(files, chip), {}
+    fits = operators.fit_kernels(rows, chip, SEED)
+    for op, operator in ((op, operators.OPERATORS[op]) for op in SPARSE_KERNELS):
+        part = operators.with_linears(rows.of_kind(op), chip, fits)
+        predicted, _ = operators.predict_unseen(operator, part, chip, SEED, fits[op].found)
+        judged[op] = fitting.errors(predicted, part.seconds) | {
+            "shapes": len(set(part.distinct(*operators.SHAPES[op])))}
+        eight = operators.with_linears(rows.of_kind(f"{op}_fp8"), chip, fits)
+        if op in LATENT:  # by the fit to 16 bits and that of linear layers of 8
+            predicted = operator.seconds(operator.parameters(fits[op].found), eight)
+            judged[op]["eight_bits"] = fitting.errors(predicted, eight.seconds)
+    composed = steps.compose(rows, sparse=True)
+    if composed is None:
+        raise UserError(f"{_names(files)}: no whole iterations can be composed of the operators of {card.title}")
+    start = {"ooco": steps.chip_roofline(chip), "extended": {op: item.found for op, item in fits.items()}}
+    found = steps.unseen(composed, rows, chip, SEED, start)
+    kinds = np.array([_sparse_kind(one) for one in composed.architectures])[composed.arch]
+    return {"title": card.title, "kernels": judged, "sha256": digest(files), "composed": {
+        str(kind): {"iterations": int((kinds == kind).sum()),
+                    "architectures": [one.name for one in composed.architectures if _sparse_kind(one) == kind],
+                    "forms": {form: fitting.errors(one[kinds == kind], composed.seconds[kinds == kind])
+                              for form, one in found.items()}} for kind in sorted(set(kinds.tolist()))}}
+
+
+def _sparse_kind(one: steps.Architecture) -> str:
+    words = ["latent attention"] * one.latent + ["experts"] * any(item.experts for item in one.dense)
+    return " and ".join(words) + (", weights of 8 bits" if one.bits else "") if words else "weights of 8 bits"
+
+
 def _read(files: Sequence[Path], chip: ChipSpec, device: str = "") -> Rows:
     """The clean operators of a device, all-reduces left out: of several kernels the fastest."""
     rows = Rows.join([part for path in files for part in sources.read(path, sources.Context()).rows])
@@ -142,10 +192,10 @@ def _read(files: Sequence[Path], chip: ChipSpec, device: str = "") -> Rows:
     return rows.select(rows.kind != "all_reduce")
 
 
-def tables_of(folder: Path | None, card: Card) -> list[Path]:
-    """The tables of linear layers and attention of the newest vLLM that has any; none where one of them lacks."""
+def tables_of(folder: Path | None, card: Card, kinds: Sequence[str] = ("gemm", "attention")) -> list[Path]:
+    """The tables of each kind of operators of the newest vLLM that has any; none where one of them lacks."""
     found: list[Path] = []
-    for kind in ("gemm", "attention"):
+    for kind in kinds:
         versions = [files for path in (folder / card.tables / kind / "vllm").glob("*")
                     if (files := sorted(one for one in path.iterdir() if sources.is_table(one)))] if folder else []
         if not versions:
@@ -277,6 +327,8 @@ def table(figures: Mapping[str, Rowed]) -> str:
         rows.append(["iterations of an architecture that the fit has not seen", row["title"],
                      f"{row['iterations']:,} iterations of {len(row['architectures'])} architectures in turn",
                      *_cells(row, _unseen_cell), wanted])
+    for row in figures.get(SPARSE, {}).values():
+        rows += _sparse_rows(row)
     for row in figures.get(LEFT_OUT, {}).values():
         rows.append([f"chip left out: the efficiency of {row['nearest']} on its datasheet", row["title"],
                      f"{row['iterations']:,} iterations", *_cells(row, _left_out_cell), NONE])
@@ -287,6 +339,22 @@ def table(figures: Mapping[str, Rowed]) -> str:
                      "LLMServingSim: +0.6 / +0.2 / +0.5 %"])
     return Table("", ["judged", "chip", "on", *(f"`{form}`" for form in FORMS), "wanted or stated"], rows,
                  align="l" * 7).markdown()
+
+
+def _sparse_rows(row: Mapping[str, Any]) -> list[list[str]]:
+    wanted, rows = f"`extended` ≤ {MOST_SPARSE_PERCENT:g} %", []
+    for kind, item in row["composed"].items():
+        models = {name.partition(" tp")[0] for name in item["architectures"]}
+        rows.append([f"iterations of a model that the fit has not seen: {kind}", row["title"],
+                     f"{item['iterations']:,} iterations of {', '.join(sorted(models))}",
+                     *_cells(item, _unseen_cell), wanted])
+    for op, item in row["kernels"].items():
+        what, unseen = SPARSE_KERNELS[op]
+        more = f"; weights of 8 bits, never fitted: {_unseen_cell(item['eight_bits'])}" if "eight_bits" in item else ""
+        rows.append([f"kernels of {unseen} that the fit has not seen: {what}", row["title"],
+                     f"{item['rows']:,} kernels of {item['shapes']} such", NONE, _unseen_cell(item) + more, NONE,
+                     wanted])
+    return rows
 
 
 def _cells(row: Mapping[str, Any], cell: Any) -> list[str]:
@@ -305,7 +373,7 @@ def read_figures(out: Path) -> dict[str, Rowed]:
 
 
 # --- Command ----------------------------------------------------------------------------------------------------------
-PARTS = {UNSEEN: measure_unseen, LEFT_OUT: measure_left_out, REPLAYED: measure_replayed}
+PARTS = {UNSEEN: measure_unseen, SPARSE: measure_sparse, LEFT_OUT: measure_left_out, REPLAYED: measure_replayed}
 
 
 def measure(given: Given, out: Path) -> list[str]:

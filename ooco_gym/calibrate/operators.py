@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Fitted, Free, folds, least_squares, sample, started
-from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.rows import EXPERTS, LATENT, Rows
+from ooco_gym.errors import UserError
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.model import ModelSpec, load_model
+from ooco_gym.perf.timing import LATENT_LINEARS, Phase, linears, model_heads
+from ooco_gym.perf.timing.extended import complete
 from ooco_gym.perf.timing.measured import NAMES
 
 KEPT = 16
@@ -28,10 +33,13 @@ FOLDS, FEW_ROWS = 5, 100
 """Parts in which shapes are held out; up to so many rows each shape by itself: no draw decides what is unseen."""
 _SHARED, _BATCH = ("h_q", "h_kv", "d_h"), ("batch", "context_len")
 SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": _SHARED, "attn_decode": _SHARED, "attn_mixed": _SHARED,
-          "attn_skew": _SHARED, "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp")}
+          "attn_skew": _SHARED, "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp"),
+          "gemm_fp8": ("d_in", "d_out"), **dict.fromkeys(EXPERTS, ("d_in", "experts", "top_k")),
+          **dict.fromkeys(LATENT, ("h_q",))}
 SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": _BATCH,
          "attn_mixed": (*_BATCH, "q_len"), "attn_skew": (*_BATCH, "longest"), "all_reduce": ("bytes", "n_gpus"),
-         "elementwise": ("n_tokens",)}
+         "elementwise": ("n_tokens",), "gemm_fp8": ("n_tokens",), **dict.fromkeys(EXPERTS, ("n_tokens", "read")),
+         "latent_prefill": ("batch", "q_len", "prefix"), "latent_decode": _BATCH}
 _LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
 _DTYPE_BYTES = 2.0
@@ -81,9 +89,43 @@ def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
 def fit_kernels(rows: Rows, chip: ChipSpec, seed: int = 0,
                 start: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Fitted]:
     """Fits every operator that has enough rows; by operator."""
-    parts = {op: rows.of_kind(op) for op in OPERATORS}
-    return {op: fit(OPERATORS[op], part, chip, seed, (start or {}).get(op)) for op, part in parts.items()
-            if len(part) >= FEW}
+    found: dict[str, Fitted] = {}
+    for op, operator in OPERATORS.items():
+        part = rows.of_kind(op)
+        if len(part) >= FEW:
+            found[op] = fit(operator, with_linears(part, chip, found), chip, seed, (start or {}).get(op))
+    return found
+
+
+def with_linears(rows: Rows, chip: ChipSpec, fitted: Mapping[str, Fitted]) -> Rows:
+    """Rows of one operator; those of latent attention with what the linear layers around it take (`alone_us`), where
+    that is not given: as fitted, or as the chip has them."""
+    op = str(rows["op"][0]) if len(rows) else ""
+    if not op.startswith(LATENT):
+        return rows
+    kernel, weight_bytes = ("gemm_fp8", 1.0) if op.endswith("_fp8") else ("gemm", 2.0)
+    gemm = parameters({kernel: fitted[kernel]})[kernel] if kernel in fitted else getattr(complete(chip), kernel)
+    seconds, shape = np.empty(len(rows)), rows.distinct("model", "h_q")
+    for number in np.unique(shape):
+        which = shape == number
+        seconds[which] = latent_linears_s(gemm, *_latent(rows.select(which)), rows["n_tokens"][which], weight_bytes)
+    return rows.with_columns(alone_us=np.where(rows["alone_us"] > 0, rows["alone_us"], 1e6 * seconds))
+
+
+def latent_linears_s(gemm: kernels.GemmParameters, model: ModelSpec, tp: int, tokens: np.ndarray,
+                     weight_bytes: float) -> np.ndarray:
+    """Seconds of the linear layers around one layer's latent attention on one of `tp` chips."""
+    return np.sum([kernels.gemm_s(gemm, tokens, one.d_in, one.d_out, _DTYPE_BYTES, weight_bytes)
+                   for one in linears(model, tp) if one.name in LATENT_LINEARS], axis=0)
+
+
+def _latent(rows: Rows) -> tuple[ModelSpec, int]:
+    """The model of rows of one shape, and over how many chips its heads are."""
+    model = load_model(str(rows["model"][0]))
+    if not model.kv_lora_rank or model.heads % rows["h_q"][0]:
+        raise UserError(f"{rows.where(0)}: latent attention of {rows['h_q'][0]:g} heads is none of model "
+                        f"'{model.name}'; expected a model with kv_lora_rank, and a part of its {model.heads} heads")
+    return model, int(model.heads / rows["h_q"][0])
 
 
 def parameters(fitted: Mapping[str, Fitted]) -> dict[str, Any]:
@@ -174,6 +216,48 @@ def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
     return found
 
 
+def _gemm_fp8_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
+    return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"], 2.0, 1.0)
+
+
+def _experts_s(weight_bytes: float) -> Callable[[Any, Rows], np.ndarray]:
+    return lambda p, rows: kernels.experts_s(
+        p, rows["d_in"], rows["d_out"], rows["read"], rows["routed"], rows["n_tokens"] * rows["top_k"], weight_bytes,
+        _DTYPE_BYTES, rows["matrices"])
+
+
+def latent_s(phase: Phase) -> Callable[[Any, Rows], np.ndarray]:
+    """Seconds of latent attention with its linear layers, from the attention's parameters."""
+    def seconds(p: Any, rows: Rows) -> np.ndarray:
+        batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], 1e-6 * rows["alone_us"]
+        for index, shape in _latents(rows, phase):
+            form = getattr(kernels, f"{phase}_attention")(p, *shape)
+            total = batch[index] * kv[index]
+            sums = ([batch[index] * each for each in form.of_prompts(q[index], kv[index])] if phase == "prefill"
+                    else [total, batch[index], total, batch[index]])
+            found[index] += form.seconds(*sums)
+        return found
+    return seconds
+
+
+@lru_cache(KEPT)
+def _latents(rows: Rows, phase: Phase) -> list[tuple[np.ndarray, tuple[float, ...]]]:
+    """The rows of each latent and number of heads, and what a kernel takes of it: heads, heads of keys, mean width of
+    a key and a value, bytes of a number, bytes of a token."""
+    shape, found = rows.distinct("model", "h_q"), []
+    for number in np.unique(shape):
+        index = np.flatnonzero(shape == number)
+        found.append((index, latent_shape(*_latent(rows.select(index)), phase)))
+    return found
+
+
+def latent_shape(model: ModelSpec, tp: int, phase: Phase) -> tuple[float, ...]:
+    """What a kernel takes of a latent: heads of one of `tp` chips, heads of keys, mean width of a key and a value,
+    bytes of a number, bytes of a token of context."""
+    *heads, kv_bytes = model_heads(model, tp, phase)
+    return (*heads, _DTYPE_BYTES, kv_bytes)
+
+
 def _mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
     batch, context, found = rows["batch"], rows["context_len"], np.empty(len(rows))
     for index, heads in _heads(rows):
@@ -223,6 +307,23 @@ def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
             Free("edge", 8.0, 0.1, 60.0, off=True)]
     tall = Free("tall", 0.03, 1e-3, 1.0, off=True)
     return [*free, tall] if (rows["n_tokens"] > 2 * kernels.TALL_ROWS).any() else free
+
+
+def _gemm_fp8_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    return [*_gemm_free(rows, _fp8(chip)), Free("cast", 2.0, 0.01, 50.0, off=True)]
+
+
+def _fp8(chip: ChipSpec) -> ChipSpec:
+    """The chip with its peak of 8 bits."""
+    return replace(chip, peak_flops_per_s=max(chip.peak_fp8_flops_per_s, chip.peak_flops_per_s))
+
+
+def _experts_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    eight = len(rows) and str(rows["op"][0]).endswith("_fp8")
+    flops, memory = _rates(_fp8(chip) if eight else chip, 1.5)
+    return [flops, memory, _LAUNCH._replace(start=3e-5), _NORM, Free("block_rows", 16.0, 0.1, 300.0, off=True),
+            Free("gathers", 2.0, 0.01, 50.0, off=True), Free("inner", 2.0, 0.01, 50.0, off=True),
+            Free("depth", 100.0, 0.5, 3000.0, off=True)]
 
 
 def _prefill_free(rows: Rows, chip: ChipSpec) -> list[Free]:
@@ -327,7 +428,12 @@ OPERATORS = {one.op: one for one in (
     Operator("attn_mixed", "mixed_attention", _mixed_free, _mixed_s),
     Operator("attn_skew", "skew", _skew_free, _skew_s, _skew_choices),
     Operator("all_reduce", "allreduce", _allreduce_switched, _allreduce_s, _switches),
-    Operator("elementwise", "elementwise", _elementwise_free, _elementwise_s))}
+    Operator("elementwise", "elementwise", _elementwise_free, _elementwise_s),
+    Operator("gemm_fp8", "gemm_fp8", _gemm_fp8_free, _gemm_fp8_s, lambda *_: _choices("units", _UNITS)),
+    *(Operator(op, op, _experts_free, _experts_s(weight)) for op, weight in EXPERTS.items()),
+    Operator("latent_prefill", "latent_prefill", _prefill_free, latent_s("prefill"),
+             lambda *_: _choices("tile", _TILES, packed=0.0)),
+    Operator("latent_decode", "latent_decode", _decode_free, latent_s("decode")))}
 LINK = Operator("all_reduce", "allreduce", lambda rows, chip: [
     item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")], _allreduce_s)
 """The all-reduce of `timing=ooco`."""

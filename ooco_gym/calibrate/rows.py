@@ -14,15 +14,22 @@ from ooco_gym.calibrate.fitting import alike
 from ooco_gym.perf.chip import ChipSpec
 
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
-           "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "kernel", "time_us", "source")
+           "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "experts", "top_k", "matrices", "read", "routed",
+           "kernel", "time_us", "source")
 """The columns of a measurement in the order in which they are written."""
 TEXTS = ("device", "model", "op", "kernel", "source")
 NUMBERS = tuple(name for name in COLUMNS if name not in TEXTS)
 ORIGIN = ("file", "row")
 """Where a measurement stood: file's name, and row from 1 (a CSV's header counts as row 1)."""
 
-OPERATORS = ("gemm", "attn_prefill", "attn_decode", "attn_mixed", "attn_skew", "all_reduce", "elementwise")
-"""Operators that are fitted; `gemm:<name>` and `elt:<name>` are kinds of the first and the last."""
+EXPERTS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125}
+"""Bytes of a weight of experts, by operator."""
+LATENT = ("latent_prefill", "latent_decode")
+"""Latent attention with the linear layers around it; with `_fp8` these have weights of 8 bits, which are judged and not
+fitted: the kernels between them are the same."""
+OPERATORS = ("gemm", "attn_prefill", "attn_decode", "attn_mixed", "attn_skew", "all_reduce", "elementwise", "gemm_fp8",
+             *EXPERTS, *LATENT)
+"""Operators that are fitted; `gemm:<name>` and `elt:<name>` are kinds of the first and of `elementwise`."""
 PEAK_SLACK = 1.1
 """A row faster than this many times the datasheet's peak is impossible (clocks above the nominal ones are not)."""
 CACHED_BYTES = 16e6
@@ -42,6 +49,9 @@ NEEDED = {
     "attn_skew": ("batch", "context_len", "longest", "alone_us", "h_q", "h_kv", "d_h"),
     "all_reduce": ("n_gpus", "bytes"),
     "elementwise": ("n_tokens", "d_in"),
+    "gemm_fp8": ("n_tokens", "d_in", "d_out"),
+    **dict.fromkeys(EXPERTS, ("n_tokens", "d_in", "d_out", "experts", "top_k", "matrices", "read", "routed")),
+    **dict.fromkeys((*LATENT, *(f"{op}_fp8" for op in LATENT)), ("batch", "q_len", "context_len", "h_q")),
 }
 """Columns without which a row says nothing, by operator."""
 
@@ -186,8 +196,9 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
               published & (rows["h_q"] == 4) & (rows["h_kv"] == 4))
     for op, (flops, moved) in _work(rows).items():
         with np.errstate(invalid="ignore"):
+            peak = max(chip.peak_fp8_flops_per_s if op.endswith("_fp8") else 0.0, chip.peak_flops_per_s)
             leave_out(op, f"faster than {PEAK_SLACK:g} times the chip's peak FLOP/s",
-                      flops > PEAK_SLACK * chip.peak_flops_per_s * rows.seconds)
+                      flops > PEAK_SLACK * peak * rows.seconds)
             leave_out(op, f"faster than {PEAK_SLACK:g} times the chip's peak memory bandwidth",
                       (moved > STREAMED_BYTES) & (moved > PEAK_SLACK * chip.peak_memory_bytes_per_s * rows.seconds))
         if op == "attn_decode":  # a benchmark repeats one layer, a server reads every layer's keys from memory
@@ -199,12 +210,15 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
 
 
 def _work(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Least FLOPs and bytes that an operator cannot do without (16 bits), by kind."""
+    """Least FLOPs and bytes that an operator cannot do without, by kind."""
     tokens, d_in, d_out = rows["n_tokens"], rows["d_in"], rows["d_out"]
     batch, q, context = rows["batch"], rows["q_len"], rows["context_len"]
     keys = 4.0 * rows["h_kv"] * rows["d_h"] * batch * context
     scores = 4.0 * rows["h_q"] * rows["d_h"] * batch
+    expert = rows["matrices"] * d_in * d_out
     return {
+        "gemm_fp8": (2.0 * tokens * d_in * d_out, tokens * d_in + d_in * d_out + 2.0 * tokens * d_out),
+        **{op: (2.0 * expert * rows["routed"], weight * expert * rows["read"]) for op, weight in EXPERTS.items()},
         "gemm": (2.0 * tokens * d_in * d_out, 2.0 * (tokens * d_in + d_in * d_out + tokens * d_out)),
         "attn_prefill": (scores * q * (context - 0.5 * q), keys),
         "attn_decode": (scores * context, keys),
@@ -216,6 +230,14 @@ def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
         return [
             ("gemm", f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions",
              2.0 * rows["d_in"] * rows["d_out"] < CACHED_BYTES),
+            *((op, f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions", moved
+               < CACHED_BYTES) for op, moved in (
+                   ("gemm_fp8", rows["d_in"] * rows["d_out"]), *((op, weight * rows["matrices"] * rows["d_in"]
+                    * rows["d_out"] * rows["read"]) for op, weight in EXPERTS.items()))),
+            *((op, f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST)
+              for op in ("latent_prefill", "latent_prefill_fp8")),
+            *((op, f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST)
+              for op in ("latent_decode", "latent_decode_fp8")),
             ("attn_prefill", f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST),
             ("attn_decode", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
             ("attn_mixed", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
@@ -234,7 +256,7 @@ def fastest_kernels(rows: Rows) -> Rows:
         part = rows.of_kind(op)
         if len(set(part["kernel"])) > 1:
             shape = part.distinct("op", "tp", "n_tokens", "batch", "q_len", "prefix", "context_len", "d_in", "d_out",
-                                  "h_q", "h_kv", "d_h", "n_gpus", "bytes", "longest")
+                                  "h_q", "h_kv", "d_h", "n_gpus", "bytes", "longest", "experts", "top_k", "read")
             order = np.lexsort((part["time_us"], shape))
             first = np.ones(len(order), dtype=bool)
             first[1:] = np.diff(shape[order]) > 0

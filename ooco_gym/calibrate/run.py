@@ -11,7 +11,17 @@ import numpy as np
 from ooco_gym.calibrate import steps as composed
 from ooco_gym.calibrate.chip import chip_named
 from ooco_gym.calibrate.fitting import Fitted, errors
-from ooco_gym.calibrate.operators import FEW, LINK, OPERATORS, canonical, fit, parameters, predict_unseen, with_bytes
+from ooco_gym.calibrate.operators import (
+    FEW,
+    LINK,
+    OPERATORS,
+    canonical,
+    fit,
+    parameters,
+    predict_unseen,
+    with_bytes,
+    with_linears,
+)
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, counted, fastest_kernels, one_engine
 from ooco_gym.calibrate.sources import Found
@@ -22,7 +32,7 @@ from ooco_gym.perf.chip import ChipSpec
 
 GOOD, FAIR = (5.0, 15.0), (10.0, 30.0)
 """Greatest median and 90th percentile of the errors, in percent, of a fit that is good, and of one that is fair."""
-ITERATIONS = "iterations"
+ITERATIONS, SPARSE = "iterations", "iterations, sparse"
 
 
 @dataclass
@@ -125,6 +135,7 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
     result = Calibration(device, chip, found, kept, sampler, excluded, list(found.notes))
     _fit_operators(result, seed)
     _fit_iterations(result, model, seed)
+    _judge_sparse(result, model, seed)
     if not result.operators:
         reasons = [*result.not_fitted, *(f"{item.rows} rows of {item.op}: {item.reason}" for item in excluded)]
         raise UserError(f"nothing to fit for device '{device}': {'; '.join(reasons)}")
@@ -133,7 +144,7 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
 
 def _fit_operators(result: Calibration, seed: int) -> None:
     for kind, operator in OPERATORS.items():
-        part = result.rows.of_kind(kind)
+        part = with_linears(result.rows.of_kind(kind), result.base, result.operators)
         if len(part) < FEW:
             result.not_fitted.append(f"{kind}: {len(part)} rows, at least {FEW} are needed" if len(part)
                                      else f"{kind}: not measured")
@@ -169,6 +180,16 @@ def _fit_iterations(result: Calibration, model: str | None, seed: int) -> None:
     held_out = "unseen architecture" if len(result.architectures) > 1 else "unseen sizes, of one architecture"
     for form, predicted in composed.unseen(steps, operators, result.base, seed, start).items():
         result.judge(ITERATIONS, form, held_out, predicted, steps.seconds)
+
+
+def _judge_sparse(result: Calibration, model: str | None, seed: int) -> None:
+    """Both forms on iterations of models with experts, latent attention or weights of 8 bits."""
+    steps = composed.compose(result.rows, model, sparse=True)
+    if steps is not None:
+        start = {"ooco": composed.chip_roofline(result.base) | (result.roofline.found if result.roofline else {}),
+                 "extended": {op: item.found for op, item in result.operators.items()}}
+        for form, predicted in composed.unseen(steps, result.rows, result.base, seed, start).items():
+            result.judge(SPARSE, form, "unseen model", predicted, steps.seconds)
 
 
 def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:

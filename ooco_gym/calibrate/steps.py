@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Fitted, Free, alike, folds, least_squares, sample, started
-from ooco_gym.calibrate.operators import canonical, fit_kernels, parameters
-from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.operators import OPERATORS, canonical, fit_kernels, latent_linears_s, latent_shape, parameters
+from ooco_gym.calibrate.rows import CACHED_BYTES, EXPERTS, LATENT, Rows
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec, list_models, load_model
+from ooco_gym.perf.timing import LATENT_LINEARS, Phase
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
+from ooco_gym.perf.timing.ooco import fp8_gain
 
 MOST_ARCHITECTURES = 6
 _NEAR = 0.35
 """Greatest distance, in the logarithm of a width, at which a measured shape stands for a model's."""
 _FITTED_STEPS = 1500
+_LARGE = 6e10
+"""Weights from which a dense model is composed as if they had 8 bits too."""
 SPREAD = 0.02
 """Weight of what a parameter that the data do not tell is pulled to its start with."""
 _ARRAYS = ("arch", "prefill", "batch", "q", "context", "seconds")
 
 
 class Dense(NamedTuple):
-    """An operator of an iteration that depends on the number of tokens only, of `kind` "gemm", "lm_head" or
-    "elementwise", run `times` times: `d_out` is the outer width of a GEMM, or the bytes moved for each token; `op`
-    names the measured rows, '' takes any of the shape."""
+    """An operator of an iteration that depends on the number of tokens only, of `kind` "gemm", "gemm_fp8", "lm_head",
+    "elementwise" or one of `EXPERTS`, run `times` times: `d_out` is the outer width of a GEMM or an expert, or the
+    bytes moved for each token; `op` names the measured rows, '' takes any of the shape; `top_k` of so many experts."""
 
     kind: str
     times: int
     d_in: float
     d_out: float
     op: str = ""
+    experts: float = 0.0
+    top_k: float = 0.0
 
 
 class Architecture(NamedTuple):
-    """What one chip runs in an iteration."""
+    """What one chip runs in an iteration; of a sparse one (`compose`) also its model, on so many chips."""
 
     name: str
     layers: int
@@ -47,11 +53,34 @@ class Architecture(NamedTuple):
     kv_heads: float
     head_dim: float
     dense: tuple[Dense, ...]
+    model: ModelSpec | None = None
+    tp: int = 1
 
     @property
     def gemms(self) -> list[tuple[float, float]]:
         """Shapes of its linear layers."""
-        return [(item.d_in, item.d_out) for item in self.dense if item.kind == "gemm"]
+        return [(item.d_in, item.d_out) for item in self.dense if item.kind in ("gemm", "gemm_fp8")]
+
+    @property
+    def bits(self) -> str:
+        """Ending of the operators whose weights have 8 bits."""
+        return "_fp8" if self.model and self.model.weight_dtype_bytes == 1 else ""
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention was measured with the linear layers around it."""
+        return bool(self.model and self.model.kv_lora_rank)
+
+    @property
+    def attention(self) -> tuple[str, str]:
+        """The measured operators of prefill and decode."""
+        return (LATENT[0] + self.bits, LATENT[1] + self.bits) if self.latent else ("attn_prefill", "attn_decode")
+
+    def kernels(self, phases: Iterable[str]) -> set[str]:
+        """The kernels that its iterations take."""
+        found = {"gemm" if item.kind == "lm_head" else item.kind for item in self.dense}
+        found |= {f"latent_{phase}" if self.latent else f"{phase}_attention" for phase in phases}
+        return found | ({"gemm" + self.bits} if self.latent else set())
 
 
 @dataclass(frozen=True)
@@ -81,17 +110,19 @@ class Steps:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAYS})
 
 
-def compose(rows: Rows, own: str | None = None) -> Steps | None:
+def compose(rows: Rows, own: str | None = None, sparse: bool = False) -> Steps | None:
     """Iterations of known models, and first of `own` (a name or YAML file), composed of a device's clean measured
     operators; None where there are none.
 
     A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
-    Element-wise operators and the LM head are part of an iteration where they were measured.
+    Element-wise operators and the LM head are part of an iteration where they were measured. `sparse` takes the models
+    with experts, latent attention or weights of 8 bits, and those alone; neither counts there, nor do, beside experts,
+    linear layers that a cache holds, of which no row is clean.
     """
     tables, found = _Tables(rows), []
-    for architecture in tables.architectures(own):
+    for architecture in tables.sparse(own) if sparse else tables.architectures(own):
         part = tables.steps(architecture)
-        if part.size and len(found) < MOST_ARCHITECTURES:
+        if part.size and (sparse or len(found) < MOST_ARCHITECTURES):
             found.append((architecture, part))
     if not found:
         return None
@@ -114,13 +145,11 @@ class _Tables:
         """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
         found: dict[tuple, tuple[float, Architecture]] = {}
         models = [load_model(own)] if own else []
-        shipped = [model for model in map(load_model, list_models())
-                   if not (model.experts or model.kv_lora_rank or model.window or model.weight_dtype_bytes)]
+        shipped = [model for model in map(load_model, list_models()) if not (_sparse(model) or model.window)]
         named = {str(name) for name in self._rows["model"] if name} | {model.name for model in models}
         for model in [*models, *shipped]:
-            for tp in (1, 2, 4, 8):
-                whole = model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
-                candidate = self._architecture(model, tp) if whole else None
+            for tp in _degrees(model):
+                candidate = self._architecture(model, tp)
                 if candidate is None:
                     continue
                 distance, architecture = candidate
@@ -129,6 +158,40 @@ class _Tables:
                 if key not in found or distance < found[key][0]:
                     found[key] = (distance, architecture)
         return [architecture for _, architecture in sorted(found.values(), key=lambda item: item[0])]
+
+    def sparse(self, own: str | None) -> list[Architecture]:
+        """Known models that are sparse (`compose`), split as they may be, of which linear layers were measured."""
+        models = list(map(load_model, [*([own] if own else []), *list_models()]))
+        models += [replace(one, name=f"{one.name} 8 bits", weight_dtype_bytes=1.0) for one in models
+                   if one.parameters > _LARGE and not _sparse(one)]
+        found = [self._sparse_architecture(model, tp) for model in {one.name: one for one in models}.values()
+                 if _sparse(model) and not model.window for tp in _degrees(model)]
+        alike = {one._replace(name="", model=None): one for one in found[::-1] if one is not None}
+        return list(alike.values())[::-1]
+
+    def _sparse_architecture(self, model: ModelSpec, tp: int) -> Architecture | None:
+        dense = []
+        for item in fused_linears(model, tp):
+            weight_bytes = item.weight_bytes or model.dtype_bytes
+            if model.kv_lora_rank and item.name in LATENT_LINEARS:
+                continue
+            if weight_bytes * item.d_in * item.d_out < CACHED_BYTES:
+                if model.experts:
+                    continue
+                return None
+            kind = "gemm_fp8" if weight_bytes == 1 else "gemm"
+            part = self._rows.select(self._kind == kind)
+            away = np.maximum(*(np.abs(np.log(part[name] / getattr(item, name))) for name in ("d_in", "d_out")))
+            if away.min(initial=math.inf) > _NEAR:
+                return None
+            nearest = int(away.argmin())
+            dense.append(Dense(kind, item.layers, part["d_in"][nearest], part["d_out"][nearest]))
+        if model.experts:
+            kind = min(EXPERTS, key=lambda name: abs(EXPERTS[name] - model.expert_bytes))
+            dense.append(Dense(kind, model.expert_layers, model.hidden, math.ceil(model.expert_intermediate / tp),
+                               experts=model.experts, top_k=model.top_k))
+        heads = (model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim))
+        return Architecture(model.name + (f" tp{tp}" if tp > 1 else ""), model.layers, *heads, tuple(dense), model, tp)
 
     def _architecture(self, model: ModelSpec, tp: int) -> tuple[float, Architecture] | None:
         heads = (model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim))
@@ -160,7 +223,11 @@ class _Tables:
         key = item[:1] + item[2:]
         if key not in self._curves:
             rows = self._rows
-            named = rows["op"] == item.op if item.op else (self._kind == "gemm") & (rows["d_out"] == item.d_out)
+            kind = "gemm" if item.kind == "lm_head" else item.kind
+            named = rows["op"] == item.op if item.op else (self._kind == kind) & (rows["d_out"] == item.d_out)
+            if item.experts:  # all of them on one chip
+                named &= (rows["experts"] == item.experts) & (rows["top_k"] == item.top_k) & (
+                    rows["routed"] == rows["n_tokens"] * item.top_k)
             which = named & (rows["d_in"] == item.d_in)
             self._curves[key] = dict(zip(rows["n_tokens"][which].tolist(), rows.seconds[which].tolist(), strict=True))
         return self._curves[key].get(tokens, math.nan)
@@ -169,10 +236,11 @@ class _Tables:
         """Iterations of an architecture whose operators were measured at the same number of tokens, float64[5, n]:
         whether it is a prefill, batch, new tokens, context, seconds."""
         rows, kept = self._rows, []
-        same = (rows["h_q"] == one.heads) & (rows["h_kv"] == one.kv_heads) & (rows["d_h"] == one.head_dim)
-        for kind in ("attn_prefill", "attn_decode"):
+        keys = (rows["h_kv"] == one.kv_heads) & (rows["d_h"] == one.head_dim)
+        same = (rows["h_q"] == one.heads) & (one.latent | keys)
+        for kind in one.attention:
             for index in np.flatnonzero(same & (self._kind == kind)):
-                batch, prefill = rows["batch"][index], kind == "attn_prefill"
+                batch, prefill = rows["batch"][index], kind == one.attention[0]
                 q = rows["q_len"][index] if prefill else 1.0
                 seconds = one.layers * rows.seconds[index] + sum(item.times * self._dense_s(
                     item, batch if item.kind == "lm_head" else batch * q) for item in one.dense)
@@ -181,14 +249,30 @@ class _Tables:
         return np.array(kept, dtype=np.float64).T
 
 
-def roofline_s(found: Mapping[str, float], steps: Steps) -> np.ndarray:
-    """Seconds of iterations as `timing=ooco` has them: overheads stand for all but GEMMs and attention."""
+def _sparse(model: ModelSpec) -> bool:
+    return bool(model.experts or model.kv_lora_rank or model.weight_dtype_bytes)
+
+
+def _degrees(model: ModelSpec) -> list[int]:
+    """Over how many chips a model may be split."""
+    return [tp for tp in (1, 2, 4, 8) if model.heads % tp == 0
+            and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)]
+
+
+def roofline_s(found: Mapping[str, float], steps: Steps, gain: float = 1.0) -> np.ndarray:
+    """Seconds of iterations as `timing=ooco` has them: overheads stand for all but GEMMs, experts and attention; the
+    chip multiplies `gain` times as fast in 8 bits."""
     memory, flat = found["attention_memory_bytes_per_s"], {"exponent": math.inf}
     # A phase of which nothing was measured has no rate, and no iterations here.
     prefill, decode = (found.get(f"{phase}_attention_flops_per_s", math.inf) for phase in ("prefill", "decode"))
     roofs = {"gemm": kernels.GemmParameters(found["gemm_flops_per_s"], found["gemm_memory_bytes_per_s"], **flat),
              "prefill_attention": kernels.PrefillAttentionParameters(prefill, memory, tile=1.0, causal=0.0, **flat),
              "decode_attention": kernels.DecodeAttentionParameters(decode, memory, **flat)}
+    roofs["gemm_fp8"] = replace(roofs["gemm"], flops_per_s=gain * found["gemm_flops_per_s"])
+    roofs |= {f"latent_{phase}": roofs[f"{phase}_attention"] for phase in ("prefill", "decode")}
+    roofs |= {kernel: kernels.ExpertParameters(
+        roofs["gemm_fp8" if weight == 1 else "gemm"].flops_per_s, found["gemm_memory_bytes_per_s"], **flat)
+        for kernel, weight in EXPERTS.items()}
     overheads = (found.get(f"{phase}_layer_overhead_s", 0.0) for phase in ("prefill", "decode"))
     layers = np.array([one.layers for one in steps.architectures])[steps.arch]
     return extended_s(roofs, steps) + layers * np.where(steps.prefill, *overheads)
@@ -199,18 +283,33 @@ def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
     seconds = np.zeros(len(steps))
     for number, one in enumerate(steps.architectures):
         which = steps.arch == number
+        if not which.any():
+            continue
         part, shape = steps.select(which), (one.heads, one.kv_heads, one.head_dim)
         for item in one.dense:
             tokens = part.batch if item.kind == "lm_head" else part.tokens
-            if item.kind != "elementwise":
+            if item.kind in EXPERTS:
+                chosen = tokens * item.top_k
+                seconds[which] += item.times * kernels.experts_s(
+                    found[item.kind], item.d_in, item.d_out, np.minimum(chosen, item.experts), chosen, chosen,
+                    EXPERTS[item.kind])
+            elif item.kind == "gemm_fp8":
+                seconds[which] += item.times * kernels.gemm_s(found[item.kind], tokens, item.d_in, item.d_out, 2.0, 1.0)
+            elif item.kind != "elementwise":
                 seconds[which] += item.times * kernels.gemm_s(found["gemm"], tokens, item.d_in, item.d_out)
             elif "elementwise" in found:
                 seconds[which] += item.times * kernels.elementwise_s(
                     found["elementwise"], item.d_out * tokens, canonical(item.op))
-        for phase, mask in (("prefill", which & steps.prefill), ("decode", which & ~steps.prefill)):
+        phases: tuple[Phase, Phase] = ("prefill", "decode")
+        for phase, mask in zip(phases, (which & steps.prefill, which & ~steps.prefill), strict=True):
             if mask.any():
                 part = steps.select(mask)
-                form = getattr(kernels, f"{phase}_attention")(found[f"{phase}_attention"], *shape)
+                if one.model and one.latent:
+                    shape = latent_shape(one.model, one.tp, phase)
+                    seconds[mask] += one.layers * latent_linears_s(
+                        found["gemm" + one.bits], one.model, one.tp, part.tokens, 1.0 if one.bits else 2.0)
+                kernel = f"latent_{phase}" if one.latent else f"{phase}_attention"
+                form = getattr(kernels, f"{phase}_attention")(found[kernel], *shape)
                 total = part.batch * part.context
                 sums = ([part.batch * each for each in form.of_prompts(part.q, part.context)] if phase == "prefill"
                         else [total, part.batch, total, part.batch])
@@ -230,6 +329,11 @@ def roofline_free(chip: ChipSpec) -> list[Free]:
         Free("prefill_layer_overhead_s", 5e-5, 1e-8, 1e-2, off=True),
         Free("decode_layer_overhead_s", 5e-5, 1e-8, 1e-2, off=True),
     ]
+
+
+def chip_roofline(chip: ChipSpec) -> dict[str, float]:
+    """The chip's own parameters of the roofline."""
+    return {item.name: getattr(chip, item.name) for item in roofline_free(chip)}
 
 
 def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str, float] | None = None) -> Fitted:
@@ -254,6 +358,7 @@ def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str
 def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Seconds of iterations, float64[n] by form, by fits that have not seen their architecture, or with one only, their
     size: `ooco` fitted to other iterations, `extended` to operators of other shapes or sizes, where the rows have all.
+    Of sparse ones (`compose`) whole models are left out, and `ooco` is what `start` says.
 
     Args:
         steps: iterations.
@@ -262,7 +367,10 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
         seed: of folds and draws.
         start: `{"ooco": parameters, "extended": {op: parameters}}`, where searches begin.
     """
-    if len(steps.architectures) > 1:
+    sparse = [one.model.name for one in steps.architectures if one.model]
+    if sparse:
+        fold, known_to = alike(np.array(sparse, dtype=object))[steps.arch], _of_other_architectures
+    elif len(steps.architectures) > 1:
         fold, known_to = steps.arch, _of_other_architectures
     else:
         fold, known_to = folds(alike(steps.batch, steps.q, steps.context), seed), _of_other_sizes
@@ -270,23 +378,33 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
     for number in range(int(fold.max()) + 1):
         which = fold == number
         hidden, seen = steps.select(which), steps.select(~which)
-        roofline = fit_roofline(seen, chip, seed, start["ooco"]).found
-        predicted["ooco"][which] = roofline_s(start["ooco"] | roofline, hidden)
-        found = parameters(fit_kernels(rows.select(known_to(rows, hidden, seen)), chip, seed, start["extended"]))
-        needed = {"gemm"} | {f"{'prefill' if one else 'decode'}_attention" for one in set(hidden.prefill.tolist())}
+        roofline = {} if sparse else fit_roofline(seen, chip, seed, start["ooco"]).found
+        predicted["ooco"][which] = roofline_s(start["ooco"] | roofline, hidden, fp8_gain(chip, 1))
+        phases = ["prefill" if one else "decode" for one in set(hidden.prefill.tolist())]
+        needed = set[str]().union(*(steps.architectures[int(one)].kernels(phases) for one in set(hidden.arch)))
         if any(item.kind == "elementwise" for one in steps.architectures for item in one.dense):
             needed.add("elementwise")
+        ops = [op for op, one in OPERATORS.items() if one.kernel in needed]
+        known = rows.select(known_to(rows, hidden, seen) & np.isin(rows.kind, ops))
+        found = parameters(fit_kernels(known, chip, seed, start["extended"]))
         if needed <= set(found):
             predicted["extended"][which] = extended_s(found, hidden)
     return {form: values for form, values in predicted.items() if np.isfinite(values).all()}
 
 
 def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
-    """Rows that do not have the shapes of the hidden iterations' one architecture."""
-    one, kind = hidden.architectures[hidden.arch[0]], rows.kind
-    shapes = np.array([shape in set(one.gemms) for shape in zip(rows["d_in"], rows["d_out"], strict=True)])
-    heads = (rows["h_q"] == one.heads) & (rows["h_kv"] == one.kv_heads)
-    return ~(((kind == "gemm") & shapes) | (np.isin(kind, ("attn_prefill", "attn_decode")) & heads))
+    """Rows that do not have the shapes of the hidden iterations' architectures."""
+    kind, known = rows.kind, np.ones(len(rows), dtype=bool)
+    for one in (hidden.architectures[number] for number in sorted(set(hidden.arch.tolist()))):
+        gemms = set(one.gemms)
+        shapes = np.array([shape in gemms for shape in zip(rows["d_in"], rows["d_out"], strict=True)])
+        heads = (rows["h_q"] == one.heads) & (one.latent | (rows["h_kv"] == one.kv_heads))
+        known &= ~((np.isin(kind, ("gemm", "gemm_fp8")) & shapes) | (np.isin(kind, one.attention) & heads))
+        for item in one.dense:
+            if item.experts:
+                known &= ~((rows["d_in"] == item.d_in) & (rows["experts"] == item.experts)
+                           & (rows["top_k"] == item.top_k))
+    return known
 
 
 def _of_other_sizes(rows: Rows, hidden: Steps, seen: Steps) -> np.ndarray:

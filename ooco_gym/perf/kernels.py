@@ -75,6 +75,8 @@ class GemmParameters(_Mapped):
     """Growth of compute for each doubling of the rows beyond 2048 (caches that no longer hold, clocks that fall)."""
     units: float = 108.0
     """Blocks that run at once (streaming multiprocessors)."""
+    cast: float = 0.0
+    """Times that a byte of each input element moves outside the norm: activations are written anew in 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class ExpertParameters(_Mapped):
     """Rows that each expert computes beyond its tokens: blocks are filled up."""
     gathers: float = 0.0
     """Times that the hidden state of each choice moves beyond the roofs."""
+    inner: float = 0.0
+    """Times that the inner activations of each choice do."""
+    depth: float = 0.0
+    """Inner widths for which a block's start and end cost as much as its work, as of a linear layer."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +379,12 @@ def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_by
 
     `launch + norm(2 m k n / F * quantisation * (1 + depth / k) * (1 + tall * log2(m / 2048)), bytes / M)`.
     """
-    return p.launch_s + norm(p.exponent, *gemm_roofs_s(p, m, k, n, dtype_bytes, weight_bytes))
+    return gemm_launch_s(p, m, k) + norm(p.exponent, *gemm_roofs_s(p, m, k, n, dtype_bytes, weight_bytes))
+
+
+def gemm_launch_s(p: GemmParameters, m: ArrayLike, k: ArrayLike) -> np.ndarray:
+    """Seconds outside the norm: the launch, and activations that are written anew in 8 bits."""
+    return p.launch_s + p.cast * _array(m) * _array(k) / p.memory_bytes_per_s
 
 
 def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0,
@@ -389,21 +400,24 @@ def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dt
 
 
 def experts_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, read: ArrayLike, routed: ArrayLike,
-              chosen: ArrayLike, weight_bytes: float = 2.0, dtype_bytes: float = 2.0, matrices: int = 3) -> np.ndarray:
+              chosen: ArrayLike, weight_bytes: float = 2.0, dtype_bytes: float = 2.0,
+              matrices: ArrayLike = 3) -> np.ndarray:
     """Seconds of a layer's experts on one chip: `read` are touched and get `routed` of the `chosen` tokens of all.
 
     Each has so many matrices between `hidden` and `width`. The weights of those that are read move once, hidden states
     in and out and between matrices; `launch` is that of all kernels.
     """
-    return p.launch_s + _array(chosen) * hidden * p.gathers * dtype_bytes / p.memory_bytes_per_s + norm(
+    moved = p.gathers * _array(hidden) + p.inner * _array(width)
+    return p.launch_s + _array(chosen) * moved * dtype_bytes / p.memory_bytes_per_s + norm(
         p.exponent, *experts_roofs_s(p, hidden, width, read, routed, weight_bytes, dtype_bytes, matrices))
 
 
 def experts_roofs_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, read: ArrayLike, routed: ArrayLike,
-                    weight_bytes: float, dtype_bytes: float, matrices: int) -> tuple[np.ndarray, np.ndarray]:
+                    weight_bytes: float, dtype_bytes: float, matrices: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Seconds at the compute roof and at the memory roof."""
-    outer, inner, touched, rows = _array(hidden), _array(width), _array(read), _array(routed)
-    compute = 2.0 * matrices * outer * inner * (rows + p.block_rows * touched) / p.flops_per_s
+    outer, inner, touched, rows, matrices = (_array(one) for one in (hidden, width, read, routed, matrices))
+    widths = (matrices - 1.0) * (outer + p.depth) * inner + outer * (inner + p.depth)
+    compute = 2.0 * widths * (rows + p.block_rows * touched) / p.flops_per_s
     moved = matrices * outer * inner * weight_bytes * touched + dtype_bytes * rows * (2.0 * outer + matrices * inner)
     return compute, moved / p.memory_bytes_per_s
 

@@ -13,6 +13,7 @@ from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import with_bytes
 from ooco_gym.calibrate.rows import Rows, one_engine
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
+from ooco_gym.calibrate.sources.aiconfigurator import _dealt
 from ooco_gym.errors import UserError
 
 AICONFIGURATOR = "framework,version,device,op_name,kernel_source,"
@@ -33,13 +34,56 @@ def test_every_layout_is_found() -> None:
 
 def test_aiconfigurator_gemm_is_in_milliseconds_and_16_bits(tmp_path: Path) -> None:
     text = AICONFIGURATOR + ("gemm_dtype,m,n,k,latency\nVLLM,0.24.0,NVIDIA X,gemm,v,bfloat16,64,4096,14336,0.05\n"
-                             "VLLM,0.24.0,NVIDIA X,gemm,v,fp8,64,4096,14336,0.03\n")
+                             "VLLM,0.24.0,NVIDIA X,gemm,v,fp8,64,4096,14336,0.03\n"
+                             "VLLM,0.24.0,NVIDIA X,gemm,v,fp8_block,64,4096,14336,0.09\n")
     found = _read(tmp_path / "data" / "x_sxm" / "gemm" / "gemm_perf.csv", text)
     rows = Rows.join(found.rows)
-    assert len(rows) == 1 and rows["time_us"][0] == pytest.approx(50)
+    assert list(rows["op"]) == ["gemm", "gemm_fp8"] and rows["time_us"] == pytest.approx([50, 30])
     assert (rows["d_in"][0], rows["d_out"][0], rows["n_tokens"][0]) == (14336, 4096, 64)
     assert rows["device"][0] == "x_sxm" and rows["source"][0] == "aiconfigurator/vllm-0.24.0"
-    assert found.skipped == {"gemm_perf.csv: gemm_dtype is not 16-bit": 1}
+    assert found.skipped == {"gemm_perf.csv: gemm_dtype is none of 16 bits, fp8": 1}
+
+
+MOE = AICONFIGURATOR + ("moe_dtype,num_tokens,hidden_size,inter_size,topk,num_experts,moe_tp_size,moe_ep_size,"
+                        "distribution,latency\n")
+
+
+def test_aiconfigurator_experts_read_what_their_tokens_were_dealt(tmp_path: Path) -> None:
+    """Tokens dealt evenly reach as many experts as there are choices, on the first of the chips those that are there;
+    what was dealt at random, by groups, or over more chips than an instance has, is no row."""
+    shapes = ("bfloat16,4,2048,768,8,128,2,1,balanced", "bfloat16,64,2048,768,8,128,1,8,balanced",
+              "fp8_block,4,2048,768,8,128,1,1,balanced", "bfloat16,4,2048,768,8,128,1,1,power_law_1.2",
+              "fp8_block,4,7168,2048,8,256,1,1,balanced", "bfloat16,4,2048,768,8,128,16,1,balanced",
+              "bfloat16,4,2688,1856,6,128,1,1,balanced")
+    found = _read(tmp_path / "x_sxm" / "moe" / "vllm" / "0.24.0" / "moe_perf.txt",
+                  MOE + "".join(f"VLLM,0.24.0,X,moe,k,{shape},0.1\n" for shape in shapes))
+    rows = Rows.join(found.rows)
+    assert list(rows["op"]) == ["experts", "experts", "experts_fp8", "experts"] and set(rows["device"]) == {"x_sxm"}
+    assert rows["read"].tolist() == [32, 16, 32, 24] and rows["routed"].tolist() == [32, 64, 32, 24]
+    assert rows["d_out"].tolist() == [384, 768, 768, 1856] and rows["matrices"].tolist() == [3, 3, 3, 2]
+    assert sorted(found.skipped.values()) == [1, 1, 1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(tokens=st.integers(1, 300), experts=st.sampled_from((8, 16, 128, 160, 256)), top_k=st.integers(1, 8),
+       chips=st.sampled_from((1, 2, 8)))
+def test_all_choices_are_dealt_once(tokens: int, experts: int, top_k: int, chips: int) -> None:
+    """Over all experts as many as tokens choose; on a chip no more experts than are there, and none without a token."""
+    read, routed = _dealt(tokens, experts, top_k, experts)
+    assert routed == tokens * top_k and read <= min(experts, routed)
+    if experts % top_k == 0:
+        assert read == min(experts, routed)
+    read, routed = _dealt(tokens, experts, top_k, experts // chips)
+    assert read <= experts // chips and read <= routed <= tokens * top_k
+
+
+def test_aiconfigurator_latent_attention_is_a_module_of_its_model(tmp_path: Path) -> None:
+    columns = "model,mla_dtype,kv_cache_dtype,gemm_type,num_heads,batch_size,isl,step,latency\n"
+    rows = Rows.join(_read(tmp_path / "m.csv", AICONFIGURATOR + columns + "".join(
+        f"V,1,X,mla_{phase}_module,k,deepseek-ai/DeepSeek-V3,bfloat16,bfloat16,{bits},16,8,{isl},{step},0.1\n"
+        for phase, bits, isl, step in (("generation", "bfloat16", 1, 64), ("generation", "fp8_block", 1, 64)))).rows)
+    assert list(rows["op"]) == ["latent_decode", "latent_decode_fp8"] and set(rows["model"]) == {"deepseek_v3"}
+    assert rows["context_len"].tolist() == [64, 64] and rows["h_q"].tolist() == [16, 16]
 
 
 def test_aiconfigurator_attention_and_collectives(tmp_path: Path) -> None:

@@ -160,7 +160,8 @@ def test_expert_parallelism_exchanges_tokens_and_waits_for_the_busiest_chip():
 def test_eight_bits_are_read_in_half_the_time_and_multiplied_at_twice_the_rate(form: str):
     decode, prefill = ([describe_iteration(deploy(name, "h100", timing=form), **batch).latency_s for name in (
         "llama_3_1_8b", "llama_3_1_8b_fp8")] for batch in ({"decode": [64]}, {"prefill": [(4096, 4096)]}))
-    assert 0.5 < decode[1] / decode[0] < 0.75 and 0.5 < prefill[1] / prefill[0] < 0.75
+    most = 0.75 if form == "ooco" else 0.85  # measured kernels gain less
+    assert 0.5 < decode[1] / decode[0] < most and 0.5 < prefill[1] / prefill[0] < most
     ampere = [describe_iteration(deploy(name, "a100_80g", timing=form), prefill=[(8192, 8192)]).latency_s
               for name in ("llama_3_1_8b", "llama_3_1_8b_fp8")]
     assert ampere[1] == pytest.approx(ampere[0], rel=0.03)  # read in 8 bits, multiplied in 16

@@ -31,6 +31,7 @@ PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
     "qwen3_235b_a22b": 235_093_634_560,
     "deepseek_v3": 671_026_419_200,
     "llama_3_1_8b_fp8": 8_030_261_248,
+    "mixtral_8x7b": 46_702_792_704,
 }
 OPTIONAL = {"extended", "validity", "tables", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s",
             "peak_fp8_flops_per_s"}

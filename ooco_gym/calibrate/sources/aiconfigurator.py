@@ -9,15 +9,23 @@ import numpy as np
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
+from ooco_gym.perf.model import model_named
 
 NAME = "aiconfigurator"
 LIBRARIES = ("nccl", "oneccl", "rccl", "hccl")
 """Of collectives, which any engine may call."""
 BACKENDS = ("vllm", "sglang", "trtllm", *LIBRARIES)
 """Folders above a version's."""
-OPERATIONS = ("gemm", "attention", "comm")
+OPERATIONS = ("gemm", "attention", "comm", "moe", "mla")
 """Folders of operators between a system's and a backend's; older tables have none."""
 SIXTEEN_BIT = ("bfloat16", "float16", "half", "bf16", "fp16")
+MOST_CHIPS = 8
+"""Over which experts are spread at most: no instance has more."""
+UNGATED = {(2688, 1856), (2048, 5120), (1024, 2688)}
+"""Hidden and inner widths of experts without a gate (Nemotron), of which the tables do not say so."""
+GROUPED = (7168, 2048, 8, 256)
+"""Widths, choices and experts of DeepSeek-V3, whose router takes experts of four groups of eight alone, so that those
+of the tables' balanced choices are not the ones that were read."""
 
 
 def claims(frame: Frame) -> bool:
@@ -26,7 +34,8 @@ def claims(frame: Frame) -> bool:
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes 16-bit GEMM, prefill and decode attention, and all-reduce; other operators are counted as skipped."""
+    """Takes linear layers of 16 and 8 bits, prefill and decode attention, modules of latent attention, experts whose
+    tokens are dealt evenly, and all-reduce; other operators are counted as skipped."""
     names, file = frame.texts("op_name"), frame.path.name
     if not len(frame):
         raise UserError(f"'{frame.path}': no row in it; expected measured operators")
@@ -43,41 +52,94 @@ def read(frame: Frame, context: Context, found: Found) -> None:
 
     if name == "all_reduce":
         take(names == name, "another collective")
-    for column in ("gemm_dtype", "attn_dtype", "kv_cache_dtype", "nccl_dtype", "allreduce_dtype"):
+    for column in ("attn_dtype", "mla_dtype", "kv_cache_dtype", "nccl_dtype", "allreduce_dtype"):
         if column in frame:
             take(np.isin(frame.texts(column), SIXTEEN_BIT), f"{column} is not 16-bit")
+    bits = next((column for column in ("gemm_dtype", "gemm_type", "moe_dtype") if column in frame), None)
+    numbers, op = (frame.texts(bits) if bits else np.full(len(frame), "half")), np.full(len(frame), "", dtype=object)
+    for kind, ours in _OPS[name].items():
+        op[np.isin(numbers, SIXTEEN_BIT if kind == "half" else (kind,))] = ours
+    take(op != "", f"{bits} is none of 16 bits, {', '.join([*_OPS[name]][1:]) or 'nor another that is fitted'}")
+    kernel = frame.texts("kernel_source")
+    if name == "moe":
+        take(frame.texts("distribution") == "balanced", "tokens are dealt at random, and not said how")
+        take(~np.char.endswith(kernel.astype(str), "_as_silu"), "another activation than the model's")
+        shape = np.stack([frame.numbers(column) for column in ("hidden_size", "inter_size", "topk", "num_experts")])
+        take((shape.T != GROUPED).any(axis=1), "the router takes experts of some groups alone")
+        take(np.maximum(frame.numbers("moe_tp_size"), frame.numbers("moe_ep_size")) <= MOST_CHIPS,
+             f"experts over more than {MOST_CHIPS} chips")
     if "window_size" in frame:
         take(np.nan_to_num(frame.numbers("window_size")) == 0, "sliding window")
     frame.require(_COLUMNS[name])
-    kernel = frame.texts("kernel_source")
     engine = kernel[0] if kernel[0].lower() in LIBRARIES else frame.texts("framework")[0]
+    models = frame.texts("model")
+    named = {one: model_named(one) or one for one in set(models)}
     version = f"{engine}-{frame.texts('version')[0]}".lower()
     rows = Rows.of(
         frame.path, frame.first_row, len(frame), device=_device(frame, context), kernel=kernel,
-        time_us=1e3 * frame.numbers("latency"), source=f"aiconfigurator/{version}",
+        time_us=1e3 * frame.numbers("latency"), source=f"aiconfigurator/{version}", op=op,
+        model=np.array([named[one] for one in models], dtype=object),
         **_shape(name, frame, *(frame.numbers(column) for column in _COLUMNS[name])))
     found.rows.append(rows.select(keep))
 
 
 _ATTENTION = ("batch_size", "isl", "num_heads", "num_key_value_heads")
+_LATENT = ("batch_size", "isl", "num_heads", "step")
 _COLUMNS = {"gemm": ("m", "n", "k"), "all_reduce": ("num_gpus", "message_size"), "context_attention": _ATTENTION,
-            "generation_attention": _ATTENTION}
+            "generation_attention": _ATTENTION, "mla_context_module": _LATENT, "mla_generation_module": _LATENT,
+            "moe": ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")}
 """What is read of each operator."""
+_OPS = {"gemm": {"half": "gemm", "fp8": "gemm_fp8"}, "all_reduce": {"half": "all_reduce"},
+        "context_attention": {"half": "attn_prefill"}, "generation_attention": {"half": "attn_decode"},
+        "mla_context_module": {"half": "latent_prefill", "fp8_block": "latent_prefill_fp8"},
+        "mla_generation_module": {"half": "latent_decode", "fp8_block": "latent_decode_fp8"},
+        "moe": {"half": "experts", "fp8_block": "experts_fp8", "w4a16_mxfp4": "experts_fp4"}}
+"""Our operators by the bits of weights. Linear layers with a scale for a block of weights are left out, as they were
+timed with their launches (80 µs at any size, vLLM 0.24), as are experts with one scale for all (four times as long)."""
 
 
 def _shape(name: str, frame: Frame, *sizes: np.ndarray) -> dict[str, Any]:
     """The row's shape in our columns, from those of `_COLUMNS`."""
     if name == "gemm":
-        return {"op": "gemm", "n_tokens": sizes[0], "d_in": sizes[2], "d_out": sizes[1]}
+        return {"n_tokens": sizes[0], "d_in": sizes[2], "d_out": sizes[1]}
     if name == "all_reduce":
-        return {"op": "all_reduce", "n_gpus": sizes[0], "bytes": 2.0 * sizes[1]}
+        return {"n_gpus": sizes[0], "bytes": 2.0 * sizes[1]}
+    if name == "moe":
+        return _experts(*sizes)
+    if name in ("mla_context_module", "mla_generation_module"):
+        batch, new, heads, step = sizes
+        prefix = step if name == "mla_context_module" else step - 1.0  # of decodes the step is the whole context
+        return {"batch": batch, "h_q": heads, "n_tokens": batch * new, "q_len": new, "prefix": prefix,
+                "context_len": new + prefix}
     batch, new, queries, keys = sizes
     prefix = np.nan_to_num(frame.numbers("step", 0.0))
     shape = {"batch": batch, "h_q": queries, "h_kv": np.where(keys > 0, keys, queries),
              "d_h": frame.numbers("head_dim", 128.0), "context_len": new + prefix}
     if name == "context_attention":
-        return {"op": "attn_prefill", **shape, "n_tokens": batch * new, "q_len": new, "prefix": prefix}
-    return {"op": "attn_decode", **shape, "n_tokens": batch, "q_len": 1.0}
+        return {**shape, "n_tokens": batch * new, "q_len": new, "prefix": prefix}
+    return {**shape, "n_tokens": batch, "q_len": 1.0}
+
+
+def _experts(tokens: np.ndarray, hidden: np.ndarray, inner: np.ndarray, top_k: np.ndarray, experts: np.ndarray,
+             tp: np.ndarray, ep: np.ndarray) -> dict[str, Any]:
+    """Experts on the first of the chips; what of each batch it has to read and to compute follows from how the tables'
+    collector deals tokens."""
+    sizes = np.stack([tokens, experts, top_k, experts // ep], axis=1).astype(np.int64)
+    distinct, where = np.unique(sizes, axis=0, return_inverse=True)
+    dealt = np.array([_dealt(*one) for one in distinct.tolist()], dtype=np.float64)[where.reshape(-1)]
+    gates = np.array([3.0 - ((wide, narrow) in UNGATED) for wide, narrow in zip(hidden, inner, strict=True)])
+    return {"n_tokens": tokens, "d_in": hidden, "d_out": inner / tp, "experts": experts, "top_k": top_k,
+            "matrices": gates, "read": dealt[:, 0], "routed": dealt[:, 1]}
+
+
+def _dealt(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
+    """Of the first `here` experts those that get a token, and their tokens: a token's choices are spread evenly over
+    all experts, those of the next begin one further, or as much further as few tokens leave room."""
+    apart = -(-experts // top_k)
+    first = np.arange(tokens) * (1.0 if tokens >= apart else apart / tokens)
+    chosen = (first[:, None] + apart * np.arange(top_k)).astype(np.int64) % experts
+    counts = np.bincount(chosen.ravel(), minlength=experts)[:here]
+    return int((counts > 0).sum()), int(counts.sum())
 
 
 def _device(frame: Frame, context: Context) -> Any:

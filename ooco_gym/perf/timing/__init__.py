@@ -24,8 +24,9 @@ from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.rounding import steady
 
-__all__ = ["ROUTER", "Attention", "Linear", "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard",
-           "TimingForm", "collectives", "experts_of", "heads_of", "linears", "list_timings", "timing_form"]
+__all__ = ["LATENT_LINEARS", "ROUTER", "Attention", "Linear", "MeasuredAttention", "MixedKernel", "OperatorCost",
+           "Phase", "Shard", "TimingForm", "collectives", "experts_of", "heads_of", "linears", "list_timings",
+           "model_heads", "timing_form"]
 
 Phase = Literal["prefill", "decode"]
 
@@ -104,6 +105,8 @@ class Linear(NamedTuple):
 
 
 ROUTER = "router"
+LATENT_LINEARS = ("qkv_a", "q_b", "kv_b", "o")
+"""Linear layers around latent attention."""
 
 
 def linears(model: ModelSpec, tp: int) -> list[Linear]:
@@ -169,7 +172,11 @@ def heads_of(shard: Shard, phase: Phase) -> tuple[float, float, float, float]:
     """Attention on one chip: query heads, key/value heads, the mean width of a key and a value, and the bytes of a
     token of context. Of a latent, prefill computes keys and values of every head, and decode has one that is read once
     for both."""
-    model, tp = shard.model, shard.tp
+    return model_heads(shard.model, shard.tp, phase)
+
+
+def model_heads(model: ModelSpec, tp: int, phase: Phase) -> tuple[float, float, float, float]:
+    """`heads_of` one of `tp` chips."""
     heads, kv_heads, width = model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim)
     if model.kv_lora_rank and phase == "prefill":
         kv_heads, width = heads, model.head_dim + model.rope_head_dim / 2

@@ -193,7 +193,8 @@ class Form(TimingForm):
         gemm = self.kernels(shard).gemm_of(linear.weight_bytes)
         compute, memory = kernels.gemm_roofs_s(gemm, tokens, linear.d_in, linear.d_out, shard.model.dtype_bytes,
                                                linear.weight_bytes)
-        seconds = times * (gemm.launch_s + kernels.norm(gemm.exponent, compute, memory))
+        launch = kernels.gemm_launch_s(gemm, tokens, linear.d_in)
+        seconds = times * (launch + kernels.norm(gemm.exponent, compute, memory))
         return OperatorCost(linear.name, "gemm", seconds, compute >= memory)
 
     def experts(self, shard: Shard, tokens: np.ndarray) -> OperatorCost:
