@@ -50,7 +50,7 @@ def test_an_extra_brings_what_it_is_said_to_bring() -> None:
     from packaging.requirements import Requirement
 
     from agents import settings as of_agents
-    from ooco_gym.cli import run as command_line
+    from ooco_gym.cli import job as command_line
     from ooco_gym.errors import EXTRAS, extras_of
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -142,7 +142,7 @@ def test_every_command_of_the_package_is_there(tmp_path: Path) -> None:
     """Each entry point names a function that exists and has a configuration (what it needs may be an extra)."""
     script = """
 from ooco_gym.cli.commands import commands, find
-from ooco_gym.cli.run import load
+from ooco_gym.cli.job import load
 for name in commands():
     command = find(name)
     assert callable(load(command.function)), name

@@ -18,7 +18,6 @@ import numpy as np
 from agents.environments import Window, make_env, split_seeds, windows
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.players import (
-    SWEEP_FILE,
     FunctionPlayer,
     Player,
     check_fit,
@@ -36,6 +35,7 @@ from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
+from ooco_gym.commands.sweep import FILE as SWEEP_FILE
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes

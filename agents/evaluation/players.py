@@ -33,8 +33,9 @@ from agents.environments import (
     vector_env,
 )
 from agents.evaluation.scoring import METRICS
-from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run, read_config
+from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run
 from agents.settings import plain
+from ooco_gym.commands.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
 from ooco_gym.errors import UserError
@@ -43,7 +44,6 @@ from ooco_gym.policy.registry import module_of_file
 from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, Policy
 
 SEEDS = "seed_*"  # folders of the training runs of one group
-SWEEP_FILE = "multirun.json"
 Observations = Sequence[Mapping[str, np.ndarray]]
 Act = Callable[[Mapping[str, np.ndarray]], Any]  # a user's function of the observation of one open decision
 _GIVEN: dict[str, Act] = {}  # what `evaluate` of this process was given, by the name in its table
@@ -339,35 +339,18 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
     Points that differ in nothing but the seed are runs of one policy.
 
     Raises:
-        UserError: the sweep is of another command, none of its points has ended well, or its index is damaged.
+        UserError: the sweep is of another command, none of its points has ended well, or its table is damaged.
     """
-    path = Path(folder)
-    try:
-        index = read_mapping(path / SWEEP_FILE)
-        command, jobs = index["command"], [str(one["out"]) for one in index["jobs"] if one["status"] == "done"]
-        swept = [str(key) for key in index.get("swept", ())]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'{path / SWEEP_FILE}' cannot be read as the index of a sweep: {error!r}; start the sweep "
-                        "again, which makes it anew and leaves finished points as they are") from error
-    if command != "train":
-        raise UserError(f"'{folder}' is a sweep of '{command}'; evaluate plays those of 'ooco-gym train -m …'")
-    found: dict[str, dict[str, str]] = {}
-    for job in jobs:
-        config = read_config(path / job)
-        chosen = [f"{key}={_value(config, key)}" for key in swept if key != "seed"]
-        label = ",".join(chosen) or path.name
-        found.setdefault(label, {})[f"seed_{config.get('seed')}"] = str(path / job)
+    sweep = Sweep.read(folder).collect()
+    if sweep.about["command"] != "train":
+        raise UserError(f"'{folder}' is a sweep of '{sweep.about['command']}'; evaluate plays those of 'ooco-gym train "
+                        "-m …'")
+    points, seeds = sweep.columns["point"], sweep.columns["seed"]
+    found = {",".join(f"{key}={value}" for key, value in setting.items()) or Path(folder).name:
+             {f"seed_{seeds[row]}": str(Path(folder, points[row])) for row in rows} for setting, rows in sweep.groups()}
     if not found:
         raise UserError(f"no point of the sweep '{folder}' has ended well; start it again, which repeats what failed")
     return found
-
-
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    """What a dotted key of a configuration stands at; of a group its name."""
-    value: Any = config
-    for part in key.lstrip("+").replace("/", ".").split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value.get("name", value.get("id", "…")) if isinstance(value, Mapping) else value
 
 
 def is_policy(folder: Path) -> bool:

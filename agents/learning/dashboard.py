@@ -16,10 +16,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from agents.evaluation.players import SWEEP_FILE, groups_of, runs_of
+from agents.evaluation.players import groups_of, runs_of
 from agents.learning.charts import ACTIONS, CHARTS, LIMIT, STEP, Chart
 from agents.policies.runs import GENERATIONS_FILE
 from agents.settings import plain, require
+from ooco_gym.commands.sweep import FILE as SWEEP_FILE
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.report import Section, layout, write_page

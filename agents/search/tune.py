@@ -12,6 +12,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
+import platform
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib import metadata
@@ -32,6 +35,7 @@ from ooco_gym.population import Candidate
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
 
+JOURNAL = ".journal"  # ends the name of a storage that is a file which many processes write to
 _SEARCH_KEYS = ("policy", "seed", "windows", "window_s", "warmup_s", "violation_limit", "params", "space", "spread",
                 "fixed")  # what a study is about, beside the environment: with another value it is another study
 
@@ -73,7 +77,7 @@ def _stored(config: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("alembic", "optuna", "sqlalchemy", "sqlite3"):
+        if type(error).__module__.partition(".")[0] not in ("alembic", "json", "optuna", "sqlalchemy", "sqlite3"):
             raise
         name = config["storage"] or Path(config["out"]) / "study.db"
         why = " ".join(str(error).split())[:200] or type(error).__name__
@@ -144,6 +148,26 @@ def figures(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             "violation_upper_limit": 0.0 if limit is None else limit}  # no online request: nothing to violate
 
 
+def _worker() -> list[Any]:
+    """The machine and the number of this process."""
+    return [platform.node(), os.getpid()]
+
+
+def _is_dead(worker: Any) -> bool:
+    """Whether a process that began a trial has ended: one of this machine that is there no more, or had our number."""
+    if not worker or list(worker) == _worker():
+        return True
+    if worker[0] != platform.node():
+        return False
+    try:
+        os.kill(int(worker[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
 class _Search:
     """One study: its windows, its ranges, its trials."""
 
@@ -175,21 +199,25 @@ class _Search:
 
     def _study(self) -> Any:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         about = {key: self.config[key] for key in _SEARCH_KEYS} | {"env": self.config["env"]}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:12]
-        storage = self.config["storage"]
+        storage = given = self.config["storage"]
         if storage is None:
             Path(self.config["out"]).mkdir(parents=True, exist_ok=True)
             storage = f"sqlite:///{Path(self.config['out']) / 'study.db'}"
         try:
+            if given and str(given).endswith(JOURNAL):
+                Path(given).parent.mkdir(parents=True, exist_ok=True)
+                storage = optuna.storages.JournalStorage(JournalFileBackend(str(given)))
             return optuna.create_study(storage=storage, study_name=f"{self.name} {digest}", direction="maximize",
                                        load_if_exists=True)
         except Exception as error:  # SQLAlchemy, drivers and Optuna raise many kinds
             why = " ".join(str(error).split())[:200]
             raise UserError(f"storage={storage} cannot be opened: {why}; expected one of Optuna's, such as "
-                            "sqlite:///tune.db") from error
+                            f"sqlite:///tune.db, or a journal, tune{JOURNAL}") from error
 
     def done(self) -> list[Any]:
         """Trials that were played to their end, in order."""
@@ -198,38 +226,48 @@ class _Search:
         return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
     def run(self) -> bool:
-        """Searches until the budget is used up; returns whether Ctrl-C ended it before."""
+        """Searches until the budget is used up, by this process and others at the same storage; returns whether Ctrl-C
+        ended it before."""
         from optuna.trial import TrialState
 
-        for stale in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self.study.tell(stale.number, state=TrialState.FAIL)  # of a search that was killed
-        played, budget = len(self.done()), int(self.config["trials"])
-        with progress(f"tuning {self.name}", budget) as bar:
-            bar.advance(min(played, budget))
-            while played < budget:
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if _is_dead(trial.user_attrs.get("worker")):  # of a search that was killed
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        with progress(f"tuning {self.name}", int(self.config["trials"])) as bar:
+            while len(self.open_or_done()) < int(self.config["trials"]):
+                bar.advance(len(self.done()) - bar.done)
                 try:
-                    self._trial(played)
+                    self._trial()
                 except Terminated:
                     raise
                 except KeyboardInterrupt:
-                    if not played:
+                    if not self.done():
                         raise
                     return True
-                played += 1
-                bar.advance()
         return False
 
-    def _trial(self, place: int) -> None:
-        """One trial; what it draws depends on the trials before it and on its place, not on when they ran."""
+    def open_or_done(self) -> list[int]:
+        """Numbers of the trials that were played to their end, or are being played."""
+        from optuna.trial import TrialState
+
+        return [trial.number for trial in self.study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
+
+    def _trial(self) -> None:
+        """One trial; what it draws depends on the trials before it and on its place among them, not on when they
+        ran."""
         import optuna
         from numpy.random import SeedSequence
 
-        seed = int(SeedSequence([int(self.config["seed"]), place]).generate_state(1)[0])
-        self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=20)
-        waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
-        if place < len(self.starts) and not waiting:
-            self.study.enqueue_trial(self.starts[place])
         trial = self.study.ask()
+        trial.set_user_attr("worker", _worker())
+        place = self.open_or_done().index(trial.number)
+        seed = int(SeedSequence([int(self.config["seed"]), place]).generate_state(1)[0])
+        sampler: Any = optuna.samplers.TPESampler(seed=seed, n_startup_trials=20)
+        if place < len(self.starts):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # there since 2021
+                sampler = optuna.samplers.PartialFixedSampler(self.starts[place], sampler)
+        self.study.sampler = sampler
         policy = self.spell({one.name: one.suggest(trial) for one in self.ranges})
         trial.set_user_attr("policy", policy)
         try:

@@ -123,11 +123,6 @@ class Request:
         """The overrides as Hydra reads them."""
         return [str(override.input_line) for override in self.overrides]
 
-    @property
-    def swept(self) -> list[Override]:
-        """Those that give several values."""
-        return [override for override in self.overrides if override.is_sweep_override()]
-
 
 def key_of(override: Override) -> str:
     """The key that an override sets, without a plus."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.commands.sweep import FILE as SWEEP_FILE
 from ooco_gym.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,6 +61,6 @@ def folders_of(runs: Any) -> list[str]:
                         "wrote")
     found: list[str] = []
     for folder in map(Path, given):
-        jobs = [path.parent for path in folder.glob("*/summary.json")] if (folder / "multirun.json").is_file() else []
+        jobs = [path.parent for path in folder.glob("*/summary.json")] if (folder / SWEEP_FILE).is_file() else []
         found += map(str, sorted(jobs, key=lambda job: (len(job.name), job.name)) or [folder])
     return found

@@ -14,6 +14,7 @@ import numpy as np
 
 RESAMPLES, CONFIDENCE = 10_000, 0.95
 ADVISED_SEEDS = 5
+AT_ONCE = 2_000_000  # figures that are resampled at once, of 8 bytes: thousands of seeds would not fit a memory
 
 
 def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
@@ -47,7 +48,8 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
     if np.ptp(figures) == 0.0:
         return mean, mean, mean
     found = bootstrap((figures,), np.mean, n_resamples=n_boot, confidence_level=1 - 2 * expanded_tail(figures.size),
-                      method="percentile", rng=np.random.Generator(np.random.Philox(key=seed))).confidence_interval
+                      method="percentile", batch=max(1, AT_ONCE // figures.size),
+                      rng=np.random.Generator(np.random.Philox(key=seed))).confidence_interval
     return mean, float(found.low), float(found.high)
 
 

@@ -10,6 +10,7 @@ import yaml
 from agents.evaluation.evaluate import _entrants
 from agents.evaluation.players import groups_of
 from ooco_gym.cli import main
+from ooco_gym.commands.sweep import Sweep
 from ooco_gym.errors import UserError
 
 SHORT = ["env.window_s=20", "env.warmup_s=5", "window_s=20", "agent.n_envs=4", "agent.n_steps=16",
@@ -31,7 +32,7 @@ def test_a_sweep_is_trained_goes_on_and_is_evaluated(tmp_path, capsys):
     (killed / "checkpoints" / "latest.state").unlink()
     capsys.readouterr()
     assert train(sweep, 128) == 0
-    assert capsys.readouterr().err.count("was there") == 3
+    assert "3 of 4 points are there already" in capsys.readouterr().err
     assert json.loads((killed / "summary.json").read_text())["timesteps"] == 128
     found = groups_of(sweep)
     assert set(found) == {"agent.learning_rate=0.001", "agent.learning_rate=0.0001"}
@@ -41,16 +42,21 @@ def test_a_sweep_is_trained_goes_on_and_is_evaluated(tmp_path, capsys):
     assert {row["policy"] for row in table["results"]} == {*found, "ooco"}
 
 
-def folder_of(tmp_path, **index):
+def folder_of(tmp_path, command="train", status="done"):
     for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.2)):
         point = tmp_path / f"seed={seed},agent.learning_rate={rate}"
         point.mkdir()
         config = {"seed": seed, "env": {"id": "ooco_gym/Gating-v0", "name": "gating"}, "agent": {"learning_rate": rate}}
         (point / "config.yaml").write_text(yaml.safe_dump(config))
         (point / "policy.zip").write_bytes(b"")
-    jobs = [{"out": point.name, "status": "done"} for point in sorted(tmp_path.iterdir())]
-    (tmp_path / "multirun.json").write_text(json.dumps(
-        {"command": "train", "swept": ["seed", "agent.learning_rate"], "jobs": jobs, **index}))
+        (point / "summary.json").write_text("{\"schema\": \"ooco-gym/train/1\"}")
+    points = [path.name for path in sorted(tmp_path.iterdir())]
+    given = [dict(pair.split("=") for pair in point.split(",")) for point in points]
+    about = {"schema": "ooco-gym/sweep/1", "command": command, "words": [], "version": "0.2.0",
+             "swept": ["seed", "agent.learning_rate"]}
+    Sweep(tmp_path, about, {"point": points, "status": [status] * 3, "error": [None] * 3,
+                            "seed": [int(one["seed"]) for one in given],
+                            "agent.learning_rate": [float(one["agent.learning_rate"]) for one in given]}, {}).write()
     return tmp_path
 
 
@@ -62,11 +68,17 @@ def test_points_that_differ_in_the_seed_alone_are_one_policy(tmp_path):
         ("agent.learning_rate=0.1", 2), ("agent.learning_rate=0.2", 1), ("ooco", 0)]
 
 
-@pytest.mark.parametrize(("index", "said"), [
-    ({"command": "simulate"}, "is a sweep of 'simulate'; evaluate plays those of 'ooco-gym train -m …'"),
-    ({"jobs": []}, "no point of the sweep .* has ended well; start it again"),
-    ({"jobs": 3}, "cannot be read as the index of a sweep"), ({"jobs": [{}]}, "cannot be read as the index of a sweep"),
-])
-def test_a_sweep_that_cannot_be_played(tmp_path, index, said):
-    with pytest.raises(UserError, match=said):
-        groups_of(folder_of(tmp_path, **index))
+def test_a_sweep_that_cannot_be_played(tmp_path):
+    with pytest.raises(UserError, match="is a sweep of 'simulate'; evaluate plays those of 'ooco-gym train -m …'"):
+        groups_of(folder_of(tmp_path, "simulate"))
+    (tmp_path / "sweep.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="cannot be read as the table of a sweep"):
+        groups_of(tmp_path)
+
+
+def test_a_sweep_of_which_nothing_has_ended_well(tmp_path):
+    folder = folder_of(tmp_path, status="failed")
+    for path in folder.glob("*/summary.json"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"no point of the sweep .* has ended well; start it again"):
+        groups_of(folder)

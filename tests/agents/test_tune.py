@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import platform
 import shutil
 
 import pytest
@@ -164,6 +166,29 @@ def test_ctrl_c_before_the_first_trial_is_over_and_sigterm_end_a_search(trial, s
     assert len(calls) == trial and not (tmp_path / "policy.yaml").exists()
     assert tune.main(config(tmp_path))["stopped_by"] == "trials"
     assert (tmp_path / "trials.csv").read_text() == (out / "trials.csv").read_text()
+
+
+def test_many_processes_search_by_one_journal(tmp_path, monkeypatch):
+    """While one plays a trial another searches to the end: no trial is played twice, none is lost, none is one too
+    many; and a trial of a process that is gone is played again."""
+    settings_ = config(tmp_path, storage=str(tmp_path / "tune.journal"))
+    one, other = tune._Search(settings_), tune._Search(settings_)
+    true = tune.Windows.play
+
+    def meanwhile(self, policy):
+        monkeypatch.setattr(tune.Windows, "play", true)
+        monkeypatch.setattr(tune, "_worker", lambda: [platform.node(), os.getppid()])  # another process, and alive
+        assert not other.run() and len(other.done()) == 5 and len(other.open_or_done()) == 6
+        monkeypatch.undo()
+        return self.play(policy)
+
+    monkeypatch.setattr(tune.Windows, "play", meanwhile)
+    assert not one.run() and len(one.done()) == 6
+    policies = [trial.user_attrs["policy"] for trial in one.done()]
+    assert len(set(policies[: len(one.starts)])) == min(6, len(one.starts)), "each begins with another one"
+    one.study.ask().set_user_attr("worker", [platform.node(), 2**22 + 1])  # no process has this number
+    more = tune._Search({**settings_, "trials": 7})
+    assert len(more.open_or_done()) == 7 and not more.run() and len(more.done()) == 7
 
 
 def test_no_policy_is_played_twice_on_the_training_windows(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def play(cfg):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if values["fail"] == "stop":
         raise KeyboardInterrupt
-    return {"values": values, "pid": os.getpid(), "cwd": os.getcwd()}
+    return {"values": values, "reward": values["seed"] + 10.0 * values["rate"], "pid": os.getpid(), "cwd": os.getcwd()}
 
 def speak(cfg):
     """Prints what it was given."""
@@ -80,6 +80,7 @@ play = toy_commands.functions:play
 quiet = toy_commands.functions:quiet
 speak = toy_commands.functions:speak
 lost = toy_commands.functions:lost
+sweep = ooco_gym.commands.sweep:main
 """,
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ooco_gym.cli import run
+from ooco_gym.cli import job
 from ooco_gym.errors import Terminated
 
 MISTAKES = [
@@ -116,17 +116,17 @@ def stopped(cfg: Any) -> dict[str, str]:
     ("cherry", 143, "terminated")])
 def test_what_was_stopped_by_a_signal_ends_so(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
                                               fruit: str, code: int, said: str) -> None:
-    monkeypatch.setattr(run, "load", lambda function: stopped)
+    monkeypatch.setattr(job, "load", lambda function: stopped)
     ended, _, err = toy.run("quiet", f"fruit={fruit}", "out=there")
     assert (ended, err.strip()) == (code, said)
     assert (toy.cwd / "there" / "summary.json").is_file() == (fruit in ("apple", "pear"))
 
 
 def test_a_sweep_ends_with_the_point_that_is_stopped(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "load", lambda function: stopped)
+    monkeypatch.setattr(job, "load", lambda function: stopped)
     ended, _, err = toy.run("quiet", "-m", "fruit=pear,apple", "out=there")
     assert ended == 130 and err.strip().splitlines()[-1] == "interrupted"
-    assert [path.name for path in (toy.cwd / "there").iterdir()] == ["fruit=pear"]
+    assert sorted(path.name for path in (toy.cwd / "there").iterdir()) == ["fruit=pear", "sweep.parquet"]
 
 
 def test_interrupt(toy: SimpleNamespace) -> None:

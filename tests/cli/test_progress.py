@@ -32,7 +32,7 @@ def test_long_work_says_so_without_a_terminal(capsys: pytest.CaptureFixture[str]
         bar.advance()
         bar.text("validating 3/8")
         time.sleep(0.3)
-    assert capsys.readouterr() == ("", "validating 3/8, 1/3 (0:00)\n")
+    assert capsys.readouterr() == ("", "validating 3/8, 1/3 (0:00, 0:00 left)\n")
     with progress("compiling"):
         time.sleep(0.3)
     assert capsys.readouterr() == ("", "compiling (0:00)\n"), "what is not counted has no number"

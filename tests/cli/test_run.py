@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ooco_gym.commands.sweep import Sweep
+
 
 def values(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())["values"]
@@ -157,13 +159,12 @@ def test_help(toy: SimpleNamespace) -> None:
 def sweep(toy: SimpleNamespace, *words: str) -> list[dict[str, Any]]:
     code, out, err = toy.run("play", "-m", "fruit=pear,apple+plum", "seed=1,2", "fast=false", "out=sweep", *words)
     assert code == 0, err
-    index = json.loads((toy.cwd / "sweep" / "multirun.json").read_text())
-    assert (index["schema"], index["command"]) == ("ooco-gym/multirun/1", "play")
     labels = [f"fruit={fruit},seed={seed}" for fruit in ("pear", "apple+plum") for seed in (1, 2)]
-    assert [(job["job"], job["out"], job["status"]) for job in index["jobs"]] == [(x, x, "done") for x in labels]
+    found = Sweep.read(toy.cwd / "sweep")
+    assert found.about["command"] == "play"
+    assert (found.columns["point"], set(found.columns["status"])) == (labels, {"done"})
     assert "done" in out
-    assert sorted(path.name for path in (toy.cwd / "sweep").iterdir()) == sorted(
-        [*labels, "multirun.json"])
+    assert sorted(path.name for path in (toy.cwd / "sweep").iterdir()) == sorted([*labels, "sweep.parquet"])
     for label in labels:
         assert values(toy.cwd / "sweep" / label)["out"] == str(toy.cwd / "sweep" / label)
     fruits = [values(toy.cwd / "sweep" / label)["fruit"] for label in labels]
@@ -204,11 +205,10 @@ def test_sweep_in_which_some_jobs_fail(toy: SimpleNamespace) -> None:
     assert code == 1
     assert "error: fail=mistake: row 3 of 'x.csv'" in err
     assert "ZeroDivisionError: a bug in the command" in err
-    jobs = json.loads((toy.cwd / "sweep" / "multirun.json").read_text())["jobs"]
-    assert [job["status"] for job in jobs] == ["refused", "failed", "done"]
+    assert Sweep.read(toy.cwd / "sweep").columns["status"] == ["refused", "failed", "done"]
     assert not (toy.cwd / "sweep" / "fail=mistake").exists()
     assert (toy.cwd / "sweep" / "fail=null" / "summary.json").exists()
-    assert "refused" in out
+    assert "1 of 3 points are done" in out
 
 
 def test_sweep_over_paths_is_numbered(toy: SimpleNamespace) -> None:

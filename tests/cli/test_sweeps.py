@@ -1,46 +1,59 @@
-"""A sweep: progress over its points, scores; what is finished is left alone, the rest repeated."""
+"""A sweep: what is finished is left alone, the rest repeated; one table, of the same bytes wherever it was played."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from ooco_gym.cli import run
+from ooco_gym.cli import job
+from ooco_gym.commands import sweep as table
+from ooco_gym.commands.sweep import Sweep
 
 WORDS = ("play", "-m", "fruit=pear,apple+plum", "seed=1,2", "out=sweep")
-
-
-def index_of(toy: SimpleNamespace) -> dict[str, Any]:
-    return json.loads((toy.cwd / "sweep" / "multirun.json").read_text())
 
 
 def times(toy: SimpleNamespace) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in (toy.cwd / "sweep").glob("*/summary.json")}
 
 
-def test_each_point_says_that_it_has_ended_and_how_many_have(toy: SimpleNamespace) -> None:
-    code, _, err = toy.run(*WORDS)
-    assert code == 0
-    assert [line.partition(" in ")[0] for line in err.splitlines()] == [
-        "point 1/4: fruit=pear,seed=1: done", "point 2/4: fruit=pear,seed=2: done",
-        "point 3/4: fruit=apple+plum,seed=1: done", "point 4/4: fruit=apple+plum,seed=2: done"]
-    assert [path.name for path in (toy.cwd / "sweep").iterdir() if path.is_file()] == ["multirun.json"]
+def test_the_table_has_what_was_swept_the_configuration_and_the_figures(toy: SimpleNamespace) -> None:
+    from pyarrow import parquet
+
+    code, out, err = toy.run(*WORDS, "rate=1,0.5")
+    assert (code, err) == (0, "")
+    rows = parquet.read_table(toy.cwd / "sweep" / "sweep.parquet").to_pylist()
+    assert [(row["fruit"], row["seed"], row["rate"], row["status"]) for row in rows[:2]] == [
+        ("pear", 1, 1.0, "done"), ("pear", 1, 0.5, "done")]
+    assert [row["reward"] for row in rows] == [11.0, 6.0, 12.0, 7.0] * 2
+    assert (rows[0]["fruit.weight_g"], rows[0]["knife.blade.length_cm"], rows[0]["words"]) == (180, 9.0, '["a", "b"]')
+    assert rows[4]["fruit"] == "apple+plum" and rows[4]["fruit.weight_g"] is None
+    assert not {"pid", "out", "cwd"} & set(rows[0]), "what differs from start to start is no column"
+    assert "8 of 8 points are done" in out and "sweep.parquet written to sweep" in out
 
 
-def test_a_second_start_leaves_finished_points_and_repeats_the_others(toy: SimpleNamespace) -> None:
+def test_a_second_start_says_what_is_there_and_repeats_the_others(toy: SimpleNamespace) -> None:
     words = ("play", "-m", "fail=mistake,bug,null", "out=sweep")
     assert toy.run(*words)[0] == 1
     before = times(toy)
-    code, out, err = toy.run(*words)
+    code, _, err = toy.run(*words)
     assert code == 1
-    assert times(toy) == before and "point 3/3: fail=null: was there" in err
+    assert times(toy) == before and err.startswith("1 of 3 points are there already\n")
     assert "ZeroDivisionError: a bug in the command" in err and "error: fail=mistake: row 3 of 'x.csv'" in err
-    assert "done, was there" in out
-    jobs = index_of(toy)["jobs"]
-    assert [(job["status"], job["kept"]) for job in jobs] == [("refused", False), ("failed", False), ("done", True)]
+    found = Sweep.read(toy.cwd / "sweep")
+    assert found.columns["status"] == ["refused", "failed", "done"]
+    assert found.columns["error"][1] == "ZeroDivisionError: a bug in the command"
+
+
+def test_more_seeds_are_added(toy: SimpleNamespace) -> None:
+    toy.run(*WORDS)
+    before = times(toy)
+    code, _, err = toy.run("play", "-m", "fruit=pear,apple+plum", "seed=range(1,4)", "out=sweep")
+    assert code == 0 and err == "4 of 6 points are there already\n"
+    assert before.items() <= times(toy).items() and len(times(toy)) == 6
 
 
 def test_a_point_of_another_configuration_or_a_damaged_one_is_played_again(toy: SimpleNamespace) -> None:
@@ -50,22 +63,106 @@ def test_a_point_of_another_configuration_or_a_damaged_one_is_played_again(toy: 
     (toy.cwd / "sweep" / "fruit=pear,seed=2" / "config.yaml").write_text("seed: 3\n")
     assert toy.run(*WORDS)[0] == 0
     after = times(toy)
-    again = {name for name in after if after[name] != before[name]}
-    assert again == {"fruit=pear,seed=1", "fruit=pear,seed=2"}
-    assert toy.run(*WORDS, "rate=0.25")[0] == 0
-    assert all(job["kept"] is False for job in index_of(toy)["jobs"]), "another rate is another sweep"
+    assert {name for name in after if after[name] != before[name]} == {"fruit=pear,seed=1", "fruit=pear,seed=2"}
 
 
-def test_the_index_says_what_was_swept(toy: SimpleNamespace) -> None:
-    toy.run(*WORDS, "rate=1,0.5")
-    jobs = index_of(toy)["jobs"]
-    assert len(jobs) == 8 and [job["swept"] for job in jobs[:2]] == [
-        {"fruit": "pear", "seed": 1, "rate": 1}, {"fruit": "pear", "seed": 1, "rate": 0.5}]
+def test_another_sweep_in_the_folder_is_refused_in_a_sentence(toy: SimpleNamespace) -> None:
+    toy.run(*WORDS)
+    before = times(toy)
+    for words in (("play", "-m", "seed=1,2"), (*WORDS[:-1], "rate=0.25"), ("speak", "-m", "verb=a,b")):
+        code, _, err = toy.run(*words, "out=sweep")
+        assert code == 2 and err.count("\n") == 1
+        assert "sweep' has another sweep, 'ooco-gym play -m fruit=… seed=…' of version" in err
+    found = Sweep.read(toy.cwd / "sweep")
+    found.about["version"] = "0.1.0"
+    found.write()
+    assert "of version 0.1.0; give the same words" in toy.run(*WORDS)[2]
+    assert times(toy) == before
 
 
-def test_the_table_shows_scores(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of commands that are not ours: the first figures of what they return."""
-    monkeypatch.setattr(run, "load", lambda function: lambda cfg: {"reward": 3.5, "seed": 1, "wall_s": 2.0, "x": "y"})
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_every_launcher_writes_the_same_bytes(toy: SimpleNamespace, launcher: str) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    for words, out in (((), "serial"), ((f"hydra/launcher={launcher}",), launcher)):
+        code, _, err = toy.run("play", "-m", "fruit=pear,plum", "seed=range(0,3)", "fast=false", f"out={out}", *words)
+        assert code == 0, err
+    assert (toy.cwd / "serial" / "sweep.parquet").read_bytes() == (toy.cwd / launcher / "sweep.parquet").read_bytes()
+
+
+def test_a_worker_that_is_killed_loses_what_it_was_at_alone(toy: SimpleNamespace) -> None:
+    """The points before are kept, what is lost is said in a sentence, and the same words go on."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    functions = toy.site / "toy_commands" / "functions.py"
+    whole = functions.read_text()
+    functions.write_text(whole.replace("    if values[\"fail\"]", "    if values[\"seed\"] == 2:\n"
+                                       "        os.kill(os.getpid(), 9)\n    if values[\"fail\"]", 1))
+    words = [sys.executable, "-m", "ooco_gym.cli", "play", "-m", "seed=range(0,4)", "out=sweep",
+             "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    done = subprocess.run(words, cwd=toy.cwd, text=True, capture_output=True, check=False)
+    assert done.returncode == 2 and "points are not done; the same command goes on with them" in done.stderr
+    assert "Traceback" not in done.stderr
+    kept = times(toy)
+    assert "seed=2" not in kept
+    functions.write_text(whole)
+    again = subprocess.run(words, cwd=toy.cwd, text=True, capture_output=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert kept.items() <= times(toy).items() and set(Sweep.read(toy.cwd / "sweep").columns["status"]) == {"done"}
+
+
+def test_values_are_set_as_hydra_composes_them(toy: SimpleNamespace) -> None:
+    """A point of a sweep has the configuration of the run with the same words, mappings and added keys included."""
+    swept = {"+preset": ["feast"], "fruit": ["pear"], "knife": ["{sharp:false}", "{blade:{length_cm:3}}"],
+             "words": ["[x]", "[y,z]"], "+knife.blade.colour": ["red", "blue"], "name": ["'7'", "a"]}
+    lists = [f"{key}={','.join(values)}" for key, values in swept.items()]
+    assert toy.run("play", "-m", *lists, "seed=3", "out=sweep")[0] == 0
+    for number in (0, 7, 15):
+        chosen, rest = [], number
+        for key, values in reversed(swept.items()):
+            rest, place = divmod(rest, len(values))
+            chosen.append(f"{key}={values[place]}")
+        assert toy.run("play", *chosen, "seed=3", "out=alone")[0] == 0
+        alone, point = (json.loads((toy.cwd / path / "summary.json").read_text())["values"]
+                        for path in ("alone", f"sweep/{number}"))
+        assert {**alone, "out": None} == {**point, "out": None}
+
+
+@pytest.mark.parametrize("word", ["hydra/sweeper=basic", "seed=interval(0,1)"])
+def test_a_search_is_no_sweep(toy: SimpleNamespace, word: str) -> None:
+    code, _, err = toy.run("play", "-m", word, "out=sweep")
+    assert code == 2 and "'ooco-gym tune'" in err and not (toy.cwd / "sweep").exists()
+
+
+def test_report_groups_the_seeds(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.run("play", "-m", "rate=1,0.5", "seed=1,2,3", "out=sweep")
+    code, out, err = toy.run("sweep", "report", "sweep", "out=page")
+    assert code == 0, err
+    summary = json.loads((toy.cwd / "page" / "summary.json").read_text())
+    assert (summary["command"], summary["points"], summary["done"]) == ("play", 6, 6)
+    assert [(one["swept"], one["points"], one["figures"]["reward"]["mean"]) for one in summary["results"]] == [
+        ({"rate": 1.0}, 3, 12.0), ({"rate": 0.5}, 3, 7.0)]
+    assert summary["results"][0]["figures"]["reward"]["low"] < 12.0 < summary["results"][0]["figures"]["reward"]["high"]
+    assert "reward" in out and "<table" in (toy.cwd / "page" / "sweep.html").read_text()
+    assert "metrics: unknown key 'rewards'" in toy.run("sweep", "report", "sweep", "metrics=[rewards]", "out=x")[2]
+    assert "is no sweep, it has no sweep.parquet" in toy.run("sweep", "report", "page", "out=x")[2]
+    (toy.cwd / "sweep" / "sweep.parquet").write_bytes(b"PAR1")
+    assert "cannot be read as the table of a sweep" in toy.run("sweep", "report", "sweep", "out=x")[2]
+
+
+def test_report_of_a_sweep_that_was_killed(toy: SimpleNamespace) -> None:
+    """Its table still says that nothing is done; the folders know better."""
+    toy.run("play", "-m", "seed=1,2,3", "out=sweep")
+    found = Sweep.read(toy.cwd / "sweep")
+    whole = (toy.cwd / "sweep" / "sweep.parquet").read_bytes()
+    found.columns["status"], found.figures = [table.OPEN] * 3, {}
+    found.write()
+    (toy.cwd / "sweep" / "seed=3" / "summary.json").unlink()
+    assert "2 of 3 points are done" in toy.run("sweep", "report", "sweep", "out=page")[1]
+    toy.run("play", "-m", "seed=1,2,3", "out=sweep")
+    assert (toy.cwd / "sweep" / "sweep.parquet").read_bytes() == whole
+
+
+def test_figures_of_other_commands(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that they sum up."""
+    monkeypatch.setattr(job, "load", lambda function: lambda cfg: {"score": 3.5, "seed": 1, "wall_s": 2.0, "x": "y"})
     code, out, _ = toy.run("play", "-m", "seed=1,2", "out=sweep")
-    assert code == 0 and "reward" in out and "multirun.json written to sweep" in out
-    assert [job["scores"] for job in index_of(toy)["jobs"]] == [{"reward": 3.5}] * 2
+    assert code == 0 and "score" in out and Sweep.read(toy.cwd / "sweep").figures == {"score": [3.5, 3.5]}

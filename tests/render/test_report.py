@@ -109,7 +109,7 @@ def test_report_command_takes_a_sweep(folders):
     Path("sweep").mkdir()
     Path("ooco").rename("sweep/0")
     Path("base_pd").rename("sweep/1")
-    Path("sweep/multirun.json").write_text("{}")
+    Path("sweep/sweep.parquet").write_text("")
     assert main(["report", "runs=sweep", "out=page"]) == 0
     assert [run["policy"] for run in json.loads(Path("page/summary.json").read_text())["runs"]] == ["ooco", "base_pd"]
 

@@ -1,0 +1,113 @@
+"""What runs, in this process or in a worker of a sweep: a command's function, and how it ended."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ooco_gym.cli.commands import PLAIN
+from ooco_gym.cli.config import one_line
+from ooco_gym.documents import read_mapping
+from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interrupt
+from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json
+from ooco_gym.report.terminal import remarks
+
+OK, BUG, MISTAKE = 0, 1, 2  # exit codes
+KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
+          "(workers=1) or a smaller load; the same command goes on from what it has kept of the finished work")
+SUMMARY, CONFIG = "summary.json", "config.yaml"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, in a form that travels between processes."""
+
+    code: int
+    out: str
+    error: str = ""
+    files: tuple[str, ...] = ()
+    left: bool = False  # what it has written so far stays, although it did not end well
+
+
+@dataclass(frozen=True)
+class Task:
+    """Calls a command's function with the configuration that Hydra has composed, and writes what it returns."""
+
+    command: str
+    function: str
+    cwd: str
+
+    def __call__(self, cfg: DictConfig) -> Any:
+        self.go_home()
+        out = str(HydraConfig.get().runtime.output_dir)
+        return self.called(unwrap(cfg, out), out)
+
+    def go_home(self) -> None:
+        """A worker may have been started elsewhere: relative paths are the user's."""
+        with suppress(OSError):
+            os.chdir(self.cwd)
+
+    def called(self, cfg: DictConfig, out: str) -> Outcome:
+        """Calls the function; the summary is written last, so that what has one is whole."""
+        try:
+            files: tuple[str, ...] = (CONFIG,)
+            with remarks() as said:
+                summary = load(self.function)(cfg)
+            with atomic_write(Path(out, CONFIG)) as temporary:
+                temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
+            if isinstance(summary, Mapping):
+                remarked = {"remarks": list(said.values())} if said else {}
+                write_json(Path(out, SUMMARY), {"schema": f"ooco-gym/{self.command}/1", **summary, **remarked})
+                files = (SUMMARY, *files)
+            end_if_interrupted(summary)
+            return Outcome(OK, out, files=files)
+        except Exception as error:
+            raise_interrupt(error)
+            package = (getattr(error, "name", "") or "").partition(".")[0]
+            if isinstance(error, UserError):
+                return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
+            if isinstance(error, BrokenProcessPool):
+                return Outcome(MISTAKE, out, KILLED, left=True)
+            if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
+                return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                                             f"install ooco-gym[{EXTRAS[package]}]")
+            if isinstance(error, OSError) and error.errno in FULL:
+                return Outcome(MISTAKE, out, full_disk(error), left=True)
+            return Outcome(BUG, out, "".join(traceback.format_exception(error)))
+
+    def finished(self, cfg: DictConfig, out: str) -> bool:
+        """Whether an earlier start has ended well here, with the same configuration."""
+        try:
+            summary = read_mapping(Path(out, SUMMARY))
+            kept = Path(out, CONFIG).read_text(encoding="utf-8")
+        except (UserError, OSError, ValueError):
+            return False
+        return (str(summary.get("schema", "")).startswith(f"ooco-gym/{self.command}/")
+                and summary.get("stopped_by") != "interrupt" and kept == OmegaConf.to_yaml(cfg, resolve=True))
+
+
+def load(function: str) -> Any:
+    """Imports what `module:function` names."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def unwrap(cfg: DictConfig, out: str) -> DictConfig:
+    """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
+    with open_dict(cfg):
+        for key in list(cfg):
+            if not OmegaConf.is_missing(cfg, key) and isinstance(cfg[key], DictConfig) and PLAIN in cfg[key]:
+                cfg[key] = cfg[key][PLAIN]
+        cfg.out = out
+    return cfg
+
