@@ -12,6 +12,7 @@ import numpy as np
 
 from ooco_gym.calibrate.fitting import alike
 from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.timing import EXPERT_KERNELS as EXPERTS
 
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
            "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "experts", "top_k", "matrices", "read", "routed",
@@ -22,8 +23,6 @@ NUMBERS = tuple(name for name in COLUMNS if name not in TEXTS)
 ORIGIN = ("file", "row")
 """Where a measurement stood: file's name, and row from 1 (a CSV's header counts as row 1)."""
 
-EXPERTS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125}
-"""Bytes of a weight of experts, by operator."""
 LATENT = ("latent_prefill", "latent_decode")
 """Latent attention with the linear layers around it; with `_fp8` these have weights of 8 bits, which are judged and not
 fitted: the kernels between them are the same."""

@@ -15,7 +15,7 @@ from ooco_gym.calibrate.rows import CACHED_BYTES, EXPERTS, LATENT, Rows
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec, list_models, load_model
-from ooco_gym.perf.timing import LATENT_LINEARS, Phase
+from ooco_gym.perf.timing import LATENT_LINEARS, Phase, expert_kernel
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
 from ooco_gym.perf.timing.ooco import fp8_gain
 
@@ -187,9 +187,8 @@ class _Tables:
             nearest = int(away.argmin())
             dense.append(Dense(kind, item.layers, part["d_in"][nearest], part["d_out"][nearest]))
         if model.experts:
-            kind = min(EXPERTS, key=lambda name: abs(EXPERTS[name] - model.expert_bytes))
-            dense.append(Dense(kind, model.expert_layers, model.hidden, math.ceil(model.expert_intermediate / tp),
-                               experts=model.experts, top_k=model.top_k))
+            dense.append(Dense(expert_kernel(model.expert_bytes), model.expert_layers, model.hidden, math.ceil(
+                model.expert_intermediate / tp), experts=model.experts, top_k=model.top_k))
         heads = (model.heads / tp, max(model.kv_heads / tp, 1.0), float(model.head_dim))
         return Architecture(model.name + (f" tp{tp}" if tp > 1 else ""), model.layers, *heads, tuple(dense), model, tp)
 

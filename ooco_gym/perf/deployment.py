@@ -10,7 +10,7 @@ from ooco_gym import resources
 from ooco_gym.errors import UserError, nearest, whole_number
 from ooco_gym.perf.chip import ChipSpec, allreduce_remark, load_chip, with_allreduce
 from ooco_gym.perf.model import ModelSpec, load_model
-from ooco_gym.perf.timing import Shard, TimingForm, timing_form
+from ooco_gym.perf.timing import Shard, TimingForm, expert_kernel, timing_form
 from ooco_gym.report.terminal import remark
 
 _TIMING = ("name", "causal_factor")
@@ -109,7 +109,7 @@ class Deployment:
     @property
     def remarks(self) -> list[str]:
         """What of the chip was not measured and what stands in for it, a sentence each."""
-        found = [self.chip.remark]
+        found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing)]
         if self.chips > 1:
             found.append(allreduce_remark(self.chip, self.tp if self.tp > 1 else self.pp))
         return [sentence for sentence in found if sentence]
@@ -161,6 +161,20 @@ class Deployment:
         return (f"model '{self.model.name}' does not fit on {self.chips} x '{self.chip.name}' (tp={self.tp}, "
                 f"pp={self.pp}): weights and one KV block take {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are "
                 f"usable at kv_fraction={self.kv_fraction:g}, {int(needed - available):,} bytes are missing; {advice}")
+
+
+def sparse_remark(chip: ChipSpec, model: ModelSpec, timing: str) -> str:
+    """Says in one sentence which kernels of experts, latent attention or 8 bits others stand in for; '' where none."""
+    kernels = {"linear layers of 8 bits": ("gemm_fp8", model.weight_dtype_bytes == 1),
+               "experts": (expert_kernel(model.expert_bytes), model.experts),
+               "latent attention": ("latent_decode", model.kv_lora_rank)}
+    own = chip.extended if timing in ("extended", "measured") else None
+    missing = [words for words, (kernel, there) in kernels.items() if there and getattr(own, kernel, None) is None]
+    if not missing:
+        return ""
+    why = f"not measured on chip '{chip.name}'" if own else f"none of timing={timing}"
+    return (f"model '{model.name}': kernels of {' and '.join(missing)} are {why}, those of dense models stand in; they "
+            "were measured on h100 and h200 (timing=extended; docs/validity.md says what either is off)")
 
 
 def split_error(model: ModelSpec, tp: int, pp: int) -> str:

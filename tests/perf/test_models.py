@@ -129,6 +129,16 @@ def test_a_window_spares_what_lies_beyond_it(form: str):
     assert deploy(sliding).kv_bytes_per_token == deploy("llama_3_1_8b").kv_bytes_per_token // 2
 
 
+@pytest.mark.parametrize(("model", "chip", "form", "said"), [
+    ("qwen3_30b_a3b", "h200", "ooco", "kernels of experts are none of timing=ooco"),
+    ("deepseek_v3", "b200", "extended", "linear layers of 8 bits and experts and latent attention are not measured on"),
+    ("gpt_oss_120b", "h200", "extended", ""), ("llama_3_1_8b", "b200", "ooco", "")])
+def test_a_run_says_which_kernels_others_stand_in_for(model: str, chip: str, form: str, said: str):
+    """As of all that was not measured; nothing where all of them were, and of dense models."""
+    remarks = " ".join(deploy(model, chip, timing=form, tp=8).remarks)
+    assert said in remarks if said else "stand in" not in remarks
+
+
 def test_a_latent_is_read_once_by_all_heads():
     """Decode reads 576 numbers a token and layer, whatever the heads; its FLOPs go with the heads."""
     deployment = deploy("deepseek_v3", tp=8)

@@ -95,7 +95,8 @@ _OPS = {"gemm": {"half": "gemm", "fp8": "gemm_fp8"}, "all_reduce": {"half": "all
         "mla_generation_module": {"half": "latent_decode", "fp8_block": "latent_decode_fp8"},
         "moe": {"half": "experts", "fp8_block": "experts_fp8", "w4a16_mxfp4": "experts_fp4"}}
 """Our operators by the bits of weights. Linear layers with a scale for a block of weights are left out, as they were
-timed with their launches (80 µs at any size, vLLM 0.24), as are experts with one scale for all (four times as long)."""
+timed with their launches (57 µs and more at any size, vLLM 0.24), as are experts with one scale for all, which take
+longer than those of 16 bits."""
 
 
 def _shape(name: str, frame: Frame, *sizes: np.ndarray) -> dict[str, Any]:

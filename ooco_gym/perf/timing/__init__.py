@@ -24,9 +24,9 @@ from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.rounding import steady
 
-__all__ = ["LATENT_LINEARS", "ROUTER", "Attention", "Linear", "MeasuredAttention", "MixedKernel", "OperatorCost",
-           "Phase", "Shard", "TimingForm", "collectives", "experts_of", "heads_of", "linears", "list_timings",
-           "model_heads", "timing_form"]
+__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "ROUTER", "Attention", "Linear", "MeasuredAttention", "MixedKernel",
+           "OperatorCost", "Phase", "Shard", "TimingForm", "collectives", "expert_kernel", "experts_of", "heads_of",
+           "linears", "list_timings", "model_heads", "timing_form"]
 
 Phase = Literal["prefill", "decode"]
 
@@ -105,6 +105,8 @@ class Linear(NamedTuple):
 
 
 ROUTER = "router"
+EXPERT_KERNELS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125}
+"""Bytes of a weight of experts, by kernel (`kernels.ExtendedParameters`)."""
 LATENT_LINEARS = ("qkv_a", "q_b", "kv_b", "o")
 """Linear layers around latent attention."""
 
@@ -134,6 +136,11 @@ def linears(model: ModelSpec, tp: int) -> list[Linear]:
                       Linear(f"{kind}down", inner, model.hidden, 1, layers)]
     found = [one._replace(weight_bytes=model.weight_dtype_bytes) for one in found]
     return [*found, *([Linear(ROUTER, model.hidden, model.experts, 1, model.expert_layers)] if model.experts else [])]
+
+
+def expert_kernel(weight_bytes: float) -> str:
+    """The kernel of experts with weights of so many bytes, one of `EXPERT_KERNELS`."""
+    return "experts_fp8" if weight_bytes == 1 else "experts_fp4" if 0 < weight_bytes < 1 else "experts"
 
 
 class Experts(NamedTuple):

@@ -23,6 +23,7 @@ from ooco_gym.perf.timing import (
     Shard,
     TimingForm,
     collectives,
+    expert_kernel,
     experts_of,
     heads_of,
     linears,
@@ -64,7 +65,7 @@ class Kernels(NamedTuple):
 
     def experts_of(self, weight_bytes: float) -> kernels.ExpertParameters:
         """Of experts with weights of so many bytes."""
-        return self.experts_fp8 if weight_bytes == 1 else self.experts_fp4 if 0 < weight_bytes < 1 else self.experts
+        return getattr(self, expert_kernel(weight_bytes))
 
 
 def fused_linears(model: ModelSpec, tp: int) -> list[Linear]:
