@@ -71,13 +71,14 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
             reference = suite["tracks"][suite["tasks"][name]["track"]]["reference"]
             references[name] = play(suite, name, reference, range(count))
             bar.advance()
-    result = as_json({"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
+    result = {"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
               "title": str(config["title"] or policy), "policy": policy, "policy_sha256": policy_digest(policy),
               "complete": count == int(suite["windows"]) and config["tasks"] is None, "tasks": played,
-              "references": references, **scores(suite, played, references)})
+              "references": references, **scores(suite, played, references)}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / RESULT_FILE, {**result, SEAL: _digest(result)})
+    kept = as_json(result)
+    write_json(out / RESULT_FILE, {**kept, SEAL: _digest(kept)})
     tables_of([result])[0].show()
     print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; a part of the suite, on no leaderboard"))
     return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
