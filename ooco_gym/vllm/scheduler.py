@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import vllm
+from llvmlite.binding import ffi
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -48,6 +49,9 @@ TOUCHED = {
                 "num_stale_output_tokens", "sampling_params", "block_hashes"),
     "RequestStatus": ("WAITING", "PREEMPTED"),
 }
+# vLLM's CPU worker looks for `kernel` in the `__dict__` of all that modules hold (0.32's `_rebind_kernels`). Numba has
+# loaded llvmlite's library by then, which takes any name for one of its functions.
+ffi.lib._fntab.setdefault("__dict__", {})
 _SETTINGS_EVERY_S = 1.0
 _WHOLE = 1 << 30  # tokens of a decode: as many as vLLM itself gives it
 
