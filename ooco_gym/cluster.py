@@ -13,7 +13,7 @@ from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.deployment import timing_values
 from ooco_gym.resources import load_yaml
 
-NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib")
+NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib")
 SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
 
 
@@ -46,6 +46,7 @@ class Cluster:
     kv_link_bytes_per_s: float = 25e9
     host_link_bytes_per_s: float = 25e9  # between an instance and its host's memory
     host_gib: float = 4.0  # memory of the host for swapped requests, an instance
+    kv_offloading_gib: float = 0.0  # memory of the host as second tier of the prefix cache, an instance
     max_batch: int = 1024
     slo: str = "chat"
     twin: Any = None
@@ -77,8 +78,10 @@ class Cluster:
             if not SLOWEST_LINK <= getattr(cluster, key) <= FASTEST_LINK:
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from "
                                 f"{SLOWEST_LINK:g} to {FASTEST_LINK:g} bytes a second")
-        if not 0 <= cluster.host_gib < 1e6:
-            raise UserError(f"cluster '{cluster.name}': host_gib must be at least 0")
+        for key in ("host_gib", "kv_offloading_gib"):
+            if not 0 <= getattr(cluster, key) < 1e6:
+                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be at least 0, below "
+                                "1,000,000")
         for key in ("max_batch", "block_tokens"):
             if not is_whole(getattr(cluster, key)):
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key)!r} must be a whole number")

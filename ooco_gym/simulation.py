@@ -48,6 +48,7 @@ class Run:
     class_id: np.ndarray | None = None  # int8[n], places in `scenario.classes`; None where it names no classes
     due_ps: np.ndarray | None = None  # int64[n], when a request must have finished; None where none has a deadline
     turns: Turns | None = None  # what requests waited for in closed sessions; None where sessions are open
+    tier: np.ndarray | None = None  # TIER[m], host memory as second tier of the prefix cache; None where there is none
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
                  cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol.gate_poll_s),
                  float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
                  given.jitter, slo.gap_s, given.decision_s, cluster.host_link_bytes_per_s,
-                 cluster.host_gib * 2.0**30)
+                 cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30)
 
 
 class Simulation:
@@ -157,6 +158,9 @@ class Simulation:
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
                                  weights=self.policy.weights, turns=self.turns)
+        if rules.offloading_bytes and not self.state.blocks.size:
+            self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
+                           f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
         self.rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything
@@ -268,7 +272,7 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
               state.itl, simulation.window_s, state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
-              state.due_ps if state.due_ps.size else None, simulation.turns)
+              state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None)
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run

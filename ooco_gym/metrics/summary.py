@@ -45,6 +45,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "offline": offline_figures(run),
         **rejected_figures(run),
         **session_figures(run),
+        **offloading_figures(run),
         **({} if run.class_id is None else {"classes": class_figures(run)}),
         "instances": instance_figures(run),
         "wall_s": run.wall_s,
@@ -282,6 +283,16 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
             "hit_rate": float(spec["cached_tokens"] / spec["looked_tokens"]) if spec["looked_tokens"] else None,
         })
     return figures
+
+
+def offloading_figures(run: Run) -> dict[str, Any]:
+    """What host memory, as second tier of the prefix cache, did over the whole run; nothing where there is none."""
+    if run.tier is None:
+        return {}
+    looked = int(run.instances["looked_tokens"].sum())
+    return {"kv_offloading": {"host_blocks": int(run.tier["blocks"].sum()),
+                              "loaded_tokens": int(run.tier["loaded_tokens"].sum()),
+                              "hit_rate": int(run.tier["hits"].sum()) / looked if looked else None}}
 
 
 def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:

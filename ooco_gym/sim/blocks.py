@@ -7,6 +7,10 @@ latest first; then the others, in the order in which they were freed, each reque
 vLLM 0.24 and newer; before, blocks that hold nothing waited in the same order). With `kv_priority=task` (Echo 4.2) the
 queue is split into levels by what the content is still good for.
 
+With a cluster's `kv_offloading_gib` host memory is a second tier, as vLLM's offloading connector has it: what a request
+has computed is stored there too, by the same key, and a request that starts goes on there where the device's run of
+blocks ends. Its blocks have rows of State.blocks and State.kv of their own, and one queue, as none is read in place.
+
 A row of State.kv holds, one after the other, the index of keys (a hash table of blocks + 1, linear probing), first and
 last block of each level's queue, the free block tables, and the block tables.
 """
@@ -281,6 +285,10 @@ def free_table(state, instance, slot, wanted):
     Returns how many of the blocks no request reads any more.
     """
     spec, request = state.instances[instance], state.requests[slot]
+    if state.config.offloading:
+        offload(state, instance, slot)
+        if not wanted:
+            renew_offloaded(state, instance, slot)
     index, idle = _table_index(state, request.row), 0
     in_order = state.config.engine_version >= FREED_IN_ORDER
     for i in range(request.blocks - 1, -1, -1):
@@ -307,6 +315,71 @@ def free_table(state, instance, slot, wanted):
     spec.rows_free += 1
     request.row = NONE
     return idle
+
+
+# --- The second tier: host memory -----------------------------------------------------------------------------------
+@inner
+def host_row(state, instance):
+    """Row of State.blocks and State.kv that has the blocks in an instance's host memory."""
+    return state.instances.size + instance
+
+
+@inner
+def find_offloaded(state, instance, slot, first, most):
+    """How many of a request's blocks `first` to `most` - 1, one after the other, are in host memory."""
+    row, end = host_row(state, instance), first
+    while end < most and get_cached_block(state, row, key_of(state, slot, end)) >= 0:
+        end += 1
+    return end - first
+
+
+@inner
+def offload(state, instance, slot):
+    """Stores the blocks that a request has computed since the last time, in the place of what was used longest ago.
+
+    Nothing is stored where these blocks would drive out each other (vLLM: `prepare_store`, then they are tried again).
+    """
+    row = host_row(state, instance)
+    blocks, first = state.blocks[row], np.int64(state.offloaded[slot])
+    end = np.int64(state.requests[slot].num_computed_tokens) // state.config.block_tokens
+    if not first < end <= first + state.tier[instance].blocks:
+        return
+    _hold(state, row, slot, first, end, 1)
+    oldest = state.kv[row, _queue_index(state, 0)]
+    for i in range(first, end):
+        key = key_of(state, slot, i)
+        if get_cached_block(state, row, key) >= 0:
+            continue
+        while blocks[oldest].references > 0:
+            oldest = blocks[oldest].next
+        block, oldest = oldest, blocks[oldest].next
+        _unlink(state, row, block)
+        _forget(state, row, block)
+        _insert(state, row, block, key)
+        _push(state, row, block, 0, False)
+        blocks[block].references = 1
+    _hold(state, row, slot, first, end, 0)
+    state.offloaded[slot] = end
+
+
+@inner
+def _hold(state, row, slot, first, end, references):
+    """Has those of a request's blocks `first` to `end` - 1 that are in host memory not taken for others, or taken."""
+    for i in range(first, end):
+        block = get_cached_block(state, row, key_of(state, slot, i))
+        if block >= 0:
+            state.blocks[row, block].references = references
+
+
+@inner
+def renew_offloaded(state, instance, slot):
+    """A request that has finished has used its blocks in host memory: they are taken last, the first one very last."""
+    row = host_row(state, instance)
+    for i in range(state.requests[slot].num_computed_tokens // state.config.block_tokens - 1, -1, -1):
+        block = get_cached_block(state, row, key_of(state, slot, i))
+        if block >= 0:
+            _unlink(state, row, block)
+            _push(state, row, block, 0, False)
 
 
 # --- What content is still good for (Echo 4.2) ----------------------------------------------------------------------

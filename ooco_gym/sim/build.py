@@ -55,6 +55,7 @@ class Rules:
     decision_s: float = 0.0
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
+    offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     relaxed = sum(machine.role != "strict" for machine in machines)  # where requests arrive
     links = relaxed * (len(machines) - relaxed)
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
-    pool = pool_for(trace, tables, settings, rules.max_batch, rules.block_tokens)
+    pool = pool_for(trace, tables, settings, rules)
     if all(machine.role == "mixed" for machine in machines):
         pool = pool._replace(waiting_window=settings.get("gate_window", 0))  # they have no gate: who asks for it has it
     if trace.deadline_s is not None:
@@ -182,6 +183,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     state.params[:] = params
     for name, value in settings.items():
         setattr(state.config, name, value)
+    if state.tier.size:
+        state.config.offloading, state.tier["blocks"] = 1, _offloaded_blocks(trace, tables, rules)
     if state.config.max_num_seqs >= rules.max_batch:
         raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be below the cluster's max_batch="
                         f"{rules.max_batch}")
@@ -346,29 +349,36 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     state.observed.online_output_mean = rules.prior_output_tokens
 
 
-def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], max_batch: int,
-             block_tokens: int) -> s.OptionalSizes:
+def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], rules: Rules) -> s.OptionalSizes:
     """Sizes of the arrays that a policy's settings ask for; all 0 where they ask for none."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
     hashes = trace.prefix_hashes
-    sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), max_batch),
+    sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), rules.max_batch),
              "outputs": settings.get("output_window", 0)}
     if n and hashes is not None and (caching or order in (s.BY_PREFIX, s.BY_BUCKET)):
         sizes |= {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
     if order and n:
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
-        blocks = max(table.kv_blocks for table in tables)
-        rows, row_size, index = _kv_sizes(trace, blocks, settings, max_batch, block_tokens)
+        blocks = max(*(table.kv_blocks for table in tables), *_offloaded_blocks(trace, tables, rules))
+        sizes["tiers"] = 1 + (rules.offloading_bytes > 0)
+        rows, row_size, index = _kv_sizes(trace, blocks, settings, rules.max_batch, rules.block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
     if settings.get("bidirectional"):
         if caching:
             raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
                             "bidirectional=off")
-        sizes |= {"pairs": max(table.kv_blocks for table in tables), "pair_entries": pair_entries(block_tokens),
+        sizes |= {"pairs": max(table.kv_blocks for table in tables), "pair_entries": pair_entries(rules.block_tokens),
                   "owners": n}
     return s.OptionalSizes(**sizes)
+
+
+def _offloaded_blocks(trace: Trace, tables: Sequence[CostTable], rules: Rules) -> list[int]:
+    """Blocks of each instance's second tier in host memory: what fits, and no more than all requests fill."""
+    most = int(((trace.prompt_tokens.astype(np.int64) + trace.output_tokens) // rules.block_tokens).sum())
+    return [min(most, int(rules.offloading_bytes / (table.kv_bytes_per_token * rules.block_tokens)))
+            for table in tables]
 
 
 def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch: int,
@@ -437,16 +447,17 @@ def _order_by_key(state: s.State, keys: np.ndarray) -> None:
 
 
 def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:
-    """All blocks wait in the lowest queue, in order; those that the engine keeps for itself in none."""
+    """All blocks wait in the lowest queue, in order, host memory's too; those that the engine keeps for itself in none.
+    """
     config = state.config
     settings = {"max_num_seqs": int(config.max_num_seqs)}
     rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], settings, max_batch, int(config.block_tokens))
     config.index_size, config.block_tables, config.blocks_per_table = index, rows, row_size
     reserved = int(config.reserved_blocks)
     state.instances["rows_free"] = rows
-    for instance, spec in enumerate(state.instances):
-        usable = np.arange(reserved, int(spec["total_blocks"]))
-        blocks, kv = state.blocks[instance], state.kv[instance]
+    pools = [(reserved, end) for end in state.instances["total_blocks"]] + [(0, end) for end in state.tier["blocks"]]
+    for (first, end), blocks, kv in zip(pools, state.blocks, state.kv, strict=True):
+        usable = np.arange(first, end)
         blocks["previous"], blocks["next"], blocks["twin"] = -1, -1, -1
         blocks["previous"][usable[1:]] = usable[:-1]
         blocks["next"][usable[:-1]] = usable[1:]

@@ -119,7 +119,7 @@ def start_mixed(state, instance):
     spec.start_ps = state.clock.now_ps
     latency = sums_latency(state, spec.table, sums)
     if spec.swap_tokens > 0:
-        latency = _with_swap(state, instance, latency)
+        latency = _with_transfers(state, instance, latency)
     spec.end_ps = spec.start_ps + jittered(state, instance, spec.steps_begun, latency)
     spec.natural_end_ps = spec.end_ps
     spec.steps_begun += 1
@@ -128,14 +128,28 @@ def start_mixed(state, instance):
 
 
 @inner
-def _with_swap(state, instance, latency):
-    """Latency of an iteration that also moves memory to and from the host: before it, or beside it."""
-    spec = state.instances[instance]
-    moved = spec.swap_tokens * state.tables[spec.table].kv_bytes_per_token
-    swap_ps = np.int64(moved / state.config.host_bytes_per_s * s.PS_PER_S)
-    spec.swapped_tokens += spec.swap_tokens
+def _with_transfers(state, instance, latency):
+    """Latency of an iteration that also moves memory to and from the host: swaps before it, or beside it, then loads
+    from the second tier of the prefix cache, always beside it."""
+    spec, loaded = state.instances[instance], np.int64(0)
+    if state.config.offloading:
+        loaded = state.tier[instance].load_tokens
+        state.tier[instance].loaded_tokens += loaded
+        state.tier[instance].load_tokens = 0
+    swapped = spec.swap_tokens - loaded
+    swap_ps, load_ps = _link_ps(state, instance, swapped), _link_ps(state, instance, loaded)
+    spec.swapped_tokens += swapped
     spec.swap_tokens = 0
-    return max(latency, swap_ps) if state.config.swap_overlap else latency + swap_ps
+    if state.config.swap_overlap:
+        return max(latency, swap_ps + load_ps)
+    return swap_ps + max(latency, load_ps)
+
+
+@inner
+def _link_ps(state, instance, tokens):
+    """Time in which the keys and values of so many tokens cross the link to host memory, in ps."""
+    moved = tokens * state.tables[state.instances[instance].table].kv_bytes_per_token
+    return np.int64(moved / state.config.host_bytes_per_s * s.PS_PER_S)
 
 
 # --- Stopping an iteration ------------------------------------------------------------------------------------------

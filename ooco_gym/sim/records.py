@@ -234,6 +234,15 @@ BLOCK = np.dtype(
     align=True,
 )
 
+TIER = np.dtype(  # an instance's host memory as second tier of its prefix cache; INSTANCE fills whole cache lines
+    [
+        ("blocks", np.int64),  # that it has room for
+        ("load_tokens", np.int64),  # of the instance's `swap_tokens`, those that come from there
+        ("loaded_tokens", np.int64),  # and have come so far
+        ("hits", np.int64),  # of the instance's `cached_tokens`, those that were found there alone
+    ]
+)
+
 PAIR = np.dtype(
     [
         ("online", np.int32),  # slot of the request whose tokens lie on the left, or -1
@@ -345,6 +354,7 @@ class Config(Record):
     own_tpot: int  # some online request has a tighter one
     rules_flush: int  # 0: all records are flushed before each rule
     engine_version: int  # of vLLM: a place in `sim.engine_versions`, 0 the newest
+    offloading: int  # host memory is the second tier of the prefix cache
 
 
 class Pending(Record):

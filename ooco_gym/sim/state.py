@@ -21,6 +21,7 @@ from ooco_gym.sim.records import (
     QUEUE,
     REQUEST,
     TABLE,
+    TIER,
     Clock,
     Config,
     Gauges,
@@ -108,8 +109,11 @@ class State(NamedTuple):
     picks: np.ndarray  # int32[B], wide answers and candidates
     scratch: np.ndarray  # int64[2, B], working memory of rules
     memory: np.ndarray  # float64[m, MEMORY], the policy's own
-    blocks: np.ndarray  # BLOCK[m, blocks], where they are tracked; else BLOCK[m, 0]
-    kv: np.ndarray  # int32[m, …], parts as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
+    blocks: np.ndarray  # BLOCK[m, blocks], where they are tracked; else BLOCK[m, 0]; with a second tier in host memory
+    # BLOCK[2 m, blocks]: row m + i has instance i's blocks there
+    kv: np.ndarray  # int32[m or 2 m, …], as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
+    tier: np.ndarray  # TIER[m], where there is such a second tier; else TIER[0]
+    offloaded: np.ndarray  # int32[n] there, how many of each request's blocks have been stored in it; else int32[0]
     hash_ids: np.ndarray  # int32[n + 1 + …], where each request's prefix hashes begin and end, then all of them
     reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
     order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
@@ -156,6 +160,7 @@ class OptionalSizes(NamedTuple):
     predicted: int = 0
     turns: int = 0
     weights: int = 0
+    tiers: int = 1  # of tracked blocks
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -176,7 +181,9 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros((n_instances, 4, pool.waiting_window), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
-        np.zeros((n_instances, pool.blocks), BLOCK), np.zeros((n_instances, pool.entries), np.int32),
+        np.zeros((pool.tiers * n_instances, pool.blocks), BLOCK),
+        np.zeros((pool.tiers * n_instances, pool.entries), np.int32), np.zeros((pool.tiers - 1) * n_instances, TIER),
+        np.zeros((pool.tiers - 1) * n_requests, np.int32),
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),

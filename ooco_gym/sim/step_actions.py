@@ -14,7 +14,9 @@ from ooco_gym.sim.blocks import (
     append_new_blocks,
     cache_full_blocks,
     find_longest_cache_hit,
+    find_offloaded,
     new_table,
+    offload,
     touch,
     tracked,
     uncache_blocks,
@@ -49,7 +51,10 @@ def num_new_blocks(state, slot, tokens):
 
 @inner
 def get_computed_blocks(state, instance, slot):
-    """(Tokens that a waiting request need not compute, blocks that hold them, how many of these no request reads)."""
+    """(Tokens that a waiting request need not compute, blocks that hold them, how many of these no request reads).
+
+    The blocks are the device's: tokens that are in host memory alone take new ones.
+    """
     request = state.requests[slot]
     if request.host_tokens > 0:
         return np.int64(request.host_tokens), np.int64(0), np.int64(0)
@@ -59,8 +64,12 @@ def get_computed_blocks(state, instance, slot):
         found = state.owned[slot]
         return np.int64(found[0]), np.int64(found[1]), np.int64(found[2])
     size = state.config.block_tokens
-    shared, idle = find_longest_cache_hit(state, instance, slot, (length(state, slot) - 1) // size)
-    return np.int64(shared * size), np.int64(shared), np.int64(idle)
+    most = (length(state, slot) - 1) // size
+    shared, idle = find_longest_cache_hit(state, instance, slot, most)
+    found = np.int64(shared)
+    if state.config.offloading:
+        found += find_offloaded(state, instance, slot, found, most)
+    return found * size, np.int64(shared), np.int64(idle)
 
 
 @inner
@@ -133,6 +142,8 @@ def _allocate_blocks(state, instance, slot, tokens):
     if state.config.prefix_caching and tracked(state):
         size, reach = state.config.block_tokens, request.num_computed_tokens + request.num_scheduled_tokens
         cache_full_blocks(state, instance, slot, (reach - tokens) // size, reach // size)
+        if state.config.offloading:
+            offload(state, instance, slot)
     return True
 
 
@@ -182,6 +193,8 @@ def admit(state, instance, slot, tokens):
             touch(state, instance, slot, shared)
         request.blocks = shared
         take_blocks(state, instance, idle)
+    if state.config.offloading and request.host_tokens == 0:
+        _load(state, instance, slot, start)
     _note_start(state, instance, slot, start)
     add_member(state, instance, slot)
     state.members[s.BATCH, instance, spec.running] = slot
@@ -235,6 +248,25 @@ def wake_at(state, instance, time_ps):
     """Has the policy asked again at `time_ps`, though nothing may have happened."""
     spec = state.instances[instance]
     spec.pull_wake_ps = min(spec.pull_wake_ps, max(time_ps, state.clock.now_ps + 1))
+
+
+@inner
+def _load(state, instance, slot, start):
+    """Takes blocks for what a request that starts finds in host memory alone; it comes with the next iteration."""
+    tier, request, size = state.tier[instance], state.requests[slot], state.config.block_tokens
+    shared, end = np.int64(request.blocks), start // size
+    if end == shared:
+        return
+    append_new_blocks(state, instance, slot, end - shared)
+    request.blocks = end
+    take_blocks(state, instance, end - shared)
+    cache_full_blocks(state, instance, slot, shared, end)
+    state.offloaded[slot] = end
+    tokens = (end - shared) * size
+    state.instances[instance].swap_tokens += tokens
+    tier.load_tokens += tokens
+    if request.cached_tokens < 0:
+        tier.hits += tokens
 
 
 # --- Sums and records -----------------------------------------------------------------------------------------------

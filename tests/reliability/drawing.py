@@ -111,6 +111,8 @@ def episode(random: Random) -> Case:
         "block_tokens": random.choice((16, 16, 16, 1))}
     memory = (64, 300, 800) if rules["block_tokens"] == 1 else (64, 800, 2800, 6000, 20_000)
     if random.random() < 0.3:
+        rules["offloading_bytes"] = random.choice((1e7, 2.0**28, 2.0**33))
+    if random.random() < 0.3:
         rules |= {"jitter": random.choice((0.0, 0.1, 1.0)), "belief_noise": random.choice((0.0, 0.1, 1.0)),
                   "belief_factor": random.choice((0.01, 1.0, 1.3, 100.0)),
                   "decision_s": random.choice((0.0, 0.002, 60.0)), "gap_s": random.choice((None, 0.02, 5.0)),
@@ -163,6 +165,7 @@ def cluster_of(random: Random, mixed: bool, extended: bool) -> dict[str, Any]:
             "kv_fraction": 0.9, "block_tokens": random.choice((16, 16, 1, 64)),
             "max_batch": random.choice((2, 64, 1024)),
             "kv_link_bytes_per_s": random.choice((25e9, 1e6, 1e15)), "host_gib": random.choice((0.0, 4.0, 1000.0)),
+            "kv_offloading_gib": random.choice((0.0, 0.0, 0.1, 64.0)),
             "host_link_bytes_per_s": random.choice((25e9, 1e6)), "slo": "chat"}
 
 

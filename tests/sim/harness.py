@@ -172,8 +172,7 @@ def differences(a: s.State, b: s.State) -> list[str]:
     for name in INSTANCE_FIELDS:
         if not np.array_equal(a.instances[name], b.instances[name]):
             found.append(f"instances.{name}: {a.instances[name]} {b.instances[name]}")
-    if not np.array_equal(a.itl, b.itl):
-        found.append("itl")
+    found += [name for name in ("itl", "tier") if not np.array_equal(getattr(a, name), getattr(b, name))]
     names = ("clock.now_ps", "gauges.open_online", "gauges.late_online", *(f"totals.{name}" for name in SUMS))
     values = {name: [attrgetter(name)(state) for state in (a, b)] for name in names}
     found += [f"{name}: {mine} {other}" for name, (mine, other) in values.items() if mine != other]

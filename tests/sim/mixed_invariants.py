@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from invariants import chain, check_turns
-from pool_checks import check_pairs, check_pool
+from pool_checks import check_host, check_pairs, check_pool
 
 from ooco_gym.sim import state as s
 
@@ -25,6 +25,8 @@ def check_memory(state: s.State) -> None:
         assert spec["free_blocks"] >= 0
         if state.blocks.shape[1]:
             check_pool(state, i)
+            if state.config.offloading:
+                check_host(state, i)
         elif state.pairs.shape[1]:
             check_pairs(state, i)
         else:

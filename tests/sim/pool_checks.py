@@ -85,6 +85,25 @@ def check_pool(state: s.State, instance: int) -> None:
     assert np.array_equal(np.sort(indexed(state, instance)), np.flatnonzero(blocks["key"]))
 
 
+def offloaded(state: s.State, instance: int) -> list[int]:
+    """Keys of the blocks in an instance's host memory, in the order in which they would be taken; 0 where it is free.
+    """
+    row = len(state.instances) + instance
+    return state.blocks["key"][row, queued(state, row)].tolist()
+
+
+def check_host(state: s.State, instance: int) -> None:
+    """Every block of an instance's second tier waits in the queue, once, and the index knows all content, once."""
+    row, size = len(state.instances) + instance, int(state.tier[instance]["blocks"])
+    blocks, queue = state.blocks[row], queued(state, row)
+    assert np.array_equal(np.sort(queue), np.arange(size))
+    assert (blocks["references"] == 0).all() and (blocks["level"] == 0).all() and (blocks["twin"] == -1).all()
+    assert (blocks["key"][size:] == 0).all()
+    keys = blocks["key"][blocks["key"] != 0]
+    assert len(np.unique(keys)) == len(keys), "a block is there twice"
+    assert np.array_equal(np.sort(indexed(state, row)), np.flatnonzero(blocks["key"]))
+
+
 def check_pairs(state: s.State, instance: int) -> None:
     """Slots of blocks with two owners add up, by block and by request; what was overwritten is in host memory."""
     requests, size = state.requests, int(state.config.block_tokens)
