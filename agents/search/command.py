@@ -95,8 +95,9 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
         raise unknown("agent.score", agent["score"], SCORES)
     whole(agent["halving"], "first", 1, name="agent.halving.first")
     keep = agent["halving"]["keep"]
-    if not is_number(keep) or not 0.1 <= keep <= 1.0:
-        raise UserError(f"agent.halving.keep={keep!r} must be a share of the candidates from 0.1 to 1 (1: no halving)")
+    if not is_number(keep) or not (0.1 <= keep <= 0.9 or keep == 1.0):
+        raise UserError(f"agent.halving.keep={keep!r} must be a share of the candidates from 0.1 to 0.9, or 1 (no "
+                        "halving)")
     for key, least in (("windows", 2), ("every", 1), ("patience", 1)):
         whole(agent["validation"], key, least, name=f"agent.validation.{key}")
     validation = config["validation"] = plain(config.get("validation") or {})
