@@ -25,6 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
+from ooco_gym.cluster import NUMBERS
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
 
@@ -154,7 +155,8 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
             raise UserError(f"'{word}': say where results go with out=DIR")
-        override = _parse(f"+{word}" if key == PRESETS else word)
+        plus = "+" if key == PRESETS else "++" if key.removeprefix("cluster.") in NUMBERS else ""  # most leave some out
+        override = _parse(f"{plus}{word}")
         if override.is_sweep_override() and not multirun:
             raise UserError(f"'{word}' gives {key} several values: add -m to run each, or write a list "
                             f"{key}=[{word.partition('=')[2]}] where a list is expected")

@@ -112,7 +112,7 @@ class Points:
     def name(self, number: int) -> str:
         """The folder of a point: what was swept (`policy=ooco,seed=1`), or its number where that is no file name."""
         given = self.given(number)
-        return ",".join(sorted(f"{key}={given[key]}" for key in self.swept)) if self.named else str(number)
+        return ",".join(sorted(f"{key.lstrip('+')}={given[key]}" for key in self.swept)) if self.named else str(number)
 
 
 _parser = lru_cache(maxsize=1)(OverridesParser.create)

@@ -131,6 +131,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
                            f"{offline['output_tokens_per_s']:,.0f} of outputs per second"),
         *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in ("online", "offline")
           if keeps_prefixes(summary["params"])),
+        *((("found in host memory alone", percent(summary["kv_offloading"]["hit_rate"])),)
+          if "kv_offloading" in summary else ()),
         ("offline work", f"{offline['reference_gpu_s_per_s']:.3f} reference GPU-s per second"),
         ("computed again", f"{offline['wasted_tokens_per_s']:,.0f} tokens and {offline['wasted_gpu_s_per_s']:.3f} "
                            "GPU-s per second"),

@@ -42,6 +42,18 @@ def test_simulate_writes_the_same_bytes_twice(capsys):
     assert "late online requests" in capsys.readouterr().out
 
 
+def test_a_key_that_a_cluster_leaves_at_its_default_can_be_set(capsys):
+    words = ["policy=vllm_fcfs", "policy.prefix_caching=on", "cluster=mixed_7b", *LOAD]
+    assert main(["simulate", *words, "cluster.kv_offloading_gib=2", "out=two"]) == 0
+    assert summary("two")["kv_offloading"]["host_blocks"] == 2 * (2 * 2**30 // (16 * 57_344))
+    assert "in host memory alone" in capsys.readouterr().out
+    assert main(["simulate", "-m", *words, "cluster.host_gib=1,2", "out=swept"]) == 0
+    assert sorted(path.name for path in Path("swept").iterdir() if path.is_dir()) == [
+        "cluster.host_gib=1", "cluster.host_gib=2"]
+    assert main(["simulate", *words, "cluster.kv_offloading_gib=a"]) == 2
+    assert "cluster 'mixed_7b': kv_offloading_gib must be a number, got 'a'" in capsys.readouterr().err
+
+
 def test_without_online_requests_there_is_nothing_to_rank(capsys):
     idle = ["rate_scale=0", *(item for item in LOAD if "rate_scale" not in item)]
     assert main(["simulate", *idle, "out=idle"]) == 0
