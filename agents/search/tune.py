@@ -163,8 +163,8 @@ def _is_dead(worker: Any) -> bool:
         os.kill(int(worker[1]), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
-        return False
+    except PermissionError:  # it is another user's
+        pass
     return False
 
 

@@ -15,7 +15,7 @@ from experiments.common.store import Store, code_digest, key_of
 from ooco_gym.jobs import cores, pool
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.peak import file_stamps
-from ooco_gym.report.terminal import progress, remark, remarks
+from ooco_gym.report.terminal import following, progress, remark, remarks
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
 
@@ -120,20 +120,12 @@ class Jobs:
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:
         """Shows how many simulations have been asked for and are done, while the body runs."""
-        over = threading.Event()
-        with progress(what) as bar:
+        def look() -> float:
+            bar.text(f"{what}: {self.finished} of {self.asked} simulations asked for so far")
+            return 0.25
 
-            def follow() -> None:
-                while not over.wait(0.25):
-                    bar.text(f"{what}: {self.finished} of {self.asked} simulations asked for so far")
-
-            thread = threading.Thread(target=follow, daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                over.set()
-                thread.join()
+        with progress(what) as bar, following(look, 0.25):
+            yield
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
         """Hands an answer on, whatever becomes of keeping it: an error here would leave its callers waiting."""

@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -42,7 +41,7 @@ from ooco_gym.commands.sweep import DONE, FILE, OPEN, Sweep, by_column
 from ooco_gym.errors import UserError
 from ooco_gym.jobs import cores
 from ooco_gym.report.tables import flat
-from ooco_gym.report.terminal import progress
+from ooco_gym.report.terminal import following, progress
 from ooco_gym.version import __version__
 
 STATUS, LOST = {OK: DONE, MISTAKE: "refused", BUG: "failed"}, "lost"
@@ -276,21 +275,14 @@ def _jobs(points: Points, left: Sequence[int], launcher: str) -> list[list[int]]
 @contextmanager
 def _progress(what: str, summaries: list[str], total: int) -> Iterator[None]:
     """Shows how many points have their summary: wherever they are played, that is known here."""
-    over = threading.Event()
+    left = summaries
 
-    def look() -> None:
-        left, wait_s = summaries, LOOK_S
-        while not over.wait(wait_s):
-            begun_s, before = time.monotonic(), len(left)
-            left = [path for path in left if not os.path.exists(path)]
-            bar.advance(before - len(left))
-            wait_s = max(LOOK_S, 20 * (time.monotonic() - begun_s))  # of a slow file system less often
+    def look() -> float:
+        nonlocal left
+        begun_s, before = time.monotonic(), len(left)
+        left = [path for path in left if not os.path.exists(path)]
+        bar.advance(before - len(left))
+        return max(LOOK_S, 20 * (time.monotonic() - begun_s))  # of a slow file system less often
 
-    with progress(what, total, done=total - len(summaries)) as bar:
-        watcher = threading.Thread(target=look, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
+    with progress(what, total, done=total - len(summaries)) as bar, following(look, LOOK_S):
+        yield

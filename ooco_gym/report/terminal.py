@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -105,6 +105,25 @@ def _tell(bar: Bar, of: str, total: float | None, over: threading.Event) -> None
 
 def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+@contextmanager
+def following(look: Callable[[], float], wait_s: float) -> Iterator[None]:
+    """Has a thread `look` how far the work of the block is, first after `wait_s`, then after the seconds it answers."""
+    over = threading.Event()
+
+    def follow() -> None:
+        seconds = wait_s
+        while not over.wait(seconds):
+            seconds = look()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def track(items: Iterable[Item], text: str, total: int | None = None) -> Iterator[Item]:
