@@ -18,7 +18,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import placed
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
-from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
+from ooco_gym.commands.simulate import SEARCHED, notes_of, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
@@ -59,6 +59,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), "results": rows, "runs": summaries,
                "notes": [f"{line}." for line in (*said, note) if line]}
+    fresh = {name: [line for line in runs[0].get("notes", ()) if line not in said] for name, runs in summaries.items()}
+    summary["notes"] += notes_of({name: {**runs[0], "notes": fresh[name], "scenario": summary["scenario"]}
+                                  for name, runs in summaries.items()})
     outcome = compared(summary, options)
     replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
     write_report(Path(options["out"]) / "compare.html", [outcome])

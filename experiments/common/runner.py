@@ -29,8 +29,10 @@ def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
     """Simulates one scenario; returns its summary with the CPU time it took, `cpu_s`, and what was remarked."""
     begun = time.process_time()
     with remarks() as said:
-        summary = summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
-    return {**summary, "cpu_s": time.process_time() - begun, **({"remarks": said} if said else {})}
+        run = simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S)
+        summary = summarise(run)
+    notes = {"notes": list(run.notes)} if run.notes else {}
+    return {**summary, **notes, "cpu_s": time.process_time() - begun, **({"remarks": said} if said else {})}
 
 
 class Jobs:

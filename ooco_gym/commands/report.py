@@ -30,11 +30,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.render.record import read_folder
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    records, outcomes, runs = [], [], []
+    records, outcomes, runs, firsts = [], [], [], {}
     for folder in folders_of(options["runs"]):
         command, summary, config = read_folder(folder)
         if command == "simulate":
             records.append(read_record(folder))
+            firsts.setdefault(records[-1].label, records[-1].summary)
         elif command == "compare" and "results" in summary:
             outcomes.append(compared(summary, config))
         else:
@@ -42,7 +43,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                             "simulate or compare")
         runs.append({"folder": folder, "command": command, "seed": summary.get("seed"),
                      "policy": records[-1].label if command == "simulate" else None})
-    outcomes = [*([outcome_of(records, notes_of(records))] if records else []), *outcomes]
+    outcomes = [*([outcome_of(records, notes_of(firsts))] if records else []), *outcomes]
     path = write_report(Path(options["out"]) / FILE_NAME, outcomes, records, title=options["title"] or "")
     for one in outcomes:
         one.show()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from ooco_gym.workload import Trace, from_file, of_trace
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ooco_gym.render import RunRecord
 
 SCHEMA, PAGE_FILE = "ooco-gym/simulate/1", "simulate.html"
 NO_ONLINE = "no online request"
@@ -160,7 +159,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     if rejected := summary.get("rejected"):
         why = {MEMORY: "the memory of an instance even alone: take more chips", WINDOW: "the model's window"}
         lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "
-                     f"prompt and output, {rejected['shortest_tokens']:,} tokens and more, do not fit "
+                     f"prompt and output, the shortest of them of {rejected['shortest_tokens']:,} tokens, do not fit "
                      f"{' or '.join(why[one] for one in rejected['reasons'])}.")
     if unreached := summary.get("sessions", {}).get("turns_not_reached"):
         lines.append(f"{unreached:,} turns of closed sessions never came: a turn before them was rejected, or had not "
@@ -177,13 +176,14 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def notes_of(records: Sequence[RunRecord]) -> list[str]:
-    """The same of several runs: of the first of each policy, with its name."""
+def notes_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The same of several policies by name, of a run of each, and what else these said; each with whose it is."""
     said: dict[str, list[str]] = {}
-    for label, one in reversed({record.label: record for record in reversed(records)}.items()):
-        for line in warnings_of(one.summary):
-            said.setdefault(line, []).append(f"{label}, seed {one.seed}")
-    return [f"{'; '.join(who)}: {line}" for line, who in said.items()]
+    for label, one in summaries.items():
+        for line in [*warnings_of(one), *(f"{note}." for note in one.get("notes") or ())]:
+            said.setdefault(line, []).append(f"{label}, seed {one['seed']}")
+    return [f"{'every policy' if len(who) == len(summaries) > 1 else '; '.join(who)}: {line}"
+            for line, who in said.items()]
 
 
 def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str:

@@ -95,9 +95,10 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
     whole = table.whole_numbers(field) if unit == "ns" else None    # since 1970 they are more than a float64 holds
     values = table.numbers(field, expected) if whole is None else whole
     table.demand(np.isfinite(values) & (values >= 0), field, expected)
-    finer = list(UNITS)[min(list(UNITS).index(unit) + 1, len(UNITS) - 1)]
+    largest = float(values.max()) if len(values) else 0.0
+    finer = next((one for one, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "ns")
     table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "
-                 f"{UNITS[finer][0]}, say so: ooco-gym data import FILE columns.arrival_s={field} time_unit={finer}")
+                 f"{UNITS[finer][0]}, say so: time_unit={finer} (of a file that is played, workload.time_unit={finer})")
     return values
 
 
@@ -157,7 +158,7 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str], prompt: n
             every row, and nothing says which it is.
     """
     field = there["prefix_hashes"]
-    lists = table.integer_lists(field, "a list of whole numbers (in CSV with blanks between them)").combine_chunks()
+    lists = table.integer_lists(field, "a list of whole numbers (in CSV such as 3 7 or [3, 7])").combine_chunks()
     counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
     hashes = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), lists.flatten().to_numpy(zero_copy_only=False)
     given, wanted = counts > 0, -(-prompt // size)
@@ -172,7 +173,8 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str], prompt: n
             hint = (f"; blocks of {fits[0]} tokens fit every row: if it is these, say block_tokens={fits[0]} (of a "
                     f"file that is played, workload.block_tokens={fits[0]})")
         if form.name == "mooncake" and 16 in fits:
-            hint += ", or format=bailian, whose times are seconds"
+            hint = ("; blocks of 16 tokens fit every row: if it is a trace of Bailian, whose times are seconds, say "
+                    "format=bailian, else block_tokens=16 (of a file that is played, workload.…)")
         table.demand(good, field, f"{wanted[row]} and not {counts[row]} numbers, one for each {size} of "
                      f"{prompt[row]:,} prompt tokens{hint}")
     return _chained(hashes) if form.chained else hashes

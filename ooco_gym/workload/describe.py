@@ -15,6 +15,7 @@ from ooco_gym.workload.trace import NO_SESSION, Trace
 DISPERSION_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 PEAK_S = (60.0, 420.0, 600.0, 3600.0)
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+MOST_WINDOWS = 10_000_000
 FEWEST_WINDOWS = 8      # from which a spread between windows is worth a figure
 COLOUR = "#0072B2"
 POINTS = 400
@@ -60,10 +61,12 @@ def dispersion(arrival_s: np.ndarray, window_s: float, span_s: float | None = No
 
 def counts_in_windows(arrival_s: np.ndarray, window_s: float, span_s: float | None = None) -> np.ndarray:
     """Returns how many requests arrive in each whole window of `window_s` from the first one on, up to the last one or
-    for `span_s`: int64[windows]."""
+    for `span_s`: int64[windows]; none where there are too many to count, as of years in seconds."""
     if len(arrival_s) == 0:
         return np.zeros(0, np.int64)
     span_s = float(arrival_s[-1] - arrival_s[0]) if span_s is None else span_s
+    if span_s // window_s > MOST_WINDOWS:
+        return np.zeros(0, np.int64)
     edges = arrival_s[0] + window_s * np.arange(int(span_s // window_s) + 1)
     return np.diff(np.searchsorted(arrival_s, edges))
 

@@ -28,7 +28,7 @@ from ooco_gym.workload.unfolding import FORMS
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
-FEWEST_TO_DOUBT = 20
+FEWEST_TO_DOUBT = 20    # of fewer only gaps of days
 LOOKED_AT = 10_000      # values of a column that is not read
 LATE_S = 1e6            # eleven days: a trace that begins so late counts from somewhere else
 
@@ -199,22 +199,24 @@ def _check_columns(table: Table, form: TraceFormat) -> None:
 
 def _doubts(ticks: np.ndarray, form: TraceFormat, moved: bool) -> list[str]:
     """What is said of times whose unit looks like another one."""
-    if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date" or form.name in FORMS:  # what nested forms count in is sure
+    if len(ticks) < 2 or form.unit == "date" or form.name in FORMS:  # what nested forms count in is sure
         return []
     doubts, order = [], list(UNITS)
     here, word = order.index(form.unit), UNITS[form.unit][0]
     first_s, last_s = ticks.min() / form.per_second, ticks.max() / form.per_second
     gap_s = (last_s - first_s) / (len(ticks) - 1)
-    if not moved and first_s > LATE_S and last_s - first_s < first_s / 10:
+    whole, few = bool(np.all(ticks == np.rint(ticks))), len(ticks) <= FEWEST_TO_DOUBT
+    if not few and not moved and first_s > LATE_S and last_s - first_s < first_s / 10:
         doubts.append(f"the first request arrives at {first_s:.6g} s: if times should count from it, or are in "
                       "another unit, import the file with columns.arrival_s=NAME and time_unit=…")
-    if gap_s >= SPARSE_S and here + 1 < len(order) and np.all(ticks == np.rint(ticks)):
-        unit = order[min(here + (1 if gap_s < 1e3 * SPARSE_S else 2), len(order) - 1)]
+    if gap_s >= (LATE_S if few else SPARSE_S) and here + 1 < len(order) and whole:
+        unit = next((one for one in order[here + 1:] if gap_s * form.per_second < SPARSE_S * UNITS[one][1]), order[-1])
         doubts.append(f"all times are whole numbers, and read as {word} the mean gap is {gap_s:.4g} s: if they are "
                       f"{UNITS[unit][0]}, import the file with time_unit={unit}")
-    elif 0 < gap_s < DENSE_S and here > 0:
+    elif here > 0 and ((0 < gap_s < DENSE_S and not few) or (form.name == "mooncake" and not whole)):
         unit = order[here - 1]
-        doubts.append(f"read as {word} there are {1 / gap_s:,.4g} requests a second: if the times are "
+        doubts.append(f"read as {word} there are {1 / gap_s:,.4g} requests a second"
+                      f"{'' if whole else ', at fractions of one'}: if the times are "
                       f"{UNITS[unit][0]}, import the file with time_unit={unit}")
     return doubts
 

@@ -125,7 +125,7 @@ class Table:
         return list(codes.reshape(len(fields), self.rows))
 
     def integer_lists(self, field: str, expected: str) -> Column:
-        """Returns a column of lists (as text: numbers with blanks between) as lists of int64."""
+        """Returns a column of lists (as text: numbers with blanks or commas between) as lists of int64."""
         return self._read(field, expected, _as_lists)
 
     def place(self, row: int) -> str:
@@ -213,7 +213,10 @@ def _as_moments(column: Column) -> Column | None:
 
 
 def _as_lists(column: Column) -> Column | None:
-    lists = _compute.utf8_split_whitespace(_trimmed(column)) if _is_text(column.type) else column
+    lists = column
+    if _is_text(column.type):  # 3 7, or as Python writes lists
+        text = _compute.replace_substring_regex(_trimmed(column), r"^\[(.*)\]$", r"\1")
+        lists = _compute.utf8_split_whitespace(_trimmed(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
     found = lists.cast(pa.list_(pa.int64()))
     return None if _compute.list_flatten(found).null_count else found
 

@@ -80,6 +80,15 @@ def test_compare_pairs_policies_on_seeds():
     assert "Difference to ooco" in Path("first/compare.html").read_text()
 
 
+def test_compare_says_what_holds_of_some_policies_alone():
+    words = ["compare", "policies=[vllm_fcfs,vllm_fcfs:prefix_caching=on]", "seeds=1", "cluster=mixed_7b", "workers=1",
+             "cluster.kv_offloading_gib=2", "offline.rate=0.5", *LOAD, "out=two"]
+    assert main(words) == 0
+    assert summary("two")["notes"][-1] == (
+        "vllm_fcfs, seed 1: kv_offloading_gib=2 is not used: it is memory for a prefix cache, and policy 'vllm_fcfs' keeps "
+        "none here (prefix_caching).")
+
+
 def test_capacity_of_one_policy_runs_its_baselines(capsys):
     arguments = ["capacity", "policy=ooco", *LOAD, "seeds=[1]", "workers=1", "search.first=2", "search.factor=4",
                  "search.precision=0.6", "search.last=8", "tuning.seeds=[101]", "tuning.policies={}",

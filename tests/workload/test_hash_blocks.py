@@ -14,6 +14,7 @@ from pyarrow import parquet
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, merge, read_trace, sharing_ratio, write_trace
+from ooco_gym.workload.describe import describe
 from ooco_gym.workload.fit_sharing import follow
 from ooco_gym.workload.trace import with_blocks
 
@@ -93,9 +94,38 @@ def test_the_units_are_doubted_in_one_sentence(tmp_path: Path) -> None:
     assert right.arrival_s[-1] == 99 / 6 and not right.notes
     assert read_trace(path, "mooncake", time_unit="s").equals(right)
     stripped = [{**row, "hash_ids": list(range(7))} for row in bare]
-    with pytest.raises(UserError, match="blocks of 16 tokens fit.*or format=bailian, whose times are seconds"):
+    with pytest.raises(UserError, match="blocks of 16 tokens fit.*whose times are seconds, say format=bailian, else "):
         read_trace(put(path, stripped))
     assert read_trace(path, "bailian").arrival_s[-1] == 99 / 6
+    slow = [{**row, "timestamp": 3.5 * i} for i, row in enumerate(bare)]
+    assert "at fractions of one: if the times are seconds" in read_trace(put(path, slow)).notes[0]
+
+
+@pytest.mark.parametrize(("stamp", "unit"), [(1_715_335_200_123, "ms"), (1_715_335_200_123_456_789, "ns")])
+def test_stamps_of_a_finer_unit_are_told_by_their_size(tmp_path: Path, stamp: int, unit: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"arrival_s,prompt_tokens,output_tokens\n{stamp},100,5\n")
+    with pytest.raises(UserError, match=f"say so: time_unit={unit} "):
+        read_trace(path)
+
+
+def test_years_in_seconds_are_described_and_doubted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,5\n1500000000,50,5\n3000000001,60,6\n")
+    trace = read_trace(path)
+    assert "if they are nanoseconds" in trace.notes[0]
+    assert describe(trace)["dispersion"]["1"] is None
+
+
+def test_lists_in_csv_may_be_as_python_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for hashes in ('"[7, 8]"', "7 8", '"7,8"', "[7 8]"):
+        path.write_text(f"timestamp,input_length,output_length,hash_ids\n0,1000,5,{hashes}\n")
+        found: Any = read_trace(path).prefix_hashes
+        assert found[1].tolist() == [7, 8], hashes
+    path.write_text('timestamp,input_length,output_length,hash_ids\n0,1000,5,"[7, x]"\n')
+    with pytest.raises(UserError, match="in CSV such as 3 7 or"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(("hashes", "said"), [
