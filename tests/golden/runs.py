@@ -102,6 +102,9 @@ def _conditions() -> Iterator[Case]:
         for policy in OPTIONS[kind]:
             yield _case(policy, first, clusters[first][1])
             yield _case(policy, second, tight, "bulk off", bulk=False)
+    tiered = {**_made("tiered", "mixed", kv_blocks=1500), "kv_offloading_gib": 2}
+    for policy in (one for one in OPTIONS["mixed"] if "prefix_caching=on" in one):
+        yield _case(policy, tiered, Load("few_shot", 0.5, 1.0))
     for policy, cluster in (("ooco", "pair_7b"), ("vllm_priority", "mixed_7b"), ("hygen_pd", "pair_7b")):
         load = (POOLS | MIXED)[cluster][0]
         yield _case(policy, cluster, load, "biased", predictor={"name": "biased", "factor": 1.1, "noise": 0.05})
