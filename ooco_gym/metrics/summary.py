@@ -355,9 +355,9 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     in seconds since the start of the measured window), `prompt_tokens`, `output_tokens` (int32), `first_token_s`,
     `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
     `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
-    if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null. Requests of
-    warm-up and drain are left out unless `everything` is asked for; turns of closed sessions that never came due are
-    in neither.
+    if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null; of closed
+    sessions also `after` (int32), the id of the turn whose end a turn has waited for, or null. Requests of warm-up and
+    drain are left out unless `everything` is asked for; turns of closed sessions that never came due are in neither.
     """
     import pyarrow as pa
 
@@ -387,6 +387,8 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
         "violated": pa.array(violated[rows]),
         **({"rejected": pa.array(np.array(reasons_of(run, chosen), object), mask=~refused)} if refused.any() else {}),
+        **({} if run.turns is None else {"after": pa.array(run.turns.previous[rows].astype(np.int32),
+                                                           mask=run.turns.previous[rows] < 0)}),
     })
 
 

@@ -16,6 +16,7 @@ from mixed_invariants import check_mixed
 
 from ooco_gym import Scenario, Simulation, UserError, simulate
 from ooco_gym.commands.simulate import warnings_of
+from ooco_gym.metrics.summary import requests_table
 from ooco_gym.sim import state as s
 
 MANY_EVENTS = 6000
@@ -130,6 +131,9 @@ def test_arrivals_are_ends_and_think_times_to_the_picosecond(policy: str, tmp_pa
     assert (figures["turns"], figures["turns_not_reached"], figures["think"]) == (40, 0, "the trace's")
     moved = (requests["arrival_ps"] / s.PS_PER_S - np.array([row[0] for row in sorted(ROWS)]))[later]
     assert figures["shift_s"]["mean"] == pytest.approx(moved.mean())
+    rows = {row["id"]: row for row in requests_table(run).to_pylist()}
+    assert {row: one["after"] for row, one in rows.items()} == {
+        row: None if before < 0 else before for row, before in enumerate(turns.previous.tolist())}
 
 
 def test_an_end_tells_the_think_time_of_the_turn_that_follows(tmp_path: Path) -> None:
