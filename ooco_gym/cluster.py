@@ -105,7 +105,7 @@ class Cluster:
 def _number(name: str, key: str, value: Any) -> float:
     """A figure; YAML 1.1 takes `25e9` for text."""
     try:
-        return float("true or false" if isinstance(value, bool) else value)
+        return float(str(value) if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"cluster '{name}': {key} must be a number, got '{value}'") from None
 

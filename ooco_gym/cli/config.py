@@ -25,7 +25,6 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
-from ooco_gym.cluster import NUMBERS
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
 
@@ -155,8 +154,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
             raise UserError(f"'{word}': say where results go with out=DIR")
-        plus = "+" if key == PRESETS else "++" if key.removeprefix("cluster.") in NUMBERS else ""  # most leave some out
-        override = _parse(f"{plus}{word}")
+        override = _parse(f"{'+' if key == PRESETS else '++' if _left_out(key) else ''}{word}")
         if override.is_sweep_override() and not multirun:
             raise UserError(f"'{word}' gives {key} several values: add -m to run each, or write a list "
                             f"{key}=[{word.partition('=')[2]}] where a list is expected")
@@ -169,6 +167,16 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
     if out is None and given.get("resume") not in (None, "", "null"):
         out = given["resume"]  # what is resumed goes on where it was
     return Request([*overrides.values()], out)
+
+
+def _left_out(key: str) -> bool:
+    """Whether it is a figure of a cluster, which its YAML may leave at the default."""
+    group, _, name = key.partition(".")
+    if group != "cluster":
+        return False
+    from ooco_gym.cluster import NUMBERS  # not where a command needs none
+
+    return name in NUMBERS
 
 
 def _parse(word: str) -> Override:

@@ -213,7 +213,7 @@ def _doubts(ticks: np.ndarray, form: TraceFormat, moved: bool) -> list[str]:
         unit = next((one for one in order[here + 1:] if gap_s * form.per_second < SPARSE_S * UNITS[one][1]), order[-1])
         doubts.append(f"all times are whole numbers, and read as {word} the mean gap is {gap_s:.4g} s: if they are "
                       f"{UNITS[unit][0]}, import the file with time_unit={unit}")
-    elif here > 0 and ((0 < gap_s < DENSE_S and not few) or (form.name == "mooncake" and not whole)):
+    elif here > 0 and gap_s > 0 and ((gap_s < DENSE_S and not few) or (form.name == "mooncake" and not whole)):
         unit = order[here - 1]
         doubts.append(f"read as {word} there are {1 / gap_s:,.4g} requests a second"
                       f"{'' if whole else ', at fractions of one'}: if the times are "

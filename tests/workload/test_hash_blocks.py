@@ -99,6 +99,7 @@ def test_the_units_are_doubted_in_one_sentence(tmp_path: Path) -> None:
     assert read_trace(path, "bailian").arrival_s[-1] == 99 / 6
     slow = [{**row, "timestamp": 3.5 * i} for i, row in enumerate(bare)]
     assert "at fractions of one: if the times are seconds" in read_trace(put(path, slow)).notes[0]
+    assert not read_trace(put(path, [{**row, "timestamp": 0.5} for row in bare])).notes
 
 
 @pytest.mark.parametrize(("stamp", "unit"), [(1_715_335_200_123, "ms"), (1_715_335_200_123_456_789, "ns")])
