@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ooco_gym.scenario import Scenario
 
-SCHEMA = "ooco-gym/capacity/2"
+SCHEMA = "ooco-gym/capacity/3"
 BASELINES = ("base_pd", "online_priority")
 MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their like on mixed instances without a twin
 PART = "capacity"  # of a protocol: settings of this command

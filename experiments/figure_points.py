@@ -132,7 +132,7 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
                   Plan(**options.get("search") or {}))
     found = sustain(bench, point.policy)
     at = found.crossing.best or found.crossing.points[0]
-    return [{**summary, "sustained": {"rate": float(rate), "tokens_per_s": float(tokens)}}
+    return [{**summary, "sustained": {"rate": float(rate), "total_tokens_per_s": float(tokens)}}
             for summary, rate, tokens in zip(at.summaries, found.own_rates, found.own_tokens, strict=True)]
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ooco_gym.scenario import Scenario
 
-SCHEMA = "ooco-gym/plan/1"
+SCHEMA = "ooco-gym/plan/2"
 ROLES = ("relaxed", "strict", "mixed")
 Size = Mapping[str, int]  # instances by role
 
@@ -198,26 +198,27 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
     for count in sorted({alone.instances + more for more in range(int(options["frontier"]))} | {chosen.instances}):
         size = chosen.size if count == chosen.instances else planner.best(count, rate).size
         found = planner.carried(size)
-        largest = (found.rate, found.tokens_per_s)
+        largest = (found.rate, found.total_tokens_per_s)
         if count == chosen.instances and chosen.holds:  # a search may have met a rate below that does not hold
-            largest = max(largest, (rate, float(chosen.point.tokens_per_s.mean())))
-        frontier.append({"chips": count * each, **size, "offline_rate": largest[0], "tokens_per_s": largest[1]})
+            largest = max(largest, (rate, float(chosen.point.total_tokens_per_s.mean())))
+        frontier.append({"chips": count * each, **size, "offline_rate": largest[0], "total_tokens_per_s": largest[1]})
     carried = next(one for one in frontier if one["chips"] == chosen.instances * each)
     fewer = max((one for one in tried if one.instances < chosen.instances), key=lambda one: one.instances, default=None)
     price, point = options["price_per_chip_hour"], chosen.point
-    tokens = float(point.tokens_per_s.mean())
+    tokens = float(point.total_tokens_per_s.mean())
     extra = (chosen.instances - alone.instances) * each
     return {
         "policy": planner.policy, "chips": chosen.instances * each, "instances": chosen.instances, **chosen.size,
-        "holds": chosen.holds, "violations": spread(point.violations), "tokens_per_s": spread(point.tokens_per_s),
+        "holds": chosen.holds, "violations": spread(point.violations),
+        "total_tokens_per_s": spread(point.total_tokens_per_s),
         "seeds_over": int((point.violations > planner.bench.limits.violations).sum()),
         "one_fewer": None if fewer is None else {**fewer.size, "violations": float(fewer.point.violations.mean()),
                                                  "kept_up": float(fewer.point.kept_up.mean()), "holds": fewer.holds},
         "online_alone_chips": alone.instances * each, "carried_rate": carried["offline_rate"],
-        "carried_tokens_per_s": carried["tokens_per_s"], "frontier": frontier,
+        "carried_total_tokens_per_s": carried["total_tokens_per_s"], "frontier": frontier,
         "cost_per_hour": None if price is None else chosen.instances * each * float(price),
         # Of the chips that offline work takes beyond what the online promises take by themselves.
-        "cost_per_million_offline_tokens": None if price is None or not tokens else
+        "cost_per_million_offline_total_tokens": None if price is None or not tokens else
         extra * float(price) / (tokens * 3600.0 / 1e6),
         "cluster": sized(planner.scenario, chosen.size)}
 
@@ -247,9 +248,10 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int) -> Tabl
                Column("online alone", "online_alone_chips"),
                Column("carries at most, offline/s", "carried_rate", ".3g"),
                Column("cost/h", "cost_per_hour", ".4g"),
-               Column("cost per million offline tokens", "cost_per_million_offline_tokens", ".3g"))
+               Column("cost per million offline total tokens", "cost_per_million_offline_total_tokens", ".3g"))
     return Table.of(columns, rows, question, f"Means over {seeds} seeds. One fewer: violations, and the share of the "
-                    "offline work that is kept up with. The cost of offline tokens is that of the chips beyond what "
+                    "offline work that is kept up with. The cost of offline tokens (prompt and "
+                    "output) is that of the chips beyond what "
                     "online requests take alone.")
 
 
@@ -258,7 +260,8 @@ def _split(row: Mapping[str, Any]) -> str:
 
 
 def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Offline tokens that chips carry, a colour a policy."""
-    series = [Series([one["chips"] for one in row["frontier"]], [one["tokens_per_s"] for one in row["frontier"]], style,
-                     place) for place, row in enumerate(rows) for style in ("line", "dots")]  # type: ignore[arg-type]
-    return [Panel("What chips carry", Axis("chips"), Axis("offline tokens/s"), series)]
+    """Offline total tokens that chips carry, a colour a policy."""
+    series = [Series([one["chips"] for one in row["frontier"]],
+                     [one["total_tokens_per_s"] for one in row["frontier"]], style, place)  # type: ignore[arg-type]
+              for place, row in enumerate(rows) for style in ("line", "dots")]
+    return [Panel("What chips carry", Axis("chips"), Axis("offline total tokens/s"), series)]

@@ -61,7 +61,7 @@ def _online(run: Run, edges_s: np.ndarray) -> dict[str, np.ndarray]:
     mine = run.requests[run.requests["online"] == 1]
     tokens = mine["prompt_tokens"].astype(float) + mine["output_tokens"]
     arrivals = np.histogram(mine["arrival_ps"] / PS_PER_S, edges_s, weights=np.ones(len(mine)))[0]
-    return {"online_per_s": arrivals / np.diff(edges_s), "online_tokens_per_s": _rate(mine, tokens, edges_s)}
+    return {"online_per_s": arrivals / np.diff(edges_s), "online_total_tokens_per_s": _rate(mine, tokens, edges_s)}
 
 
 def _offline(run: Run, edges_s: np.ndarray) -> dict[str, np.ndarray]:
@@ -70,7 +70,7 @@ def _offline(run: Run, edges_s: np.ndarray) -> dict[str, np.ndarray]:
     prompts, hits = (np.histogram(begun["first_token_ps"] / PS_PER_S, edges_s, weights=values)[0] for values in (
         begun["prompt_tokens"].astype(float), np.maximum(begun["cached_tokens"], 0).astype(float)))
     tokens = mine["prompt_tokens"].astype(float) + mine["output_tokens"]
-    return {"offline_tokens_per_s": _rate(mine, tokens, edges_s),
+    return {"offline_total_tokens_per_s": _rate(mine, tokens, edges_s),
             "hit_rate": np.divide(hits, prompts, out=np.full(len(hits), np.nan), where=prompts > 0)}
 
 

@@ -161,10 +161,11 @@ def rows_of(entries: Sequence[Entry], baselines: Sequence[str], budget: float,
     for cell in dict.fromkeys(entry.cell.name for entry in entries):
         mine = {(entry.policy, entry.tuned_as): entry for entry in entries if entry.cell.name == cell}
         last = {policy: entry for (policy, _), entry in mine.items()}  # as tuned, which comes behind as shipped
-        base = max((last[name] for name in baselines), key=lambda one: next(iter(one.found.values())).tokens_per_s)
+        base = max((last[name] for name in baselines),
+                   key=lambda one: next(iter(one.found.values())).total_tokens_per_s)
         block = [{**_row(entry, base, budget), "lead": _lead(last[lead], entry) if lead else None}
                  for entry in mine.values()]
-        rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_tokens_per_s"]["mean"]))
+        rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_total_tokens_per_s"]["mean"]))
     return rows
 
 
@@ -189,16 +190,17 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
         "ratio": ratio, "ratio_low": low, "ratio_high": high,
         **figures_of(at, headline),
         "curve": [{"offline_rate": point.rate, "violation_rates": point.violations.tolist(),
-                   "kept_up_share": float(point.kept_up.mean()), "tokens_per_s": float(point.tokens_per_s.mean())}
+                   "kept_up_share": float(point.kept_up.mean()),
+                   "total_tokens_per_s": float(point.total_tokens_per_s.mean())}
                   for point in crossing.points],
     }
 
 
 def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None, float | None, float | None]:
     """Offline tokens a second over the baseline's, paired by resample; None where the baseline sustains nothing."""
-    if over.tokens_per_s <= 0:
+    if over.total_tokens_per_s <= 0:
         return None, None, None
-    ratio = found.tokens_per_s / over.tokens_per_s
+    ratio = found.total_tokens_per_s / over.total_tokens_per_s
     if seeds < 2 or (over.tokens <= 0).any():
         return ratio, None, None
     return ratio, *resampled_interval(found.tokens / over.tokens, seeds)
@@ -240,9 +242,9 @@ def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
     served = np.array([one["prompt_tokens_per_s"] + one["output_tokens_per_s"] for one in online], float)
     instances = np.array([len(one["instances"]) for one in point.summaries], float)
     columns = {
-        "offline_tokens_per_s": point.tokens_per_s,
+        "offline_total_tokens_per_s": point.total_tokens_per_s,
         "offline_reference_gpu_s_per_s": point.service_per_s,
-        "overall_tokens_per_s": served + point.tokens_per_s,
+        "overall_total_tokens_per_s": served + point.total_tokens_per_s,
         "wasted_tokens_per_s": point.wasted_per_s,
         "wasted_gpu_share": np.array([one["wasted_gpu_s_per_s"] for one in offline], float) / instances,
         "hit_rate": np.array([_number(one.get("hit_rate")) for one in offline]),
@@ -271,7 +273,8 @@ def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
     seeds = len(at.violations)
     low, high = resampled_interval(found.rates, seeds)
     return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else min(low, found.rate),
-            "ci_high": None if math.isnan(high) else max(high, found.rate), "tokens_per_s": found.tokens_per_s,
+            "ci_high": None if math.isnan(high) else max(high, found.rate),
+            "total_tokens_per_s": found.total_tokens_per_s,
             "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
 
 

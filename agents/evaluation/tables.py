@@ -15,7 +15,7 @@ from ooco_gym.report import NONE, Table, percent, with_interval
 TITLES = {
     "episode_reward": "reward",
     "offline_reference_gpu_s_per_s": "offline ref. GPU-s/s",
-    "offline_output_tokens_per_s": "offline tokens/s",
+    "offline_output_tokens_per_s": "offline output tokens/s",
     "violation_rate": "violations",
     "wasted_tokens_per_s": "wasted tokens/s",
 }

@@ -47,9 +47,9 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
         *(mean_column(f"TPOT from {name.replace('_', ' ')}", f"max_offline_rate_{name}", ".2f")
           for name in others(summary)),
         mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
-        mean_column("offline tokens/s", "offline_tokens_per_s", ",.0f"),
-        mean_column("all tokens/s", "overall_tokens_per_s", ",.0f"),
-        Column(f"tokens over {summary['baseline']}'s (95 %)", ratio),
+        mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
+        mean_column("all total tokens/s", "overall_total_tokens_per_s", ",.0f"),
+        Column(f"total tokens over {summary['baseline']}'s (95 %)", ratio),
         mean_column("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
         mean_column("of GPU time", "wasted_gpu_share", lambda share: percent(share, 1)),
         mean_column("hit rate", "hit_rate", _whole_percent), mean_column("violations", "violations", percent),
@@ -60,7 +60,7 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
 
 
 def lead(found: Row) -> str:
-    """By how many offline tokens a second, with the interval."""
+    """By how many offline total tokens a second, with the interval."""
     return with_interval(found["mean"], found["low"], found["high"], "+,.0f", TO)
 
 
@@ -144,7 +144,7 @@ def _load(cell: Mapping[str, Any]) -> str:
 def _legend(summary: Mapping[str, Any]) -> str:
     headline = summary["tpot_from"].replace("_", " ")
     words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
-             f"tokens a second over `{summary['baseline']}`'s.",
+             f"total tokens a second over `{summary['baseline']}`'s.",
              f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
              "The rate is the highest that was simulated and held; its interval is of the crossing, between that and "
              "the next, and may begin just above it."]

@@ -66,7 +66,7 @@ class Point:
         violations: share of online requests that violate.
         kept_up: completed in the window's second half, over what arrived in it; 1 where nothing arrived.
         kept_up_service: the same by reference GPU time.
-        tokens_per_s: offline prompt and output tokens completed per second.
+        total_tokens_per_s: offline prompt and output tokens completed per second.
         service_per_s: offline reference GPU-seconds completed per second.
         wasted_per_s: tokens recomputed per second.
         summaries: of each seed the whole summary.
@@ -76,7 +76,7 @@ class Point:
     violations: np.ndarray
     kept_up: np.ndarray
     kept_up_service: np.ndarray
-    tokens_per_s: np.ndarray
+    total_tokens_per_s: np.ndarray
     service_per_s: np.ndarray
     wasted_per_s: np.ndarray
     summaries: Sequence[Mapping[str, Any]] = ()
@@ -174,14 +174,14 @@ def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[n
         draws: seeds of each resample by index, shape (resamples, seeds).
 
     Returns:
-        (rates, tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has the
-        last rate, one that is over from the start 0.
+        (rates, total_tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has
+        the last rate, one that is over from the start 0.
     """
     rates = np.array([point.rate for point in points])
     means = {name: np.stack([getattr(point, name) for point in points])[:, draws].mean(axis=-1)
-             for name in ("violations", "kept_up", "kept_up_service", "tokens_per_s")}
+             for name in ("violations", "kept_up", "kept_up_service", "total_tokens_per_s")}
     strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
-    found = [_cross(rates, strain[:, index], means["tokens_per_s"][:, index]) for index in range(len(draws))]
+    found = [_cross(rates, strain[:, index], means["total_tokens_per_s"][:, index]) for index in range(len(draws))]
     return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
 
 

@@ -131,9 +131,9 @@ class Sustained:
         return self.crossing.best.rate if self.crossing.best else 0.0
 
     @property
-    def tokens_per_s(self) -> float:
+    def total_tokens_per_s(self) -> float:
         """Offline throughput just before the crossing, prompt and output tokens per second (the paper's figure)."""
-        return float(self.crossing.best.tokens_per_s.mean()) if self.crossing.best else 0.0
+        return float(self.crossing.best.total_tokens_per_s.mean()) if self.crossing.best else 0.0
 
 
 def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:

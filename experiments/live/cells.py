@@ -127,7 +127,7 @@ def figures(trace: Trace, seen: Seen, promise: Promise, window_s: float, warm_s:
     missed = ~(ttft <= promise.ttft_s) | np.isnan(seen.last_s) | late
     shown = np.where(np.isnan(ttft), np.nanmax(ttft[counted], initial=0.0), ttft)[counted]
     steady = tpot[counted & (tokens > 1) & ~np.isnan(tpot)]
-    return {"offline_tokens_per_s": seen.offline_tokens / window_s,
+    return {"offline_streamed_tokens_per_s": seen.offline_tokens / window_s,
             "violation_rate": float(missed[counted].mean()) if counted.any() else 0.0,
             "ttft_p50_s": float(np.quantile(shown, 0.5)) if shown.size else 0.0,
             "ttft_p99_s": float(np.quantile(shown, 0.99)) if shown.size else 0.0,

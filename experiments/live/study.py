@@ -30,7 +30,7 @@ from ooco_gym.workload import Trace
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMA = "ooco-gym/sim_to_real/1"
+SCHEMA = "ooco-gym/sim_to_real/2"
 PRIORITIES = {"online": 0, "offline": 1}
 _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
               "num_blocks", "block_tokens", "model_config")
@@ -174,7 +174,7 @@ class Study:
     def _most_offline(self) -> float:
         """Offline requests a second beyond what the engine can serve without online ones."""
         trace = self._trace(0.0, 100.0, int(self.plan["seed"]) + 1000)
-        served = self.predicted("vllm_priority", trace)["offline_tokens_per_s"]
+        served = self.predicted("vllm_priority", trace)["offline_streamed_tokens_per_s"]
         return 1.2 * served / float(np.mean(trace.output_tokens))
 
     # --- The engine's part ---

@@ -29,7 +29,8 @@ TITLES = {
     "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
     "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
     "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
-    "sustained.rate": ("sustained offline load", "requests/s"), "sustained.tokens": ("offline work", "tokens/s"),
+    "sustained.rate": ("sustained offline load", "requests/s"),
+    "sustained.total_tokens_per_s": ("offline total", "tokens/s"),
 }
 UNITS = {"tokens_per_s": "tokens/s", "_s_per_s": "s/s", "_per_s": "1/s", "_s": "s", "_rate": "%", "_share": "%",
          "_attainment": "%"}  # of any other, by the end of its name
@@ -160,7 +161,7 @@ class Outcome:
             best = min(late, key=lambda key: late[key]["mean"])
             return f"None keeps {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
         best = max(kept, key=kept.__getitem__)
-        amount = f"{shown(self.served, found[best][self.served])} offline {unit(self.served)}"
+        amount = f"{shown(self.served, found[best][self.served])} {unit(self.served)} of {TITLES[self.served][0]}"
         if len(kept) == 1:
             return f"`{best[0]}` ({_late_words(late[best])}) keeps {promise} and completes {amount}."
         return (f"{joined([f'`{key[0]}`' for key in kept])} keep {promise}; `{best[0]}` ({_late_words(late[best])}) "

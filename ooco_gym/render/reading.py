@@ -10,7 +10,7 @@ from ooco_gym.render.page import load_title
 from ooco_gym.report import Axis, Panel, Series, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
 
-RATE, TOKENS, AGAIN = "sustained.rate", "sustained.tokens", "offline.wasted_tokens_per_s"
+RATE, TOKENS, AGAIN = "sustained.rate", "sustained.total_tokens_per_s", "offline.wasted_tokens_per_s"
 RANKED = "offline_reference_gpu_s_per_s"  # by which `evaluate` ranks
 # Of `evaluate`, by the names of its metrics.
 EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.reference_gpu_s_per_s",
@@ -71,28 +71,29 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             key = (str(row["tuned_as"] or row["policy"]), row["cluster"])
             ratios[key] = with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE, "none holds")
             limits[key] = row["limited_by"]
-            figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]), TOKENS: (row["tokens_per_s"], None, None),
+            figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]),
+                       TOKENS: (row["total_tokens_per_s"], None, None),
                        LATE: (row["violation_rate"], None, None),
                        AGAIN: (row["wasted_tokens_per_s"]["mean"], None, None)}
             rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
                       **dict(zip(("mean", "ci_low", "ci_high"), one, strict=True))} for metric, one in figures.items()]
         under = f"TPOT from {(tpot or summary['tpot_from']).replace('_', ' ')}"
-        alike = (where, [(row["policy"], row["rate"], row["tokens_per_s"]) for row in mine])
+        alike = (where, [(row["policy"], row["rate"], row["total_tokens_per_s"]) for row in mine])
         if any(alike == one for one in seen.values()):
             continue  # on mixed instances decoding begins with the first token: both definitions are one
         seen[under] = alike
         where = f"{where.rpartition(' on ')[0]} on {joined(list(dict.fromkeys(row['cluster'] for row in mine)))}"
         loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
                  and alike[0].startswith(f"{peak['workload']} on ")]
-        best = max(mine, key=lambda row: row["tokens_per_s"])
+        best = max(mine, key=lambda row: row["total_tokens_per_s"])
         most = (f"`{best['tuned_as'] or best['policy']}` sustains most: {number(best['rate'])} offline requests/s "
-                f"({number(best['tokens_per_s'])} tokens/s)." if best["rate"] > 0 else
+                f"({number(best['total_tokens_per_s'])} total tokens/s)." if best["rate"] > 0 else
                 "None sustains any offline load: even without it too many online requests are late.")
         found.append(Outcome(
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
             f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
             f"and the backlog does not grow; all else is at that load. {interval_words(mine[0]['n_seeds'])}",
-            {f"tokens/s over {base}'s": ratios, "limited by": limits}, most,
+            {f"total tokens/s over {base}'s": ratios, "limited by": limits}, most,
             [*loads[:1], *summary["notes"]], _curves(mine, limit)))
     return found
 
@@ -114,10 +115,10 @@ def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:
         rates = [point["offline_rate"] for point in row["curve"]]
         shares = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in row["curve"]]
         late.append(Series(rates, [min(share, 400 * limit) for share in shares], colour=colour))
-        served.append(Series(rates, [point["tokens_per_s"] for point in row["curve"]], colour=colour))
-        served.append(Series([row["rate"]], [row["tokens_per_s"]], "dots", colour=colour))
+        served.append(Series(rates, [point["total_tokens_per_s"] for point in row["curve"]], colour=colour))
+        served.append(Series([row["rate"]], [row["total_tokens_per_s"]], "dots", colour=colour))
     rates = [rate for one in served for rate in one.x]
     axis = Axis("offline requests/s offered", limits=(0.0, max(rates) or 1.0))
     allowed = Series([0.0, max(rates)], [100 * limit] * 2, "dashes", colour=-1)
     return [Panel(f"{heading(LATE)}; dashed: what is allowed", axis, Axis(limits=(0.0, 400 * limit)), [allowed, *late]),
-            Panel("offline work done (tokens/s); dot: sustained", axis, Axis(), served)]
+            Panel("offline total tokens/s; dot: sustained", axis, Axis(), served)]

@@ -13,7 +13,7 @@ from ooco_gym.cli import main
 from ooco_gym.resources import load_yaml
 
 LOAD = ["workload=azure_conv", "rate_scale=0.05", "duration_s=200", "protocol=brief.yaml"]
-RESULT = {"policy", "workload", "cluster", "seeds", "max_offline_rate", "offline_tokens_per_s", "violation_rate",
+RESULT = {"policy", "workload", "cluster", "seeds", "max_offline_rate", "offline_total_tokens_per_s", "violation_rate",
           "ratio", "tpot_from"}
 
 
@@ -123,7 +123,7 @@ def test_capacity_of_several_cells_by_the_papers_protocol():
     assert {row["best_baseline"] for row in found["results"]} == {"base_pd"}
     assert {row["limited_by"] for row in found["results"]} <= {"TTFT", "TPOT", "none"}, "no backlog is too long"
     assert {peak["ttft_s"] for peak in found["peaks"]} == {1.0} and found["load"] == 0.5
-    assert all(set(row) >= {"policy", "condition", "rate", "ci_low", "ci_high", "tokens_per_s", "violation_rate",
+    assert all(set(row) >= {"policy", "condition", "rate", "ci_low", "ci_high", "total_tokens_per_s", "violation_rate",
                             "n_seeds"} for row in found["results"])
     assert {row["n_seeds"] for row in found["results"]} == {2}
 
@@ -139,7 +139,7 @@ def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
         assert row["holds"] and row["violations"]["mean"] <= 0.03
         assert row["one_fewer"] is None or not row["one_fewer"]["holds"]
         assert row["chips"] >= alone[name]["chips"] == row["online_alone_chips"]
-        assert row["cost_per_hour"] == 2 * row["chips"] and row["cost_per_million_offline_tokens"] >= 0.0
+        assert row["cost_per_hour"] == 2 * row["chips"] and row["cost_per_million_offline_total_tokens"] >= 0.0
         assert row["carried_rate"] >= 4.0
     pools = alone["base_pd"]
     assert pools["relaxed"] + pools["strict"] == pools["instances"]

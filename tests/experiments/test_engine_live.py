@@ -70,7 +70,7 @@ def test_violations_are_those_of_the_protocol() -> None:
     last = first + np.array([9.0, 2.0, 2.0, 2.2, 0.4, np.nan, 1.0])
     found = figures(trace, Seen(sent, first, last, 120, 7), PROMISE, 20.0, 0.5)
     assert found["violation_rate"] == pytest.approx(4 / 5)
-    assert found["offline_tokens_per_s"] == 6.0 and found["preemptions"] == 7
+    assert found["offline_streamed_tokens_per_s"] == 6.0 and found["preemptions"] == 7
     assert found["ttft_p50_s"] == pytest.approx(0.5)
 
 
@@ -89,10 +89,10 @@ def made_up() -> dict:
         for name, measured, predicted, violated in (("vllm_priority", 100.0, 110.0, 0.5), ("hygen", 60.0, 70.0, 0.0),
                                                     ("deadline", 100.0 * gain, 121.0, 0.01)):
             keys = dict.fromkeys(("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "preemptions"), 0.0)
-            both = {kind: {**keys, "offline_tokens_per_s": value, "violation_rate": violated}
+            both = {kind: {**keys, "offline_streamed_tokens_per_s": value, "violation_rate": violated}
                     for kind, value in (("measured", measured), ("predicted", predicted))}
             spread = {key: [value, value] for key, value in both["measured"].items()}
-            slow = {**both["measured"], "offline_tokens_per_s": measured + (name == "hygen") * 40.0}
+            slow = {**both["measured"], "offline_streamed_tokens_per_s": measured + (name == "hygen") * 40.0}
             runs.append({"engine": "x", "scheduler": name, "load": load, **both, "spread": spread,
                          "predicted_as_slow": slow, "slowness": [1.0, 1.1]})
     return {"promise": {"budget": 0.03}, "loads": {"light": {}, "over": {}}, "runs": runs}
@@ -142,7 +142,7 @@ def test_what_is_learned_is_exported_and_foreseen(tmp_path: Path) -> None:
     told = study.scheduler("learned", study.loads[0])
     assert told["rule"] == "deadline" and (Path(told["bundle"]) / "manifest.json").is_file()
     ours, plain = (study.predicted(name, study.loads[0].trace) for name in ("learned", "deadline"))
-    assert ours["offline_tokens_per_s"] > 0.0 and ours != plain
+    assert ours["offline_streamed_tokens_per_s"] > 0.0 and ours != plain
 
 
 def test_a_run_that_was_cut_off_plays_what_is_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     settings = "tuning.policies={vllm_priority: [{max_num_batched_tokens: 512}]}"
     assert main([*arguments, policies, settings, "out=first"]) == 0
     first = read("first")
-    assert first["schema"] == "ooco-gym/field/1" and first["simulated_anew"] == first["simulations"] > 0
+    assert first["schema"] == "ooco-gym/field/2" and first["simulated_anew"] == first["simulations"] > 0
     by_name = {row["tuned_as"] or row["policy"]: row for row in first["results"]}
     assert {"base_pd", "vllm_priority"} <= set(by_name)
     assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")

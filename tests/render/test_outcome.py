@@ -87,11 +87,12 @@ def test_tables_have_the_cluster_the_units_and_the_differences_named():
 @pytest.mark.parametrize(("policies", "said"), [
     ({"deadline": ([0.01] * 3, [112, 115, 109]), "vllm_priority": ([0.05] * 3, [100] * 3)},
      "`deadline` (1.00 % late, 1.00 % by its interval) keeps 97 % of the online requests in time and completes 112 "
-     "offline tokens/s."),
+     "tokens/s of offline output."),
     ({"a": ([0.2], [100]), "b": ([0.1], [120])},
      "None keeps 97 % of the online requests in time; `b` comes closest (10.00 % late)."),
     ({"a": ([0.02], [100]), "b": ([0.01], [80])},
-     "`a` and `b` keep 97 % of the online requests in time; `a` (2.00 % late) completes most, 100 offline tokens/s."),
+     "`a` and `b` keep 97 % of the online requests in time; `a` (2.00 % late) completes most, 100 tokens/s of offline "
+     "output."),
     ({"a": ([0.0, 0.0, 0.06], [100] * 3)},
      "None keeps 97 % of the online requests in time; `a` comes closest (2.00 % late, 6.00 % by its interval)."),
 ], ids=["only one", "none", "several", "by its interval"])
