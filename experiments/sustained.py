@@ -20,7 +20,7 @@ from experiments.common.rate_search import Limits, Plan, Point, candidates_of, t
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
 from ooco_gym.errors import unknown
-from ooco_gym.metrics.statistics import interval, resampled_interval, within
+from ooco_gym.metrics.statistics import interval, resampled_estimate, resampled_interval, within
 from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.protocol import SEEDS, WINDOW_S
@@ -200,24 +200,24 @@ def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None,
     """Offline tokens a second over the baseline's, paired by resample; None where the baseline sustains nothing."""
     if over.total_tokens_per_s <= 0:
         return None, None, None
-    ratio = found.total_tokens_per_s / over.total_tokens_per_s
     if seeds < 2 or (over.tokens <= 0).any():
-        return ratio, None, None
-    return ratio, *resampled_interval(found.tokens / over.tokens, seeds)
+        return found.total_tokens_per_s / over.total_tokens_per_s, None, None
+    return resampled_estimate(found.tokens / over.tokens, seeds)
 
 
 def _lead(ahead: Entry, entry: Entry) -> dict[str, float | None]:
     """How many offline tokens a second a policy sustains more than another one, paired by resample."""
     ours, theirs = (next(iter(one.found.values())) for one in (ahead, entry))
-    more = ours.tokens - theirs.tokens  # at the crossings, between the rates that were simulated
-    low, high = resampled_interval(more, len(ours.own_rates))
-    plain = [None if math.isnan(value) else value for value in (low, high)]
-    return {"mean": float(more.mean()), "low": plain[0], "high": plain[1]}
+    found = resampled_estimate(ours.tokens - theirs.tokens, len(ours.own_rates))
+    return dict(zip(("estimate", "low", "high"), map(_plain, found), strict=True))
 
 
 def _crossing(found: Sustained, seeds: int) -> dict[str, Any]:
-    """The highest rate that held in the mean over seeds, its interval, and where each seed by itself crosses."""
-    return _figure(found.rate, *resampled_interval(found.rates, seeds), found.own_rates)
+    """Where resamples of the seeds cross, with its interval, the highest rate simulated that held in the mean over
+    seeds, and where each seed by itself crosses."""
+    estimate, low, high = map(_plain, resampled_estimate(found.rates, seeds))
+    return {"estimate": estimate, "ci_low": low, "ci_high": high, "held": found.held,
+            "values": found.own_rates.tolist()}
 
 
 def _limit(failed: Point | None, reason: str, definition: str) -> str:
@@ -256,8 +256,12 @@ def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
 
 def _figure(mean: float, low: float, high: float, values: np.ndarray) -> dict[str, Any]:
     """A figure with its interval and its value on each seed; None where there is none."""
-    plain = [None if math.isnan(value) else float(value) for value in (mean, low, high, *values)]
+    plain = [_plain(float(value)) for value in (mean, low, high, *values)]
     return {"mean": plain[0], "ci_low": plain[1], "ci_high": plain[2], "values": plain[3:]}
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _number(value: float | None) -> float:
@@ -265,17 +269,12 @@ def _number(value: float | None) -> float:
 
 
 def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
-    """What other programs read of a policy under a condition: the keys that all pages' figures share.
-
-    The rate is the highest simulated that held, which may lie just below its interval of crossings: here that is
-    widened to hold it.
-    """
+    """What other programs read of a policy under a condition: the keys that all pages' figures share."""
     seeds = len(at.violations)
-    low, high = resampled_interval(found.rates, seeds)
-    return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else min(low, found.rate),
-            "ci_high": None if math.isnan(high) else max(high, found.rate),
-            "total_tokens_per_s": found.total_tokens_per_s,
-            "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
+    low, high = map(_plain, resampled_interval(found.rates, seeds))
+    return {"condition": condition, "rate": found.rate, "ci_low": low, "ci_high": high,
+            "total_tokens_per_s": found.total_tokens_per_s, "violation_rate": float(at.violations.mean()),
+            "n_seeds": seeds}
 
 
 def _described(cell: Cell) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
         Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
         Column("cluster", "cluster", align="l"),
         Column("offline requests/s (95 %)", lambda row: rate(row["max_offline_rate"])),
-        *(mean_column(f"TPOT from {name.replace('_', ' ')}", f"max_offline_rate_{name}", ".2f")
+        *(Column(f"TPOT from {name.replace('_', ' ')}", lambda row, key=f"max_offline_rate_{name}": rate(row[key]))
           for name in others(summary)),
         mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
         mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
@@ -61,7 +61,7 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
 
 def lead(found: Row) -> str:
     """By how many offline total tokens a second, with the interval."""
-    return with_interval(found["mean"], found["low"], found["high"], "+,.0f", TO)
+    return with_interval(found["estimate"], found["low"], found["high"], "+,.0f", TO)
 
 
 def others(summary: Mapping[str, Any]) -> list[str]:
@@ -102,7 +102,7 @@ def _mean_ratio(rows: Sequence[Row]) -> float:
 def _glance(row: Row | None) -> str:
     if row is None:
         return NONE
-    if row["max_offline_rate"]["mean"] <= 0:
+    if row["max_offline_rate"]["estimate"] <= 0:
         return "none"
     text = rate(row["max_offline_rate"])
     if row["ratio"] is not None:
@@ -117,7 +117,7 @@ def name_of(row: Row) -> str:
 
 def rate(figure: Row) -> str:
     """A rate with its interval."""
-    return with_interval(figure["mean"], figure["ci_low"], figure["ci_high"], ".2f", RANGE)
+    return with_interval(figure["estimate"], figure["ci_low"], figure["ci_high"], ".2f", RANGE)
 
 
 def ratio(row: Row) -> str:
@@ -146,8 +146,8 @@ def _legend(summary: Mapping[str, Any]) -> str:
     words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
              f"total tokens a second over `{summary['baseline']}`'s.",
              f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
-             "The rate is the highest that was simulated and held; its interval is of the crossing, between that and "
-             "the next, and may begin just above it."]
+             "Rate, ratio and lead are medians of the resamples that their intervals are made of; all else is at the "
+             "highest rate simulated that held in the mean over the seeds."]
     if any(not row["feasible"] for row in summary["results"]):
         words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
                      "ranked.")

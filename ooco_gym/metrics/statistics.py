@@ -90,6 +90,12 @@ def resampled_interval(values: Any, n: int) -> tuple[float, float]:
     return float(np.quantile(values, tail)), float(np.quantile(values, 1 - tail))
 
 
+def resampled_estimate(values: Any, n: int) -> tuple[float, float, float]:
+    """What resamples of `n` seeds say of a figure that is no mean: their median, and the interval of the same
+    resamples, within which the median lies whatever they are: (estimate, low, high)."""
+    return float(np.median(values)), *resampled_interval(values, n)
+
+
 def expanded_tail(n: int) -> float:
     """Probability left in each tail of the bootstrap distribution to cover like Student's t with `n` figures."""
     from scipy import stats

@@ -91,8 +91,9 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
                 "None sustains any offline load: even without it too many online requests are late.")
         found.append(Outcome(
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
-            f"Sustained is the highest load tried at which at most {percent(limit, 0)} of the online requests are late "
-            f"and the backlog does not grow; all else is at that load. {interval_words(mine[0]['n_seeds'])}",
+            f"Sustained is the load up to which at most {percent(limit, 0)} of the online requests are late and the "
+            "backlog does not grow: the median over resamples of the seeds. Late requests and tokens recomputed are at "
+            f"the highest load simulated that held. {interval_words(mine[0]['n_seeds'])}",
             {f"total tokens/s over {base}'s": ratios, "limited by": limits}, most,
             [*loads[:1], *summary["notes"]], _curves(mine, limit)))
     return found

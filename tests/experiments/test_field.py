@@ -11,9 +11,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from docs.generators.sustained import body
-from experiments.common.rate_search import Limits, Plan, Point, candidates_of, first_crossing
+from experiments.common.rate_search import (
+    Crossing,
+    Limits,
+    Plan,
+    Point,
+    bracket,
+    candidates_of,
+    first_crossing,
+    reason_of,
+)
 from experiments.common.sustain import Bench, sustain
 from experiments.sustained import Cell, Entry, entries_of, rows_of
 from ooco_gym.cli import main
@@ -87,8 +98,44 @@ def test_rows_are_ranked_within_a_cell_and_paired_with_the_tuned_baseline(rows):
 def test_what_violates_without_offline_work_is_not_ranked(rows):
     last = rows[-1]
     assert last["policy"] == "vllm_fcfs" and not last["feasible"]
-    assert last["max_offline_rate"]["mean"] == 0.0 and last["ratio"] == 0.0
+    assert last["max_offline_rate"]["estimate"] == 0.0 and last["ratio"] == 0.0
     assert last["violations"]["mean"] == pytest.approx(0.06)
+
+
+def intervals_of(figures, where=""):
+    """Every (where, low, figure, high) of a row."""
+    for low, key, high in (("ci_low", "mean", "ci_high"), ("ci_low", "estimate", "ci_high"),
+                           ("low", "estimate", "high"), ("ci_low", "rate", "ci_high"),
+                           ("ratio_low", "ratio", "ratio_high")):
+        if {low, key, high} <= set(figures) and figures[low] is not None:
+            yield f"{where}{key}", figures[low], figures[key], figures[high]
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            yield from intervals_of(value, f"{key}.")
+
+
+shares = st.sampled_from([0.0, 0.01, 0.029, 0.031, 0.05, 0.3, 1.0])
+
+
+@given(st.data(), st.integers(2, 12), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_every_interval_holds_its_own_figure(data, seeds, rates):
+    def table():
+        columns = [data.draw(st.lists(shares, min_size=seeds, max_size=seeds)) for _ in range(2 * rates)]
+        points = [replace(point(float(rate), columns[2 * rate]), kept_up=1 - np.array(columns[2 * rate + 1]),
+                          total_tokens_per_s=rate * (1000.0 + np.arange(seeds))) for rate in range(rates)]
+        best, failed = bracket(points, LIMITS)
+        found = Crossing(best, failed, reason_of(failed, LIMITS), points)
+        bench = SimpleNamespace(seeds=tuple(range(seeds)), limits=LIMITS, search=lambda policy, near: found)
+        return sustain(bench, "x")  # type: ignore[arg-type]
+
+    names = ("base_pd", "online_priority", "vllm_priority")
+    for row in rows_of([entry(name, table()) for name in names], names[:2], 0.03, lead=names[2]):
+        found = list(intervals_of(row))
+        assert {"rate", "max_offline_rate.estimate", "lead.estimate", "violations.mean"} <= {name for name, *_ in found}
+        for name, low, figure, high in found:
+            slack = 1e-9 * (abs(low) + abs(high))
+            assert low - slack <= figure <= high + slack, name
 
 
 def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open():
@@ -174,8 +221,8 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     by_name = {row["tuned_as"] or row["policy"]: row for row in first["results"]}
     assert {"base_pd", "vllm_priority"} <= set(by_name)
     assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
-    assert all(row["max_offline_rate"]["mean"] > 0 for row in first["results"])
-    assert all(row["max_offline_rate_first_decode"]["mean"] > 0 for row in first["results"])
+    assert all(row["max_offline_rate"]["estimate"] > 0 for row in first["results"])
+    assert all(row["max_offline_rate_first_decode"]["estimate"] > 0 for row in first["results"])
     assert "<svg" in Path("first/compare.html").read_text()
     printed = capsys.readouterr().out
     assert "Sustained offline load: azure_conv on pair_7b" in printed and "mixed_7b" in printed
@@ -219,7 +266,7 @@ def test_the_field_is_configured(capsys):
     assert len(cells) == len(options["cells"]) >= 3 and options["lead"] in options["policies"]
     assert len({len(settings) for settings in options["tuning"]["policies"].values()}) == 1, "one budget for all"
     assert get_policy(cells[0].full_name("hygen_star")).values["profile_steps"] == options["params"]["profile_steps"]
-    for policy, settings in options["tuning"]["policies"].items():
+    for policy, tried in options["tuning"]["policies"].items():
         assert policy in options["policies"]
-        for name in candidates_of(policy, settings):
+        for name in candidates_of(policy, tried):
             assert get_policy(name).name == get_policy(policy).name
