@@ -57,6 +57,7 @@ from ooco_gym.policy.lengths import believed_remaining
 from ooco_gym.policy.mixed import get_computed_blocks, next_in_order
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.sim import state as s
+from ooco_gym.sim.blocks import prompt_names
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.waiting import rank_of
 
@@ -100,19 +101,10 @@ def next_of(state, instance, slot):
     return np.int64(state.requests[slot].next)
 
 
-@inlined
-def pieces_of(state, slot):
-    """(Place of the first prefix hash of a request, how many it has)."""
-    if state.hash_ids.size == 0 or state.config.prefix_caching == 0:
-        return np.int64(0), np.int64(0)
-    first = np.int64(state.hash_ids[slot])
-    return first, np.int64(state.hash_ids[slot + 1]) - first
-
-
 @inner
 def common_tokens(state, one, other):
     """Prompt tokens, in whole pieces, that two requests have in common from the first on."""
-    (a, pieces), (b, more) = pieces_of(state, one), pieces_of(state, other)
+    (a, pieces), (b, more) = prompt_names(state, one), prompt_names(state, other)
     index, most = np.int64(0), min(pieces, more)
     while index < most and state.hash_ids[a + index] == state.hash_ids[b + index]:
         index += 1
@@ -123,19 +115,19 @@ def common_tokens(state, one, other):
 def whole_pieces(state, slot):
     """Tokens of the pieces of a prompt that are whole."""
     piece = state.config.hash_tokens
-    return min(pieces_of(state, slot)[1], state.requests[slot].prompt_tokens // piece) * piece
+    return min(prompt_names(state, slot)[1], state.requests[slot].prompt_tokens // piece) * piece
 
 
 @inner
 def members_of(state, instance, slot):
     """How many requests from one on, in the order of the walk, share its first piece; at least itself."""
-    first, pieces = pieces_of(state, slot)
+    first, pieces = prompt_names(state, slot)
     count = np.int64(1)
     if pieces == 0 or state.config.waiting_order == 0:
         return count
     other = next_of(state, instance, slot)
     while other >= 0:
-        start, have = pieces_of(state, other)
+        start, have = prompt_names(state, other)
         if have == 0 or state.hash_ids[start] != state.hash_ids[first]:
             break
         count += 1
@@ -279,7 +271,7 @@ def route(view):
     """The instance that the first piece of an offline request names, or the next that is not too full; else as
     `deadline`."""
     state, slot, share = view.state, view.request, view.state.params[Q.affinity]
-    first, pieces = pieces_of(state, slot)
+    first, pieces = prompt_names(state, slot)
     if state.requests[slot].urgent or share <= 0.0 or pieces == 0:
         return fewest_of(state, slot)
     count, total = state.config.relaxed_count, 1.0

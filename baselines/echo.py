@@ -245,7 +245,7 @@ def compose(view):
 
 def prepare(policy, facts):
     """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
-    largest = int(min(policy.values["max_num_seqs"], facts.max_batch - 1))
+    largest = int(min(policy.values["max_num_seqs"], facts.max_batch))
     found = fit_mixed(facts.strict, largest, facts.block_tokens)
     return {name: ps for name, ps in found.items() if name not in policy.values}
 

@@ -24,6 +24,7 @@ from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.workload import Trace, Turns, close_sessions, merge
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
+from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import CLOSED, open_note
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
@@ -161,6 +162,8 @@ class Simulation:
         if rules.offloading_bytes and not self.state.blocks.size:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
+        if self.scenario.from_file and self.state.blocks.size:
+            self.notes += grows_note(trace)
         self.rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything

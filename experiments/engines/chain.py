@@ -375,7 +375,7 @@ def fitted_engine(measured: Path, out: Path) -> Engine:
     fitted, model = fit_iterations(rows), model_of(facts)
     chip = write_chip(out / "chip", fitted, facts, model)
     cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
-               "max_batch": facts["max_num_seqs"] + 1,
+               "max_batch": facts["max_num_seqs"],
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
     return Engine(facts, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
 

@@ -83,7 +83,7 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
     if engine.get("prefix_caching"):  # one that was preempted finds what is left of its own blocks, too
         policy["prefix_caching"] = "on"
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
-               "max_batch": engine["max_num_seqs"] + 1,
+               "max_batch": engine["max_num_seqs"],
                "mixed": [{"chip": chip, "tp": degree_of(run), "kv_blocks": engine["num_gpu_blocks"]}]}
     return serve_again(trace_of(run), cluster, policy, timing, float(run.requests["last_token_s"].max()))
 

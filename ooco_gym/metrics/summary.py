@@ -14,6 +14,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, worst_window_rate
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
+from ooco_gym.sim.memory import PS_PER_US
 from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED, ROLE_NAMES
 
 if TYPE_CHECKING:
@@ -274,11 +275,11 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
     for spec in run.instances:
         kinds = {kind: float(spec[f"{kind}_ps"] / end_ps) for kind in ("online_prefill", "offline_prefill", "decode")}
         used = int(spec["total_blocks"] - spec["free_blocks"])
-        area = float(spec["kv_area"]) + used * (end_ps - int(spec["kv_since_ps"])) / PS_PER_S
+        block_us = used * (end_ps // PS_PER_US) - int(spec["kv_times_us"])
         figures.append({
             "role": ROLE_NAMES[spec["role"]],
             "busy_share": sum(kinds.values()),
-            "kv_mean_share": area / (int(spec["total_blocks"]) * (end_ps / PS_PER_S)),
+            "kv_mean_share": block_us / (int(spec["total_blocks"]) * (end_ps // PS_PER_US)),
             **{f"{kind}_share": share for kind, share in kinds.items()},
             "hit_rate": float(spec["cached_tokens"] / spec["looked_tokens"]) if spec["looked_tokens"] else None,
         })

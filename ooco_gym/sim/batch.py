@@ -9,7 +9,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import MAX_STEPS, blocks_for, decode_latency, length
+from ooco_gym.sim.costs import MAX_STEPS, blocks_for, decode_latency, decode_sum, length
 from ooco_gym.sim.lanes import (
     COMPOSED,
     GAP,
@@ -27,7 +27,14 @@ from ooco_gym.sim.lanes import (
     stretch_gaps,
     write_down,
 )
-from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish_deadline, take_blocks
+from ooco_gym.sim.memory import (
+    PS_PER_US,
+    TPOT_BIT,
+    charge_miss,
+    check_token,
+    finish_deadline,
+    take_blocks_since,
+)
 from ooco_gym.sim.queues import number_members
 
 
@@ -238,11 +245,11 @@ def advance(state, instance, steps, end_ps, ahead):
         first = decode_latency(state, spec.table, spec.batch_size, spec.context)
         last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
     if spec.lanes:
-        continuing, usual, taken = _advance_lanes(state, instance, steps, end_ps, ahead, first, last)
+        continuing, usual, taken, times_us = _advance_lanes(state, instance, steps, end_ps, ahead, first, last)
     else:
-        continuing, usual, taken = _advance_records(state, instance, steps, end_ps, ahead, first, last)
+        continuing, usual, taken, times_us = _advance_records(state, instance, steps, end_ps, ahead, first, last)
     if taken > 0:
-        take_blocks(state, instance, taken)
+        take_blocks_since(state, instance, taken, times_us)
     if usual > 0:
         state.itl[itl_bin(first)] += usual
     if end_ps > spec.miss_ps:
@@ -265,7 +272,8 @@ def advance(state, instance, steps, end_ps, ahead):
 def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
     """Tokens, inter-token times and memory of the first `steps` steps of a run of members with lanes.
 
-    Returns (online requests that count, those of them that made their last token when the run began, blocks taken).
+    Returns (online requests that count, those of them that made their last token when the run began, blocks taken, the
+    sum of the times of that in us).
     """
     spec, gaps = state.instances[instance], state.gaps[instance, GAP]
     first_ps = spec.start_ps + first
@@ -290,17 +298,33 @@ def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
                 state.itl[itl_bin(gap)] += 1
     spec.lane_counted = continuing
     spec.seasoned_urgent, spec.seasoned_offline = spec.laned_urgent, spec.laned_offline
+    times_us = _growth_times_us(state, instance, spec.lane_steps + steps + ahead)
     spec.lane_steps += steps
     spec.lane_token_ps = end_ps
     spec.stale = 1
-    return continuing, usual, hold_until(state, instance, spec.lane_steps + ahead)
+    return continuing, usual, hold_until(state, instance, spec.lane_steps + ahead), times_us
+
+
+@inlined
+def _growth_times_us(state, instance, last):
+    """When the members with lanes take the blocks of their tokens up to lane step `last`, summed over the blocks, in
+    whole us: each as the step that makes its first token begins."""
+    spec, ends = state.instances[instance], state.ends[instance]
+    size, total, time_ps, context = state.config.block_tokens, np.int64(0), spec.start_ps, spec.context
+    index = -spec.lane_held % size
+    for _ in range(spec.lane_held, last):
+        time_ps += decode_latency(state, spec.table, spec.batch_size, context)
+        context += spec.batch_size
+        total += ends[index] * (time_ps // PS_PER_US)
+        index = index - 1 if index > 0 else size - 1
+    return total
 
 
 @inner
 def _advance_records(state, instance, steps, end_ps, ahead, first, last):
     """As `_advance_lanes`, of requests without lanes."""
     spec = state.instances[instance]
-    continuing, usual, taken = 0, 0, 0
+    continuing, usual, taken, times_us = 0, 0, 0, np.int64(0)
     batch, block_tokens = state.members[s.BATCH, instance], state.config.block_tokens
     first_ps, worst_ps = spec.start_ps + first, state.config.inter_token_slo_ps
     grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
@@ -323,8 +347,13 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
         request.generated_tokens = generated
         request.last_token_ps = end_ps
         if grows:
-            taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
-    return continuing, usual, taken
+            full = request.blocks * block_tokens - (request.prompt_tokens + generated - steps)  # steps until it is
+            more = hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
+            taken += more
+            for block in range(more):
+                since_ps = decode_sum(state, spec.table, spec.batch_size, spec.context, full + block * block_tokens)
+                times_us += (spec.start_ps + since_ps) // PS_PER_US
+    return continuing, usual, taken, times_us
 
 
 @inner

@@ -17,7 +17,7 @@ last block of each level's queue, the free block tables, and the block tables.
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.engine_versions import FREED_IN_ORDER
 from ooco_gym.sim.state import LEVELS
 
@@ -50,13 +50,21 @@ def tracked(state):
 # --- Keys -----------------------------------------------------------------------------------------------------------
 @inner
 def hash_index(state, slot, block):
-    """Place in State.hash_ids of the prefix hash that covers a request's `block`; -1 where its content is its own."""
-    size = state.config.block_tokens
-    end = (block + 1) * size
-    if end > state.requests[slot].prompt_tokens or state.hash_ids.size == 0:
+    """Place in State.hash_ids of the name of the prefix that ends with a request's `block`; -1 where no other request
+    is known to have the same."""
+    end = (block + 1) * state.config.block_tokens
+    if state.hash_ids.size == 0 or end > state.hash_ids[state.requests.size + slot]:
         return -1
-    index = state.hash_ids[slot] + (end - 1) // state.config.hash_tokens
-    return index if index < state.hash_ids[slot + 1] else -1
+    return state.hash_ids[slot] + (end - 1) // state.config.hash_tokens
+
+
+@inlined
+def prompt_names(state, slot):
+    """(Place in State.hash_ids of a prompt's first name, how many names it has); (0, 0) where it has none."""
+    if state.hash_ids.size == 0:
+        return np.int64(0), np.int64(0)
+    tokens = min(np.int64(state.requests[slot].prompt_tokens), np.int64(state.hash_ids[state.requests.size + slot]))
+    return np.int64(state.hash_ids[slot]), -(-tokens // state.config.hash_tokens)
 
 
 @inner
@@ -389,7 +397,8 @@ def note_demand(state, slot, change):
     if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not tracked(state):
         return
     sub_blocks = state.config.hash_tokens // state.config.block_tokens + 2
-    for index in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
+    begin, count = prompt_names(state, slot)
+    for index in range(begin, begin + count):
         shared = state.hash_ids[index]
         state.reuse[shared] += change
         for instance in range(state.instances.size):

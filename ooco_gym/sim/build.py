@@ -17,6 +17,7 @@ from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.costs import work_out_alone
 from ooco_gym.sim.waiting import words_for
 from ooco_gym.workload import Trace, Turns
+from ooco_gym.workload.context_names import ContextNames, context_names
 
 PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
 REFERENCE_BATCH = 64  # the decode step that prices an output token
@@ -154,7 +155,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     relaxed = sum(machine.role != "strict" for machine in machines)  # where requests arrive
     links = relaxed * (len(machines) - relaxed)
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
-    pool = pool_for(trace, tables, settings, rules)
+    names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
+    pool = pool_for(trace, tables, settings, rules, names)
     if all(machine.role == "mixed" for machine in machines):
         pool = pool._replace(waiting_window=settings.get("gate_window", 0))  # they have no gate: who asks for it has it
     if trace.deadline_s is not None:
@@ -185,15 +187,15 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         setattr(state.config, name, value)
     if state.tier.size:
         state.config.offloading, state.tier["blocks"] = 1, _offloaded_blocks(trace, tables, rules)
-    if state.config.max_num_seqs >= rules.max_batch:
-        raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be below the cluster's max_batch="
+    if state.config.max_num_seqs > rules.max_batch:
+        raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be at most the cluster's max_batch="
                         f"{rules.max_batch}")
     least = int(state.instances["total_blocks"].min())
     if state.config.reserved_blocks >= least:
         raise UserError(f"reserved_blocks={state.config.reserved_blocks} leaves no memory for requests: an instance "
                         f"has {least:,} blocks of {rules.block_tokens} tokens")
     state.config.max_position = machines[0].deployment.model.max_position
-    fill_pool(state, trace, rules.max_batch, keys)
+    fill_pool(state, trace, rules.max_batch, names, keys)
     if predicted is not None:
         state.predicted[:] = predicted
     if weights is not None:
@@ -335,7 +337,7 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     config.prefill_tokens = 2048
     config.block_tokens, config.hash_tokens = rules.block_tokens, hash_tokens
     config.host_bytes_per_s = int(rules.host_link_bytes_per_s)
-    config.max_num_batched_tokens, config.max_num_seqs = 2048, rules.max_batch - 1
+    config.max_num_batched_tokens, config.max_num_seqs = 2048, rules.max_batch
     config.tpot_min_tokens = rules.tpot_min_tokens
     config.tpot_from_decode = int(rules.tpot_from_decode)
     config.gate_poll_ps = round(rules.gate_poll_s * s.PS_PER_S)
@@ -349,15 +351,15 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     state.observed.online_output_mean = rules.prior_output_tokens
 
 
-def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], rules: Rules) -> s.OptionalSizes:
+def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], rules: Rules,
+             names: ContextNames | None = None) -> s.OptionalSizes:
     """Sizes of the arrays that a policy's settings ask for; all 0 where they ask for none."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
-    hashes = trace.prefix_hashes
     sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), rules.max_batch),
              "outputs": settings.get("output_window", 0)}
-    if n and hashes is not None and (caching or order in (s.BY_PREFIX, s.BY_BUCKET)):
-        sizes |= {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
+    if names is not None:
+        sizes |= {"hashes": 2 * n + len(names.values), "distinct": len(np.unique(names.values))}
     if order and n:
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
@@ -390,45 +392,45 @@ def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch:
     return rows, row_size, 1 << int(2 * blocks - 1).bit_length()
 
 
-def fill_pool(state: s.State, trace: Trace, max_batch: int, keys: np.ndarray | None = None) -> None:
+def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames | None = None,
+              keys: np.ndarray | None = None) -> None:
     """Fills the arrays that `pool_for` sized; settings are in State.config by now."""
+    n = len(trace)
     state.requests["row"] = -1
     state.requests["cached_tokens"] = -1
-    first_seen = None
-    if state.hash_ids.size:
-        first_seen = _dense_ids(trace)
-        offsets, _ = trace.prefix_hashes or (np.zeros(0), None)
-        state.hash_ids[: len(trace) + 1] = offsets + len(trace) + 1
-        state.hash_ids[len(trace) + 1 :] = first_seen
+    if names is not None:
+        state.hash_ids[:n] = names.first + 2 * n
+        state.hash_ids[n : 2 * n] = names.tokens
+        state.hash_ids[2 * n :] = _dense_ids(names.values)
     if state.order.size and keys is not None:
         _order_by_key(state, keys)
     elif state.order.size:
-        _fill_order(state, trace, first_seen, state.config.waiting_order == s.BY_BUCKET)
+        _fill_order(state, trace, state.config.waiting_order == s.BY_BUCKET)
     if state.blocks.shape[1]:
         _fill_blocks(state, trace, max_batch)
     if state.pairs.shape[1]:
         fill_pairs(state)
 
 
-def _dense_ids(trace: Trace) -> np.ndarray:
-    """The trace's prefix hashes, numbered in the order in which they first come: int64[values]."""
-    values = trace.prefix_hashes[1] if trace.prefix_hashes is not None else np.zeros(0, np.int64)
+def _dense_ids(values: np.ndarray) -> np.ndarray:
+    """Prefix hashes numbered in the order in which they first come: int64[values]."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
     return number[inverse]
 
 
-def _fill_order(state: s.State, trace: Trace, ids: np.ndarray | None, by_bucket: bool) -> None:
+def _fill_order(state: s.State, trace: Trace, by_bucket: bool) -> None:
     """Ranks of a depth-first walk through the trie of all prompts, branches in the order of their first arrival."""
     n = len(trace)
     buckets = np.minimum(s.BUCKETS - 1, np.frexp(trace.prompt_tokens.astype(np.float64))[1]) if by_bucket else \
         np.zeros(n, np.int64)
-    fresh = 0 if ids is None or not len(ids) else int(ids.max()) + 1
-    offsets = state.hash_ids[: n + 1] - (n + 1) if ids is not None else None
+    offsets, values = trace.prefix_hashes or (np.zeros(n + 1, np.int64), np.zeros(0, np.int64))
+    ids = _dense_ids(values)
+    fresh = int(ids.max(initial=-1)) + 1
     walk = []
     for slot in range(n):
-        path = tuple(ids[offsets[slot] : offsets[slot + 1]].tolist()) if ids is not None and offsets is not None else ()
+        path = tuple(ids[offsets[slot] : offsets[slot + 1]].tolist())
         walk.append((int(buckets[slot]), path or (fresh + slot,), slot))
     walk.sort()
     slots = np.array([slot for _, _, slot in walk], np.int64)

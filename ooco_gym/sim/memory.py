@@ -104,11 +104,19 @@ def late_area(state):
 
 @inlined
 def take_blocks(state, instance, blocks):
-    """Takes free blocks (negative: gives them back) and keeps the integral of memory in use."""
+    """Takes free blocks now (negative: gives them back)."""
+    take_blocks_since(state, instance, blocks, blocks * (state.clock.now_ps // PS_PER_US))
+
+
+@inlined
+def take_blocks_since(state, instance, blocks, times_us):
+    """Takes blocks each since a time of its own, `times_us` in all.
+
+    What is in use at a time T, times T, less all these times is the integral of memory in use up to T: whole numbers,
+    which are the same however a run is cut into pieces.
+    """
     spec = state.instances[instance]
-    used = spec.total_blocks - spec.free_blocks
-    spec.kv_area += used * ((state.clock.now_ps - spec.kv_since_ps) / s.PS_PER_S)
-    spec.kv_since_ps = state.clock.now_ps
+    spec.kv_times_us += times_us
     spec.free_blocks -= blocks
 
 

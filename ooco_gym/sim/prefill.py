@@ -47,7 +47,7 @@ def start_prefill(state, instance, chosen):
         more = length(state, slot)
         if tokens + more > state.config.prefill_tokens:
             break
-        lists_full = size + spec.urgent_members + spec.offline_members + 2 > state.members.shape[2]
+        lists_full = size + spec.urgent_members + spec.offline_members >= state.members.shape[2]
         if lists_full or not prefill_fits(state, instance, slot):
             break
         _admit(state, instance, slot, size)

@@ -211,7 +211,7 @@ def leave_decodable(state, instance, slot):
 def has_capacity(state, instance):
     """Whether the member and batch lists of an instance can take one more request."""
     spec = state.instances[instance]
-    return spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended < state.members.shape[2] - 1
+    return spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended < state.members.shape[2]
 
 
 # --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------

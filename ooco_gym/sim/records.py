@@ -158,8 +158,7 @@ INSTANCE = np.dtype(
         ("wasted_ps", np.int64),
         ("decode_steps", np.int64),
         ("decoded_tokens", np.int64),
-        ("kv_since_ps", np.int64),
-        ("kv_area", np.float64),  # block-seconds in use
+        ("kv_times_us", np.int64),  # of blocks taken less those given back, each times when (`take_blocks_since`)
         # mixed instances: the iteration in progress, memory beyond the device's, prefix cache
         ("new_tokens", np.int64),  # that it computes; of them
         ("online_tokens", np.int64),  # prompts' of online requests

@@ -114,7 +114,7 @@ class State(NamedTuple):
     kv: np.ndarray  # int32[m or 2 m, …], as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
     tier: np.ndarray  # TIER[m], where there is such a second tier; else TIER[0]
     offloaded: np.ndarray  # int32[n] there, how many of each request's blocks have been stored in it; else int32[0]
-    hash_ids: np.ndarray  # int32[n + 1 + …], where each request's prefix hashes begin and end, then all of them
+    hash_ids: np.ndarray  # int32[2 n + …], where each request's names begin, how many of its tokens have one, all names
     reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
     order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
     waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.waiting`)

@@ -96,7 +96,7 @@ def test_instances_report_shares_of_the_whole_run():
     spec = np.zeros(1, INSTANCE)
     spec["role"], spec["total_blocks"], spec["free_blocks"] = STRICT, 100, 80
     spec["decode_ps"], spec["offline_prefill_ps"] = ps(1000.0), ps(500.0)
-    spec["kv_area"], spec["kv_since_ps"] = 100 * 1500.0, ps(3000.0)
+    spec["kv_times_us"] = 100 * 1500e6 - 80 * 3000e6  # 100 blocks taken at 1,500 s, 80 of them given back at 3,000 s
     figures = summarise(run_of(table(good(10.0)), instances=spec))["instances"][0]
     assert figures["role"] == "strict"
     assert figures["busy_share"] == pytest.approx(1500 / 4000)

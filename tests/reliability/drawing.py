@@ -56,7 +56,7 @@ def values_of(random: Random, policy: str, max_batch: int) -> dict[str, Any]:
         if param.name in GIVEN:
             found[param.name] = round(random.uniform(*GIVEN[param.name]), 3)
         elif param.name == "max_num_seqs":  # must be below what the cluster batches
-            found[param.name] = min(max_batch - 1, random.choice((1, 2, max_batch // 2, max_batch)))
+            found[param.name] = min(max_batch, random.choice((1, 2, max_batch // 2, max_batch)))
         elif param.name == "reserved_blocks" and random.random() < 0.95:
             found[param.name] = random.randint(0, 3)
         elif param.name not in LEFT and random.random() < share:

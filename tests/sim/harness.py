@@ -26,7 +26,7 @@ POINT_NAMES = tuple(point.name for point in POINTS)
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next", "position"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
                    "arriving", "leaving", "suspended", "online_prefill_ps", "offline_prefill_ps", "decode_ps",
-                   "wasted_ps", "decode_steps", "decoded_tokens", "steps_begun")
+                   "wasted_ps", "decode_steps", "decoded_tokens", "steps_begun", "kv_times_us")
 SUMS = tuple(name for name in s.Totals.fields if name not in ("decisions", "events"))
 
 
@@ -93,7 +93,8 @@ class Episode:
 
     def __init__(self, setup: Setup, *, outside: tuple[str, ...] = (), bulk: bool = True,
                  trace: Trace | None = None, predicted: np.ndarray | None = None) -> None:
-        self.setup, trace = setup, setup.trace() if trace is None else trace
+        self.setup = setup
+        self.trace = trace = setup.trace() if trace is None else trace
         rules = Rules(**{**DEFAULT_RULES, **setup.rules})
         machines = machines_of(setup)
         self.machines = machines

@@ -76,7 +76,8 @@ def test_prompts_that_begin_alike_are_neighbours(rows) -> None:
     prompt, group, shared = (list(column) for column in zip(*rows, strict=True))
     episode = ordered_episode(prompt, group, shared)
     state, n = episode.state, len(rows)
-    paths = [tuple(state.hash_ids[state.hash_ids[i] : state.hash_ids[i + 1]]) for i in range(n)]
+    offsets, values = episode.trace.prefix_hashes
+    paths = [tuple(values[offsets[i] : offsets[i + 1]]) for i in range(n)]
     for depth in range(1, 6):
         for beginning in {path[:depth] for path in paths if len(path) >= depth}:
             ranks = sorted(look(state, 2, 0, i) for i in range(n) if paths[i][:depth] == beginning)

@@ -1,0 +1,88 @@
+"""Which tokens of a trace's requests are the same: prompts that begin alike, and answers that the next turn repeats.
+
+An engine keeps the KV of a prompt and of the answer to it, and the next turn of a conversation begins with both. A
+trace's prefix hashes name prompts alone: what a turn's answer is called stands in the prompt of the turn after it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ooco_gym.workload.sessions import previous_turns
+from ooco_gym.workload.trace import Trace
+
+
+class ContextNames(NamedTuple):
+    """Names of the first tokens of n requests; equal names mean equal tokens from the prompt's beginning on.
+
+    Attributes:
+        first: int64[n], where each request's names begin in `values`; a conversation's turns have them in common.
+        tokens: int64[n], how many tokens, of the prompt and then of the answer, are named; 0: none.
+        values: int64[k], a name for each `Trace.block_tokens` tokens.
+    """
+
+    first: np.ndarray
+    tokens: np.ndarray
+    values: np.ndarray
+
+
+def context_names(trace: Trace) -> ContextNames | None:
+    """Names what requests have in common; None where nothing is known of that.
+
+    Of two turns of a session that follow each other the second begins with the prompt of the first where it is not
+    shorter and their hashes agree, and with the answer too where it is long enough for both. Where a trace has no
+    hashes, that is taken of each turn that is long enough (`grows_note` says so).
+    """
+    n, span = len(trace), trace.block_tokens
+    prompt, total = trace.prompt_tokens.astype(np.int64), trace.prompt_tokens.astype(np.int64) + trace.output_tokens
+    following = _next_turns(trace)
+    holds = (following >= 0) & (prompt[following] >= total)
+    if trace.prefix_hashes is None:
+        if not holds.any():
+            return None
+        last = _last_of(np.where(holds, following, np.arange(n)))
+        counts = np.where(np.bincount(last, minlength=n) > 1, -(-prompt // span), 0)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        tokens = np.where(holds, total, np.where(counts > 0, prompt, 0))
+        return ContextNames(offsets[:-1][last], tokens, np.arange(offsets[-1]))
+    offsets, values = trace.prefix_hashes
+    counts, whole = np.diff(offsets), prompt // span
+    ends = np.where(whole > 0, whole - 1, 0)  # the last whole block: its hash stands for all before it
+    known = (following >= 0) & (prompt[following] >= prompt) & (counts >= whole) & (counts[following] > ends)
+    same = np.zeros(n, bool)
+    same[known] = values[(offsets[:-1] + ends)[known]] == values[(offsets[:-1][following] + ends)[known]]
+    goes_on = known & np.where(whole > 0, same, holds)
+    last = _last_of(np.where(goes_on, following, np.arange(n)))
+    tokens = np.where(goes_on & holds, total, prompt)
+    return ContextNames(offsets[:-1][last], np.minimum(tokens, counts[last] * span), values)
+
+
+def grows_note(trace: Trace) -> tuple[str, ...]:
+    """A sentence where turns are taken to begin with the turn before them although no hashes say so."""
+    following = _next_turns(trace)
+    total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
+    holds = (following >= 0) & (trace.prompt_tokens[following] >= total)
+    if trace.prefix_hashes is not None or not holds.any():
+        return ()
+    return (f"the trace has sessions and no prefix hashes: {holds.sum():,} turns that are at least as long as the turn "
+            "before them and its answer are taken to begin with both, which a prefix cache then finds",)
+
+
+def _next_turns(trace: Trace) -> np.ndarray:
+    """The request after each in its session, int64[n]; -1 for none."""
+    following = np.full(len(trace), -1)
+    if trace.session is not None:
+        previous, _ = previous_turns(trace.session)
+        turns = np.flatnonzero(previous >= 0)
+        following[previous[turns]] = turns
+    return following
+
+
+def _last_of(following: np.ndarray) -> np.ndarray:
+    """The end of the chain that each element begins, int64[n]; the end of a chain follows itself."""
+    last = following
+    while not np.array_equal(last[last], last):
+        last = last[last]
+    return last
