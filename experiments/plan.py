@@ -30,7 +30,6 @@ from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Axis, Column, Panel, Section, Series, Table, console, number, percent, write_page
-from ooco_gym.workload import workload_mean_rate
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,8 +157,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     base = scenario_of(cfg)
-    scale = base.rate_scale if base.rate_scale is not None or base.online_rate is not None else 1.0
-    base = base.with_(rate_scale=scale)
+    given = base.rate_scale is not None or base.online_rate is not None
+    if base.from_file:
+        base = base.with_(duration_s=min(base.window()[1], base.with_(duration_s=None).window()[1]))
+    base = base.with_(rate_scale=base.online_scale() if given else 1.0)
     say_played(base)
     rate, limits = float(options["offline"]["rate"] or 0.0), Limits(**options["limits"])
     rows: list[dict[str, Any]] = []
@@ -187,7 +188,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[str, Any]:
     """The row of one policy: its fewest instances, or those given, what they came to, and the frontier."""
     chips, most, each = options["chips"], int(options["most"]), planner.chips_each
-    alone = planner.fewest(0.0, most)[-1]  # what the online promises take by themselves
+    alone = replace(planner, scenario=planner.scenario.online_alone()).fewest(0.0, most)[-1]
     if chips is None:
         tried = planner.fewest(rate, most)
         chosen = tried[-1]
@@ -225,15 +226,17 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
 
 def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> str:
     """What is asked, in words."""
+    online, offline = scenario.rates()
+    load = f"{number(online)} online requests a second"
     if options["online_rate"] is not None:
         load = f"{number(float(options['online_rate']))} online requests a second"
-    else:
-        mean = scenario.online_scale() * workload_mean_rate(scenario.workload)
-        load = f"{number(mean)} online requests a second in the day's mean"
+    elif not scenario.from_file:
+        load += " in the day's mean"
+    own = f"{number(offline)} of the workload's own and " if offline else ""
     asked = "The fewest chips" if options["chips"] is None else f"{options['chips']} chips"
     limit = percent(float(options["limits"]["violations"]), 0)
-    return (f"{asked} for {short_name(scenario.workload)} at {load} and {number(rate)} offline ones: at most {limit} "
-            "of the online requests may violate")
+    return (f"{asked} for {short_name(scenario.workload)} at {load} and {own}{number(rate)} offline ones: at most "
+            f"{limit} of the online requests may violate")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int) -> Table:

@@ -279,14 +279,12 @@ def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
 
 def _described(cell: Cell) -> dict[str, Any]:
     """A cell as the summary holds it: what was given, with the load."""
-    from ooco_gym.workload import workload_mean_rate
-
     scenario = cell.scenario
     return {"name": cell.name, "workload": short_name(scenario.workload),
             "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
             "rate_scale": scenario.rate_scale, "window_s": float(scenario.window()[1]), "params": dict(cell.params),
-            "online_rate_per_s": scenario.online_scale() * workload_mean_rate(scenario.workload)}
+            "online_rate_per_s": scenario.rates()[0]}
 
 
 def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]],

@@ -30,6 +30,7 @@ from ooco_gym.workload import (
     with_dataset,
 )
 from ooco_gym.workload.classes import promised, tightest, with_defaults, without_classes
+from ooco_gym.workload.trace import DEFAULT_CLASSES
 
 DAY_S = 86_400.0
 LONGEST_DECISION_S = 60.0
@@ -56,7 +57,8 @@ class Scenario:
             peak, or of a trace file that is played whole.
         rate_scale: multiplies the online rate; None: the stored peak factor of (workload, cluster, slo), or 1 for a
             trace file.
-        online_rate: online requests a second in the measured window, in place of `rate_scale`.
+        online_rate: online requests a second in the measured window, in place of `rate_scale`; the workload's own
+            offline requests are scaled with them.
         predictor: what policies believe of latencies.
         lengths: what policies and agents believe of output lengths: a predictor's name, or a mapping such as
             `{predictor: lognormal, error: 0.3}` (`ooco_gym.workload.LengthPredictor`).
@@ -210,6 +212,21 @@ class Scenario:
         """A sentence where the load is that of a preset from which workload or cluster differ; else empty."""
         return self._scale()[1]
 
+    def rates(self) -> tuple[float, float]:
+        """(Online, offline) requests a second of the workload itself at this load, without what `offline` adds: of a
+        trace file in the measured window, of a generator in the day's mean."""
+        start_s, duration_s = self.window() if self.from_file else (0.0, DAY_S)
+        online, offline = resolve_workload(self.workload).rates(start_s, duration_s, self._offline_classes())
+        return self.online_scale() * online, self.online_scale() * offline
+
+    def _offline_classes(self) -> tuple[str, ...]:
+        named = parse_classes(self.classes)
+        return (*DEFAULT_CLASSES[1:], *(one.name for one in named if not one.online))
+
+    def online_alone(self) -> Scenario:
+        """The scenario with no offline request at all: none is added, and the workload's own are left out."""
+        return self.with_(offline={**self.offline, "rate": 0.0, **({"own": False} if self.rates()[1] else {})})
+
     def peak_factor_scenario(self) -> Scenario:
         """The scenario whose peak factor sets the online load: with mixed instances, that of the twin, if any."""
         cluster = self.load_cluster()
@@ -220,10 +237,11 @@ class Scenario:
             return float(self.rate_scale), ""
         if self.online_rate is not None:
             start_s, duration_s = self.window()
-            own = resolve_workload(self.workload).window_rate(start_s, duration_s)
+            own = resolve_workload(self.workload).rates(start_s, duration_s, self._offline_classes())[0]
             if own == 0:
                 raise UserError(f"online_rate={self.online_rate:g}: workload '{short_name(self.workload)}' has no "
-                                f"request to be scaled in the window of {duration_s:g} s from start_s={start_s:g}")
+                                f"online request to be scaled in the window of {duration_s:g} s from "
+                                f"start_s={start_s:g}")
             return self.online_rate / own, ""
         if self.from_file:
             return 1.0, ""

@@ -97,6 +97,8 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
     if known.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
         raise UserError(f"workload: no request of the trace falls into the window of {duration_s:g} s from "
                         f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
+    if not known.offline.own:
+        online = online.take(known.promised(online).online)
     at_s = warmup_s if known.offline.mode == "jobs" else 0.0
     load = known.offline.draw(duration_s=total_s, seed=seed, start_s=at_s)
     trace = known.promised(merge(online, load))

@@ -202,3 +202,29 @@ def test_an_environment_draws_its_windows_from_a_trace_and_adds_no_load_to_it(ca
     said = gym.make("ooco_gym/Admission-v0", scenario={"workload": "week.csv", "offline": {"rate": 2.0}}, vary={
         "rate_scale": [1.0, 2.0]})
     assert loads(said) == (2.0, None, {"rate_scale": [1.0, 2.0]})
+
+
+# --- How many requests a second, and which ------------------------------------------------------------------------------
+@pytest.mark.parametrize(("classes", "names"), [(None, ("online", "offline")), ({"chat": {}, "bulk": {"online": False}},
+                                                                              ("chat", "bulk"))])
+def test_an_online_rate_is_that_of_the_online_requests_and_not_of_all_rows(classes: Any, names: tuple[str, str]) -> None:
+    rows = "".join(f"{i / 2},100,10,{names[i % 3 == 0]}\n" for i in range(6000))
+    Path("mixed.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}")
+    scenario = Scenario(workload="mixed.csv", online_rate=20.0, classes=classes, warmup_s=0.0, drain_s=0.0)
+    requests, window_s = requests_of(scenario)
+    span_s = window_s[1] - window_s[0]
+    assert requests.online.sum() / span_s == pytest.approx(20.0, rel=0.02)
+    assert scenario.rates() == pytest.approx((20.0, 10.0), rel=0.01)
+    alone, _ = requests_of(scenario.online_alone())
+    assert alone.online.all() and alone.online.sum() == requests.online.sum()
+
+
+def test_what_online_requests_take_alone_in_a_plan_is_without_the_traces_offline_rows() -> None:
+    rows = "".join(f"{i / 4},{300 if i % 4 == 0 else 24_000},20,{'online' if i % 4 == 0 else 'offline'}\n"
+                   for i in range(960))
+    Path("heavy.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}")
+    found = run("plan", "policy=vllm_priority", "workload.path=heavy.csv", "seeds=1", "workers=1", "frontier=1",
+                "search.last=0.4", "search.precision=0.5", "most=16")
+    row = found["results"][0]
+    assert "at 1 online requests a second and 3 of the workload's own and 0 offline ones" in found["question"]
+    assert row["online_alone_chips"] == 1 < row["chips"]

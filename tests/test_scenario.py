@@ -146,7 +146,7 @@ def test_the_online_rate_of_a_trace_file_samples_t_times_q_requests(tmp_path):
     assert scenario.online_scale() == pytest.approx(0.4)
     sampled = load_workload(str(path), start_s=100.0, duration_s=800.0, seed=1, rate_scale=scenario.online_scale())
     assert len(sampled) == pytest.approx(1600, rel=0.05)
-    with pytest.raises(UserError, match="online_rate=2: workload '.*trace.csv' has no request to be scaled"):
+    with pytest.raises(UserError, match="online_rate=2: workload '.*trace.csv' has no online request to be scaled"):
         Scenario(workload=str(path), online_rate=2.0, start_s=5000.0, duration_s=10.0).online_scale()
 
 

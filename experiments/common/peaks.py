@@ -34,7 +34,6 @@ from ooco_gym.peak import (
 )
 from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
-from ooco_gym.workload import workload_mean_rate
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,12 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     key = key_of(label("workload", scenario.workload), label("cluster", scenario.cluster), asdict(slo), slo.tpot_from)
     if scenario.rate_scale is not None:
         return {**key, "factor": scenario.rate_scale, "floor": None, "violation_rate": None,
-                "rate_per_s": scenario.rate_scale * workload_mean_rate(scenario.workload), "seeds": list(seeds)}
+                "rate_per_s": scenario.rates()[0], "seeds": list(seeds)}
     conditions = conditions_of(scenario, seeds, plan)
     entry = None if find else stored_entry(key, conditions)
     if entry is None:
-        entry = {**key, **find_peak(scenario.with_(offline_rate=0.0), jobs, seeds, plan), "conditions": conditions}
+        alone = scenario.with_(rate_scale=1.0).online_alone()
+        entry = {**key, **find_peak(alone, jobs, seeds, plan), "conditions": conditions}
         _keep(entry, {**key, "conditions": conditions})
     if write:
         store_entry({name: value for name, value in entry.items() if name != "conditions"}, shipped_file(), key)
@@ -142,7 +142,7 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
         rates = [one["online"][f"violation_rate_{tpot_from}"] or 0.0 for one in jobs.all(asked, reference)]
         return float(np.mean(rates))
 
-    mean_rate = workload_mean_rate(scenario.workload)
+    mean_rate = scenario.rates()[0]
     cluster = scenario.load_cluster()
     prefilling = sum(pool.count for pool in cluster.relaxed + cluster.mixed)
     first = plan.first_rate * prefilling
@@ -164,8 +164,9 @@ def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
     from ooco_gym.workload import load_workload, write_trace
 
     slo, (start_s, duration_s) = scenario.load_slo(), scenario.window()
-    scale = sample / (workload_mean_rate(scenario.workload) * duration_s)
+    scale = sample / (scenario.rates()[0] * duration_s)
     trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=scale)
+    trace = trace.take(scenario.resolve().promised(trace).online)
     gap_s = 2.0 * (slo.ttft_s + slo.tpot_s * trace.output_tokens) + 1.0
     apart = replace(trace, arrival_s=np.cumsum(gap_s) - gap_s[0], name="alone")
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.sessions import CLOSED, OPEN, Think, check_mode
-from ooco_gym.workload.trace import ENDINGS, Trace, merge
+from ooco_gym.workload.trace import DEFAULT_CLASSES, ENDINGS, Trace, class_ids, merge
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
@@ -191,6 +191,16 @@ class WorkloadPart:
         return arrivals.mean_rate_per_s * float(
             _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
 
+    def rates(self, start_s: float, duration_s: float, offline: Collection[str]) -> tuple[float, float]:
+        """The same of online requests and of those whose class is among `offline`."""
+        every = self.window_rate(start_s, duration_s)
+        if self.class_name is not None or isinstance(self.source, WorkloadSpec):
+            return (0.0, every) if self.class_name in offline else (every, 0.0)
+        ids, names = class_ids(self.source.window(start_s, start_s + duration_s)[0])
+        named = [index for index, name in enumerate(names) if name in offline]
+        share = float(np.isin(ids, named).mean()) if every else 0.0
+        return every * (1.0 - share), every * share
+
     def peak_start_s(self, duration_s: float) -> float:
         """Where the busiest `duration_s` begin."""
         if isinstance(self.source, WorkloadSpec):
@@ -249,9 +259,13 @@ class Workload:
         """The mean rate in requests per second, over a day for generators, scales included."""
         return sum(part.weight * self.factor * part.mean_rate() for part in self.parts)
 
-    def window_rate(self, start_s: float, duration_s: float) -> float:
-        """The rate in a window in requests per second, scales included."""
-        return sum(part.weight * self.factor * part.window_rate(start_s, duration_s) for part in self.parts)
+    def rates(self, start_s: float, duration_s: float, offline: Collection[str] = DEFAULT_CLASSES[1:],
+              ) -> tuple[float, float]:
+        """Requests a second in a window, scales included: (online ones, those whose class is among `offline`)."""
+        found = [part.rates(start_s, duration_s, offline) for part in self.parts]
+        online, others = (sum(part.weight * self.factor * rates[kind] for part, rates in zip(
+            self.parts, found, strict=True)) for kind in (0, 1))
+        return online, others
 
     def window(self, start_s: float | None, duration_s: float | None) -> tuple[float, float]:
         """Start and length in seconds of the window that is measured, what is open filled in.

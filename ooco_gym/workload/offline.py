@@ -23,8 +23,8 @@ OFFLINE_MODES = ("rate", "backlog", "jobs")
 """Requests evenly spaced; more than can be served, there from the start; a finite set, there from the start."""
 BACKLOG_JOBS_PER_S = 20.0
 """How many jobs a second a backlog holds unless told: several times what a pair of instances serves of a 7B model."""
-LOAD_KEYS = ("mode", "rate", "jobs", "class")
-"""How many offline requests there are, when and of which class: what a dataset does not say."""
+LOAD_KEYS = ("mode", "rate", "jobs", "class", "own")
+"""How many offline requests there are, when, of which class and beside which: what a dataset does not say."""
 _NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "dataset")
 
@@ -41,6 +41,7 @@ class OfflineLoad:
         sharing: what their prompts have in common; None for nothing.
         name: keys the numbers of shared prompts.
         class_name: the class of all of them; None: `offline`.
+        own: whether the offline requests that the workload itself has are played beside them.
     """
 
     mode: str
@@ -50,6 +51,7 @@ class OfflineLoad:
     sharing: Groups | None
     name: str
     class_name: str | None = None
+    own: bool = True
 
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
         """The requests; arguments, times and errors as `offline_trace` has them."""
@@ -89,8 +91,10 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
         raise UserError("offline.rate is missing: offline.mode 'rate' needs requests per second >= 0")
     if mode == "jobs" and values.get("jobs") is None:
         raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
+    if (own := values.get("own")) not in (None, True, False):
+        raise UserError(f"offline.own={own!r} must be true (the workload's own offline requests are played) or false")
     return OfflineLoad(mode, values.get("rate"), values.get("jobs"), _lengths(values), _sharing(values),
-                       str(values.get("name") or "custom"), values.get("class"))
+                       str(values.get("name") or "custom"), values.get("class"), own is not False)
 
 
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
@@ -107,7 +111,7 @@ def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, s
         offline: as in `conf/offline`: `mode` (`rate` unless given), `rate`, `jobs`; `lengths` (a mapping or a name;
             OOC's unless given), `length_correlation`, `sharing` (`{form: documents | few_shot, ratio, groups, zipf}`);
             or `dataset`, a name of `conf/offline` or a path, which gives what is not said; `class`, of
-            which they are (`offline` unless given).
+            which they are (`offline` unless given); `own: false` leaves out a workload's own offline requests.
         duration_s: seconds, >= 0.
         seed: any whole number.
         start_s: when requests begin to arrive, seconds, >= 0.
