@@ -104,7 +104,8 @@ def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
             _stamp(item, folders, found)
     elif isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
-        parts = dict.fromkeys((text, *(part.rpartition("*")[2].strip() for part in text.split("+"))))
+        mixed = [part.rpartition("*")[2].strip() for part in text.split("+")]
+        parts = dict.fromkeys((text, *mixed, *(part.rpartition("@")[0] for part in mixed if "@" in part)))
         for path in [folder / part for part in parts for folder in folders]:
             version = None if path in found else version_of(path)
             if version is not None:

@@ -204,10 +204,10 @@ def test_an_environment_draws_its_windows_from_a_trace_and_adds_no_load_to_it(ca
     assert loads(said) == (2.0, None, {"rate_scale": [1.0, 2.0]})
 
 
-# --- How many requests a second, and which ------------------------------------------------------------------------------
-@pytest.mark.parametrize(("classes", "names"), [(None, ("online", "offline")), ({"chat": {}, "bulk": {"online": False}},
-                                                                              ("chat", "bulk"))])
-def test_an_online_rate_is_that_of_the_online_requests_and_not_of_all_rows(classes: Any, names: tuple[str, str]) -> None:
+# --- How many requests a second, and which ----------------------------------------------------------------------------
+@pytest.mark.parametrize(("classes", "names"), [(None, ("online", "offline")),
+                                                ({"chat": {}, "bulk": {"online": False}}, ("chat", "bulk"))])
+def test_an_online_rate_is_that_of_online_requests_and_not_of_all_rows(classes: Any, names: tuple[str, str]) -> None:
     rows = "".join(f"{i / 2},100,10,{names[i % 3 == 0]}\n" for i in range(6000))
     Path("mixed.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}")
     scenario = Scenario(workload="mixed.csv", online_rate=20.0, classes=classes, warmup_s=0.0, drain_s=0.0)

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -38,8 +38,10 @@ from ooco_gym.cli.commands import Command
 from ooco_gym.cli.config import Request, key_of, one_line
 from ooco_gym.cli.job import BUG, MISTAKE, OK, SUMMARY, Outcome, Task, unwrap
 from ooco_gym.commands.sweep import DONE, FILE, OPEN, Sweep, by_column
+from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.jobs import cores
+from ooco_gym.peak import file_stamps
 from ooco_gym.report.tables import flat
 from ooco_gym.report.terminal import following, progress
 from ooco_gym.version import __version__
@@ -176,12 +178,15 @@ def play(command: Command, request: Request, folder: Path, words: Sequence[str])
     about = {"command": command.name, "words": sorted(map(str, (
         one.input_line for one in request.overrides if one.get_key_element() in {*points.values} - {*points.swept}))),
         "swept": [key.lstrip("+") for key in points.swept], "version": __version__}
-    if (folder / FILE).is_file() and (had := Sweep.read(folder).about) != about:
+    had = Sweep.read(folder).about if (folder / FILE).is_file() else about
+    files = had.get("files", {})
+    if {key: value for key, value in had.items() if key != "files"} != about:
         theirs = " ".join([had["command"], "-m", *(f"{key}=…" for key in had["swept"]), *had["words"]])
         raise UserError(f"'{folder}' has another sweep, 'ooco-gym {theirs}' of version {had['version']}; give the same "
                         "words to go on with it, or choose another out")
     batch = Batch(command.name, command.function, os.getcwd(), str(folder), points)
-    rows, left = _look(command, batch)
+    rows, left, now = _look(command, batch, files)
+    about["files"] = now
     if len(left) < len(rows):
         print(f"{len(rows) - len(left):,} of {len(rows):,} points are there already", file=sys.stderr, flush=True)
     sweep = Sweep(folder, about, by_column(rows), {})
@@ -210,6 +215,11 @@ def play(command: Command, request: Request, folder: Path, words: Sequence[str])
         failed.append(Outcome(MISTAKE, str(folder), f"a worker ended before its work was done ({lost}): {count:,} "
                               "points are not done; the same command goes on with them, and leaves finished ones as "
                               "they are", left=True))
+    if changed := sorted(path for path, version in now.items() if version_of(path) != version):
+        failed.append(Outcome(MISTAKE, str(folder), f"'{changed[0]}' was changed while the sweep ran, so that its "
+                              "points may not have played the same; the same command plays those that name it anew",
+                              left=True))
+        about["files"] |= dict.fromkeys(changed, "")
     if {*sweep.columns["status"]} == {STATUS[MISTAKE]}:
         (folder / FILE).unlink()  # a mistake leaves nothing behind
         return failed
@@ -228,23 +238,21 @@ def _ray(own: Sequence[str]) -> list[str]:
             and not any(f"hydra.launcher.ray.init.{key}=" in word for word in own)]
 
 
-def _look(command: Command, batch: Batch) -> tuple[list[dict[str, Any]], list[int]]:
-    """The points' rows of the table, nothing known of how they end, and the numbers of those that are to be played.
-    What another configuration has left in the place of one is removed."""
-    composed: dict[str, tuple[DictConfig, dict[str, Any], bool]] = {}
-    rows, left = [], []
+def _look(command: Command, batch: Batch, files: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[int],
+                                                                            dict[str, str]]:
+    """The points' rows of the table, nothing known of how they end, the numbers of those that are to be played, and the
+    files that they name with digests of their content. What another configuration, or another content of one of the
+    `files` that were played, has left in the place of a point is removed."""
+    composed: dict[str, tuple[DictConfig, dict[str, Any], bool, dict[str, str]]] = {}
+    rows, left, now = [], [], {}
     for number in range(len(batch.points)):
         (chosen, words), out = batch.points.split(number), batch.out(number)
         given = [_parsed(word) for word in words]
         if (key := " ".join(chosen)) not in composed:
             base = hydra.compose(command.name, chosen)
-            composed[key] = base, _flat(configured(base, words, out)), "${" not in OmegaConf.to_yaml(base)
-        base, first, plain = composed[key]
-        there = os.path.exists(summary := os.path.join(out, SUMMARY))
-        if not there or not batch.finished(configured(base, words, out), out):
-            left.append(number)
-            if there:
-                os.unlink(summary)
+            composed[key] = base, _flat(configured(base, words, out)), "${" not in OmegaConf.to_yaml(base), \
+                dict(file_stamps(OmegaConf.to_container(base)))
+        base, first, plain, named = composed[key]
         if plain and all(one.type is OverrideType.CHANGE and isinstance(one.value(), (str, int, float)) and
                          "${" not in str(one.value()) for one in given):  # in a hundredth of the time
             values = first | {one.key_or_group: one.value() for one in given}
@@ -253,7 +261,18 @@ def _look(command: Command, batch: Batch) -> tuple[list[dict[str, Any]], list[in
         swept = {key.lstrip("+"): text for key, text in batch.points.given(number).items() if key in batch.points.swept}
         swept |= {key: values[key] for key in swept if isinstance(values.get(key), (str, int, float))}
         rows.append({"point": batch.points.name(number), "status": OPEN, "error": None, **swept, **values, **swept})
-    return rows, left
+        mine = named | dict(file_stamps([one.value() for one in given]))
+        now |= mine
+        there = os.path.exists(summary := os.path.join(out, SUMMARY))
+        same = all(files.get(path, version) == version for path, version in mine.items())
+        if not there or not same or not batch.finished(configured(base, words, out), out):
+            left.append(number)
+            if there:
+                os.unlink(summary)
+    if changed := sorted(path for path, version in now.items() if files.get(path, version) != version):
+        print(f"'{changed[0]}' is not what this sweep has played before: the points that name it are played anew",
+              file=sys.stderr, flush=True)
+    return rows, left, now
 
 
 def _flat(cfg: DictConfig) -> dict[str, Any]:

@@ -66,6 +66,26 @@ def test_a_point_of_another_configuration_or_a_damaged_one_is_played_again(toy: 
     assert {name for name in after if after[name] != before[name]} == {"fruit=pear,seed=1", "fruit=pear,seed=2"}
 
 
+def test_points_whose_file_holds_something_else_are_played_anew(toy: SimpleNamespace) -> None:
+    for name in ("a.csv", "b.csv"):
+        (toy.cwd / name).write_text("1\n")
+    words = ("play", "-m", "name=a.csv,b.csv", "words=[x]", "out=sweep")
+    assert toy.run(*words)[0] == 0
+    before = times(toy)
+    (toy.cwd / "b.csv").write_text("2\n")
+    code, _, err = toy.run(*words)
+    assert code == 0 and "'b.csv' is not what this sweep has played before" in err and "1 of 2 points are there" in err
+    after = times(toy)
+    assert {name for name in after if after[name] != before[name]} == {"name=b.csv"}
+    assert "there already" in toy.run(*words)[2] and times(toy) == after
+    (toy.cwd / "a.csv").write_text("3\n")
+    assert toy.run("play", "-m", "name=a.csv,b.csv", "words=[x]", "out=other")[0] == 0
+    (toy.cwd / "c.csv").write_text("1\n")
+    assert toy.run("play", "-m", "seed=1,2", "words=[c.csv]", "out=list")[0] == 0
+    (toy.cwd / "c.csv").write_text("2\n")
+    assert "'c.csv' is not what this sweep" in toy.run("play", "-m", "seed=1,2", "words=[c.csv]", "out=list")[2]
+
+
 def test_another_sweep_in_the_folder_is_refused_in_a_sentence(toy: SimpleNamespace) -> None:
     toy.run(*WORDS)
     before = times(toy)
