@@ -22,6 +22,8 @@ MOST_CANDIDATES = 64
 PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
 LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
+_INSTEAD = {"duration_s": "window_s sets their length", "warmup_s": "the environment's own warmup_s sets theirs",
+            "seed": "reset(seed=…) sets it"}
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
 _DEFAULTS = {"partner": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
              "interval_s": 1.0, **dict.fromkeys(("levels", "shares", "action", "controls", "vary", "shifts"))}
@@ -265,7 +267,16 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
         if not isinstance(shift, str) or shift not in shifts:
             raise unknown("shift", shift, shifts)
         changes.update(_merged(chosen, _mapping(f"shifts.{shift}", shifts[shift], "scenario fields to values")))
+    _check_of_windows({**(vars(given) | {"seed": None} if isinstance(given, Scenario) else fields), **changes})
     return chosen.with_(**changes) if changes else chosen
+
+
+def _check_of_windows(fields: Mapping[str, Any]) -> None:
+    """Refuses a field that would be without effect."""
+    for name in _SET_BY_WINDOWS:
+        if fields.get(name) is not None:
+            raise UserError(f"scenario.{name}={fields[name]!r} is without effect in an environment, each of whose "
+                            f"windows has its own; {_INSTEAD.get(name, 'leave it out')}")
 
 
 def _merged(scenario: Scenario, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from episodes_in_short import IDS, SHORT, arguments, at_random, make, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym import UserError
+from ooco_gym import Scenario, UserError
 from ooco_gym.envs.config import episode_config
 
 HYGEN = "hygen:latency_budget_s=0.045"
@@ -39,6 +39,9 @@ def vector_of(name: str, **changes: Any) -> Any:
     ({"interval_s": True}, "interval_s=.* must be a positive number of seconds"),
     ({"levels": [True]}, "must be a list of shares"), ({"reward": {"servic": 1.0}}, "service"),
     ({"render_mode": "humanoid"}, "ansi"), ({"shift": "nowhere"}, "nowhere"),
+    ({"scenario": {"duration_s": 600.0}}, "scenario.duration_s=600.0 is without effect"),
+    ({"scenario": Scenario(duration_s=600.0)}, "window_s sets their length"),
+    ({"scenario": {"seed": 3}}, "reset"), ({"shifts": {"a": {"start_s": 5.0}}, "shift": "a"}, "leave it out"),
     ({"shifts": {"a": 3}, "shift": "a"}, "shifts.a=3 must be a mapping"), ({"controls": "x"}, "controls='x' must be a"),
     ({"vary": {"rate_scal": [1, 2]}}, "did you mean 'rate_scale'"), ({"vary": {"seed": [1, 2]}}, "each window sets it"),
     ({"vary": {"rate_scale": [0.1, 0.05]}}, "give the lower one first"),
