@@ -127,7 +127,7 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
     """The highest offline rate that holds: each seed's own, and the summaries at the highest that held for all."""
     check_keys("hold.sustained", options, ("search", "limits", "tpot_from"))
-    limits = Limits(**options.get("limits") or {}).in_window(point.scenario.window()[1])
+    limits = Limits(**options.get("limits") or {})
     bench = Bench(jobs, point.scenario, seeds, options.get("tpot_from") or "first_token", limits,
                   Plan(**options.get("search") or {}))
     found = sustain(bench, point.policy)

@@ -103,9 +103,11 @@ class Planner:
             if tried[count].holds:
                 holds = count
             elif count == most:
-                late = percent(tried[count].point.violations.mean())
-                raise UserError(f"most={most} instances are too few for '{self.policy}': {late} of the online requests "
-                                "violate; raise most, or lower the load")
+                point = tried[count].point
+                raise UserError(f"most={most} instances are too few for '{self.policy}': "
+                                f"{percent(point.violations.mean())} of the online requests violate, and "
+                                f"{percent(point.kept_up.mean(), 0)} of the offline work is kept up with; raise most, "
+                                "or lower the load")
             else:
                 fails, count = count, min(2 * count, most)
         while holds - fails > 1:
@@ -167,8 +169,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("plan"):
         for policy in policies:
             scenario = base.on_kind(get_policy(policy).mixed)
-            bench = Bench(jobs, scenario, seeds, scenario.load_slo().tpot_from,
-                          limits.in_window(float(scenario.window()[1])), Plan(**options["search"]))
+            bench = Bench(jobs, scenario, seeds, scenario.load_slo().tpot_from, limits, Plan(**options["search"]))
             rows.append(_planned(Planner(policy, scenario, bench), rate, options))
     out = Path(options["out"])
     for row in rows:
@@ -176,13 +177,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         with atomic_write(row["cluster_file"]) as temporary:
             temporary.write_text(yaml.safe_dump(as_json(row["cluster"], 6), sort_keys=False), encoding="utf-8")
     question = _question(base, rate, options)
-    table = _table(rows, question, len(seeds))
+    table = _table(rows, question, len(seeds), limits)
     table.show(console(), unbroken=2)
     write_page(out / "plan.html", "How many chips", [Section("", tables=[table], charts=_frontier(rows),
                                                             legend=[row["policy"] for row in rows])])
-    return {"schema": SCHEMA, "question": question, "offline_rate": rate, "seeds": list(seeds),
-            "results": as_json(rows, 6), "simulations": jobs.different, "simulated_anew": jobs.simulated,
-            "wall_s": time.perf_counter() - begun}
+    return {"schema": SCHEMA, "question": question, "limits": limits.words(), "offline_rate": rate,
+            "seeds": list(seeds), "results": as_json(rows, 6), "simulations": jobs.different,
+            "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
 
 
 def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +240,7 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
             f"{limit} of the online requests may violate")
 
 
-def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
     """One row a policy."""
     columns = (Column("policy", "policy", align="l"), Column("chips", "chips"),
                Column("split", _split, align="l"),
@@ -252,10 +253,9 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int) -> Tabl
                Column("carries at most, offline/s", "carried_rate", ".3g"),
                Column("cost/h", "cost_per_hour", ".4g"),
                Column("cost per million offline total tokens", "cost_per_million_offline_total_tokens", ".3g"))
-    return Table.of(columns, rows, question, f"Means over {seeds} seeds. One fewer: violations, and the share of the "
-                    "offline work that is kept up with. The cost of offline tokens (prompt and "
-                    "output) is that of the chips beyond what "
-                    "online requests take alone.")
+    return Table.of(columns, rows, question, f"Means over {seeds} seed{'s' * (seeds > 1)}. {limits.words()} "
+                    "One fewer: violations, and the share of the offline work that is kept up with. The cost of "
+                    "offline tokens (prompt and output) is that of the chips beyond what online requests take alone.")
 
 
 def _split(row: Mapping[str, Any]) -> str:

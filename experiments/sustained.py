@@ -80,8 +80,7 @@ class Entry:
 def measured(cells: Sequence[Cell], policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
     """What each policy sustains in each cell, all at once: they share the processes, each waits its turn."""
     tuning, seeds = options["tuning"], seeds_of(options["seeds"])
-    window_s = min(float(cell.scenario.window()[1]) for cell in cells)
-    limits = Limits(**options["limits"]).in_window(window_s)
+    limits = Limits(**options["limits"])
 
     def measure(cell: Cell, policy: str) -> list[Entry]:
         bench = Bench(jobs, cell.scenario, seeds, cell.definitions[0], limits, cell.plan)
@@ -110,13 +109,12 @@ def definitions_of(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
-    """Where a measurement is less than the protocol asks for, one sentence each."""
-    notes = []
+def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]:
+    """When a rate holds, and where a measurement is less than the protocol asks for, one sentence each."""
+    notes = [limits.words()]
     if window_s < WINDOW_S:
-        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s: what is in "
-                     "progress at its edges weighs more, so a backlog is told from it less surely; take these figures "
-                     "for a trial.")
+        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s, and the limits are "
+                     "the same: a backlog that grows is told from it less surely; take these figures for a trial.")
     if len(seeds) < SEEDS:
         notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's "
                      f"{SEEDS}: one burst more or less decides the crossing.")
@@ -294,7 +292,8 @@ def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[M
     seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
     summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].definitions[0],
-               "notes": notes_of(window_s, seeds), "cells": [_described(cell) for cell in cells],
+               "notes": notes_of(window_s, seeds, Limits(**options["limits"])),
+               "cells": [_described(cell) for cell in cells],
                "tuning": {"seeds": list(seeds_of(tuning["seeds"], "tuning.seeds")),
                           "policies": tuning["policies"] or {}},
                "simulations": jobs.different, "simulated_anew": jobs.simulated, "workers": jobs.workers,

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.metrics.statistics import expanded_tail
 from ooco_gym.policy import spelled
-from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET, WINDOW_S
+from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
+from ooco_gym.report import percent
 
 MOST_RATES = 24
 EDGE = 1.25  # from the outermost rate to the next, where the interval reaches beyond it
@@ -30,25 +31,24 @@ class Limits:
 
     Attributes:
         violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
-        kept_up: smallest share of what arrived offline in the second half that is completed, mean over seeds.
+        kept_up: smallest share of what arrived offline in the second half that is done in it, mean over seeds.
         kept_up_service: the same by reference GPU time, so that hard requests are not left lying; laxer, for it jumps
-            with each long request at the window's edge.
+            with each long request.
     """
 
     violations: float = VIOLATION_BUDGET
     kept_up: float = KEPT_UP
     kept_up_service: float = KEPT_UP_SERVICE
 
-    def in_window(self, window_s: float) -> Limits:
-        """The limits for windows of another length: what is under way at the edges of a shorter one weighs more.
-
-        The protocol's own shares of what must be completed fall short by the root of the lengths' ratio; shares that
-        differ from the protocol's are taken as they were given.
-        """
-        wider = max(1.0, WINDOW_S / window_s) ** 0.5
-        kept = {key: 1.0 - (1.0 - usual) * wider for key, usual in (
-            ("kept_up", KEPT_UP), ("kept_up_service", KEPT_UP_SERVICE)) if getattr(self, key) == usual}
-        return replace(self, **kept)
+    def words(self) -> str:
+        """When a rate holds, in a sentence."""
+        late = f"at most {percent(self.violations)} of the online requests are late"
+        kept = [f"{percent(share, 0)} {of}" for share, of in (
+            (self.kept_up, "of the requests"), (self.kept_up_service, "of their reference GPU time")) if share > 0]
+        if not kept:
+            return f"A rate holds while {late}, however the offline backlog grows."
+        return (f"A rate holds while {late} and, of what arrives offline in the window's second half, at least "
+                f"{' and '.join(kept)} are done in it; what is under way at its edges counts by the share computed.")
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
         """How near figures are to the first limit that they meet: 1 is at the limit."""
@@ -64,7 +64,7 @@ class Point:
     Attributes:
         rate: offline requests per second.
         violations: share of online requests that violate.
-        kept_up: completed in the window's second half, over what arrived in it; 1 where nothing arrived.
+        kept_up: done in the window's second half, over what arrived in it; 1 where nothing arrived.
         kept_up_service: the same by reference GPU time.
         total_tokens_per_s: offline prompt and output tokens completed per second.
         service_per_s: offline reference GPU-seconds completed per second.

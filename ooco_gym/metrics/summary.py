@@ -208,7 +208,7 @@ def offline_figures(run: Run) -> dict[str, Any]:
         "finished": len(done),
         **_served(offline, run.window_s),
         "reference_gpu_s_per_s": served_s / window_s,
-        **kept_up_figures(offline, run.window_s),
+        **kept_up_figures(offline, run.window_s, run.simulated_s),
         "wasted_tokens_per_s": run.counters["wasted_tokens"] / window_s,
         "wasted_gpu_s_per_s": run.counters["wasted_ps"] / PS_PER_S / window_s,
         **{name: int(run.counters[name]) for name in ("evictions", "migrations", "interruptions")},
@@ -250,21 +250,36 @@ def _served(mine: np.ndarray, window: tuple[float, float]) -> dict[str, Any]:
             "hit_rate": hits / prompts if prompts else None}
 
 
-def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float]) -> dict[str, float | None]:
+def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
     """How well offline service kept up with what arrived in the window's second half; below 1, the backlog grew.
 
-    What was completed in that half over what arrived in it, by requests and by reference GPU time (which shows hard
-    requests left lying, but jumps with each long request that ends just before or after the edge). None where nothing
-    arrived in it (docs/protocol.md, capacity).
+    What was done in that half over what arrived in it, by requests and by reference GPU time (which shows hard requests
+    left lying, but jumps with long requests). A request that is under way at an edge of the half counts by the share
+    of its tokens computed on this side of the edge. None where nothing arrived in it (docs/protocol.md, capacity).
     """
     half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
     arrival_s = offline["arrival_ps"] / PS_PER_S
-    arrived, done = (arrival_s >= half[0]) & (arrival_s < half[1]), completed_within(offline, half)
+    arrived = (arrival_s >= half[0]) & (arrival_s < half[1])
     if not arrived.any():
         return {"kept_up_share": None, "kept_up_service_share": None}
     service_s = offline["service_ps"] / PS_PER_S
+    done = computed_share(offline, half[1], end_s) - computed_share(offline, half[0], end_s)
     return {"kept_up_share": float(done.sum() / arrived.sum()),
-            "kept_up_service_share": float(service_s[done].sum() / service_s[arrived].sum())}
+            "kept_up_service_share": float((service_s * done).sum() / service_s[arrived].sum())}
+
+
+def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarray:
+    """Share of each request's prompt and output tokens computed by a time of a run that ended at `end_s`: the prompt
+    with the first token, the output evenly from there to its last token, or to the end; float64 of shape (n,)."""
+    first_s, finish_s = requests["first_token_ps"] / PS_PER_S, requests["finish_ps"] / PS_PER_S
+    whole = requests["finish_ps"] > 0
+    last_s = np.where(whole, finish_s, end_s)
+    passed = np.clip((at_s - first_s) / np.maximum(last_s - first_s, 1e-9), 0.0, 1.0)
+    output = np.where(whole, requests["output_tokens"], requests["generated_tokens"]) * passed
+    begun = (requests["first_token_ps"] > 0) & (first_s <= at_s)
+    total = requests["prompt_tokens"] + requests["output_tokens"].astype(np.int64)
+    share = np.where(begun, requests["prompt_tokens"] + output, 0.0) / total
+    return np.where(whole & (finish_s <= at_s), 1.0, share)
 
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:

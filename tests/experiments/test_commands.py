@@ -107,7 +107,9 @@ def test_capacity_of_one_policy_runs_its_baselines(capsys):
     assert summary("cached")["simulations"] == summary("cap")["simulations"]
     assert summary("cached")["results"] == found["results"]
     assert found["window_s"] == 200
-    assert [note.split(" is ")[0] for note in found["notes"]] == ["the window of 200 s", "1 seed"]
+    assert [note.split(" is ")[0] for note in found["notes"]] == [
+        found["notes"][0].split(" is ")[0], "the window of 200 s", "1 seed"]
+    assert "at least 30 % of the requests and 95 % of their reference GPU time" in found["notes"][0]
     assert "the window of 200 s is shorter than the protocol's 14400 s" in " ".join(capsys.readouterr().out.split())
 
 
@@ -131,7 +133,8 @@ def test_capacity_of_several_cells_by_the_papers_protocol():
 def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
     """Echo's two questions (5.4): the fewest that keep the promises; what they carry. The file written is a cluster."""
     trial = ["plan", "policies=[base_pd,vllm_priority]", "workload=azure_conv", "rate_scale=0.2", "protocol=brief.yaml",
-             "duration_s=60", "seeds=[1]", "workers=1", "frontier=1", "search.precision=0.5"]
+             "duration_s=60", "seeds=[1]", "workers=1", "frontier=1", "search.precision=0.5",
+             "limits={kept_up:0.8,kept_up_service:0.3}"]
     assert main([*trial, "offline.rate=0", "out=alone"]) == 0
     assert main([*trial, "offline.rate=4", "price_per_chip_hour=2", "out=both"]) == 0
     alone, both = ({row["policy"]: row for row in summary(name)["results"]} for name in ("alone", "both"))

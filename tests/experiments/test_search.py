@@ -32,11 +32,10 @@ def point(rate, violations, kept_up=1.0):
     return Point(rate, violations, kept_up, kept_up, served, served / 1e4, 0 * served)
 
 
-def test_a_short_window_may_fall_further_short_at_its_edges_but_not_of_shares_that_were_given():
-    assert LIMITS.in_window(14_400.0) == LIMITS == LIMITS.in_window(86_400.0)
-    quarter = LIMITS.in_window(3600.0)
-    assert (quarter.kept_up, quarter.kept_up_service) == (pytest.approx(0.96), pytest.approx(0.9))
-    assert Limits(kept_up=0.5).in_window(3600.0).kept_up == 0.5
+def test_the_limits_that_are_used_are_said_whatever_the_window():
+    assert "at most 3.00 % of the online requests are late" in LIMITS.words()
+    assert "98 % of the requests and 95 % of their reference GPU time are done" in LIMITS.words()
+    assert "however the offline backlog grows" in Limits(kept_up=0.0, kept_up_service=0.0).words()
 
 
 @given(st.floats(0.2, 15.0))

@@ -73,6 +73,18 @@ def test_keeping_up_by_requests_and_by_service():
     assert none["kept_up_share"] is None
 
 
+def test_a_request_under_way_at_an_edge_is_kept_up_with_by_the_share_computed_there():
+    """Of the half from 1,800 to 3,600 s; the run ends at 4,000 s. Prompts have 1,000 tokens."""
+    before = request(online=0, arrival_s=100.0, first_s=1700.0, finish_s=1900.0, tokens=1000)  # half of its output
+    within = request(online=0, arrival_s=1900.0, first_s=2000.0, finish_s=2100.0, tokens=1000)
+    ends = request(online=0, arrival_s=2500.0, first_s=3500.0, finish_s=3900.0, tokens=1000)  # prompt, a quarter
+    stays = request(online=0, arrival_s=2600.0, first_s=3200.0, tokens=1000, generated=400)  # prompt, 200 tokens
+    waits = request(online=0, arrival_s=2700.0)
+    offline = summarise(run_of(table(before, within, ends, stays, waits)))["offline"]
+    assert offline["kept_up_share"] == pytest.approx((0.25 + 1.0 + 0.625 + 0.6) / 4)
+    assert offline["finished"] == 2, "what is completed counts as before"
+
+
 def test_offline_work_that_runs_out_is_seen():
     early = request(online=0, arrival_s=0.0, first_s=20.0, finish_s=40.0, counted=0)
     drained = request(online=0, arrival_s=0.0, first_s=3500.0, finish_s=3700.0, counted=0)
