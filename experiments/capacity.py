@@ -55,7 +55,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     baselines = {where_of(one): _baselines(one, policies, options["baselines"]) for one in scenarios}
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
-        cells = [_cell(one, options, definition, jobs) for one in scenarios for definition in definitions_of(options)]
+        cells = [cell_of(one, options, definition, jobs) for one in scenarios for definition in definitions_of(options)]
         peaks = [peak for _, peak in cells]
         for condition, names in {} if options["only_peak"] else baselines.items():
             mine = [cell for cell, _ in cells if cell.condition == condition]
@@ -108,7 +108,7 @@ def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str]
     return MIXED_BASELINES if cluster.mixed and cluster.twin is None else BASELINES
 
 
-def _cell(scenario: Scenario, options: Mapping[str, Any], tpot_from: str, jobs: Jobs) -> tuple[Cell, dict[str, Any]]:
+def cell_of(scenario: Scenario, options: Mapping[str, Any], tpot_from: str, jobs: Jobs) -> tuple[Cell, dict[str, Any]]:
     """A condition at a share of its peak factor under one definition of TPOT, and that factor."""
     where, slo = where_of(scenario), {**asdict(scenario.load_slo()), "tpot_from": tpot_from}
     ttft_s = (options["ttft_s"] or {}).get(slo["name"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,27 +39,30 @@ class Figure(NamedTuple):
     spec: Mapping[str, Any]
 
 
-def names_of(asked: Any) -> list[str]:
-    """The figures that `name=…` asks for: names of `conf/figure`, patterns (`hygen/*`), YAML files, or `all`.
+def names_of(asked: Any, group: str = "figure") -> list[str]:
+    """The figures that `name=…` asks for: names of `conf/figure` (or another group), patterns (`hygen/*`), YAML files,
+    or `all`.
 
     Raises:
         UserError: a name or pattern that no figure has.
     """
-    root = conf_root() / "figure"
-    known = sorted((f"{path.parent.name}/{path.stem}" for path in root.glob("*/[!_]*.yaml")), key=by_number)
+    root = conf_root() / group
+    known = sorted((path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("[!_]*.yaml")),
+                   key=by_number)
     found: dict[str, None] = {}
     for one in [asked] if isinstance(asked, str) else list(asked or ()):
         own = str(one).endswith((".yaml", ".yml"))
         mine = [str(one)] if own else [name for name in known if one == "all" or fnmatch(name, str(one))]
         if not mine:
-            raise unknown("figure", str(one), known)
+            raise unknown(group, str(one), known)
         found |= dict.fromkeys(mine)
     if not found:
         raise UserError("name is empty; expected such as name=hygen/fig4, name=hygen/* or name=all")
     return list(found)
 
 
-def read(name: str, quick: bool = False) -> Figure:
+def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: Sequence[str] = KEYS,
+         group: str = "figure") -> Figure:
     """A figure's YAML, `quick:` in the place of what it replaces where that is asked for.
 
     Raises:
@@ -66,16 +70,16 @@ def read(name: str, quick: bool = False) -> Figure:
     """
     if name.endswith((".yaml", ".yml")):
         path = Path(name).absolute()
-        name, spec = f"{path.parent.name}/{path.stem}", load_yaml("figure", str(path))
+        name, spec = f"{path.parent.name}/{path.stem}", load_yaml(group, str(path))
     else:
-        group, _, stem = name.partition("/")
-        spec = load_yaml(f"figure/{group}", stem)
-    check_keys(f"figure {name}", spec, KEYS)
-    for key in NEEDED:
+        folder, _, stem = f"{group}/{name}".rpartition("/")
+        spec = load_yaml(folder, stem)
+    check_keys(f"{group} {name}", spec, keys)
+    for key in needed:
         if not spec.get(key):
-            raise UserError(f"figure {name}: key '{key}' is missing (CONTRIBUTING.md, A figure)")
+            raise UserError(f"{group} {name}: key '{key}' is missing (CONTRIBUTING.md, A {group})")
     changes = spec.pop("quick", None) or {}
-    check_keys(f"figure {name}: quick", changes, KEYS)
+    check_keys(f"{group} {name}: quick", changes, keys)
     for key, value in (changes if quick else {}).items():
         inner = isinstance(value, Mapping) and isinstance(spec.get(key), Mapping)
         spec[key] = {**spec[key], **value} if inner else value
@@ -114,13 +118,26 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
 
 
+def play(figure: Figure, seeds: Sequence[int], jobs: Jobs,
+         blocks: Sequence[int] = ()) -> tuple[list[Row], list[list[Row]]]:
+    """The rows of a figure's points on all seeds, and those of each of the blocks that the seeds consist of."""
+    spec = figure.spec
+    try:
+        found = measure(points_of(spec), seeds, spec.get("hold") or {}, jobs)
+        ends = [sum(blocks[:index]) for index in range(len(blocks) + 1)]
+        return rows_of(found, spec["metrics"]), [
+            rows_of([(point, mine[begin:end]) for point, mine in found], spec["metrics"])
+            for begin, end in pairwise(ends)]
+    except KeyError as error:
+        raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
+
+
 def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
     """Plays a figure's points and judges them: its verdict as `figures[]` holds it, and the rows of its table."""
     begun, asked, spec = time.perf_counter(), jobs.different, figure.spec
     seeds = seeds_of(spec.get("seeds"), f"{figure.name}: seeds")
+    rows, _ = play(figure, seeds, jobs)
     try:
-        points = points_of(spec)
-        rows = rows_of(measure(points, seeds, spec.get("hold") or {}, jobs), spec["metrics"])
         tests = [judged(test, rows) for test in spec["tests"]]
     except KeyError as error:
         raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.figure_points import Row
-from ooco_gym.metrics.statistics import spread
+from experiments.figure_tests import estimate
 from ooco_gym.report import Column, Section, Table, error_bars, layout, number, with_interval
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.report.tables import NONE, TO
@@ -25,12 +25,26 @@ def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence
                    commands=[found["command"]])
 
 
+def section_of_claim(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Row]) -> Section:
+    """A claim with what came out on all seeds and on each block, and its points."""
+    sentences = [spec["statement"], *(f"{test['what']}: {by_blocks(test)} (holds: {ranges(test['holds'])}): "
+                                      f"{test['verdict']}." for test in found["tests"]),
+                 f"The claim: {found['verdict']}."]
+    return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], commands=[found["command"]])
+
+
+def by_blocks(test: Mapping[str, Any]) -> str:
+    """A test's number with its interval, and those of its blocks."""
+    blocks = " and ".join(ours(one) for one in test["blocks"])
+    return ours(test) + (f", by blocks {blocks}" if blocks else "")
+
+
 def table_of(rows: Sequence[Row]) -> Table:
     """All points: axes, then metrics as means with intervals over seeds."""
     axes, metrics = dict.fromkeys(axis for row in rows for axis in row.at), rows[0].values
     return Table.of([*(Column(axis, lambda row, axis=axis: str(row.at.get(axis, "")), align="l") for axis in axes),
-                     *(Column(name, lambda row, name=name: _written(spread(row.values[name]), "mean", "low", "high"))
-                       for name in metrics)], rows)
+                     *(Column(name, lambda row, name=name: _written(
+                         estimate(row.values[name], row.seeds), "mean", "low", "high")) for name in metrics)], rows)
 
 
 def _written(found: Mapping[str, Any], *keys: str) -> str:
@@ -55,7 +69,7 @@ def plot_of(plot: Mapping[str, Any], rows: Sequence[Row]) -> Any:
         for index, name in enumerate(_labels(rows, series) if series else [metric]):
             mine = [row for row in rows if (axis is None or row.at[axis] == label)
                     and (series is None or row.at[series] == name)]
-            found = [spread(row.values[metric]) for row in mine]
+            found = [estimate(row.values[metric], row.seeds) for row in mine]
             x, y, low, high = [row.at[plot["x"]] for row in mine], *([one[key] for one in found] for key in (
                 "mean", "low", "high"))
             look = {"name": str(name), "legendgroup": str(name), "showlegend": place == 0, **at,
@@ -78,6 +92,7 @@ def _labels(rows: Sequence[Row], axis: str) -> list[Any]:
 
 # --- The table of verdicts ------------------------------------------------------------------------------------------
 def ours(found: Mapping[str, Any]) -> str:
+    """A test's number with its interval."""
     return _written(found, "ours", "ci_low", "ci_high")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -18,17 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from experiments.capacity import by_protocol, cell_of
 from experiments.common.peaks import reference_policy
-from experiments.common.rate_search import Limits, Plan
+from experiments.common.rate_search import Limits, Plan, crossings, resamples
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, placed, sustain
 from experiments.plan import Planner
 from experiments.plays import profiled, simulated
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.policy import get_policy, spelled
+from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
 Found = Sequence[Mapping[str, Any]]  # of each seed
+_PEAKS = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """A point's labels by axis, and its metrics, an array of shape (seeds,) each."""
+    """A point's labels by axis, and its metrics: of each of `seeds` an array of shape (seeds,), of all together
+    (`sustained.…`) what resamples of them come to, shape (resamples,). Without `seeds` they are as many as there are
+    values."""
 
     at: dict[str, Any]
     values: dict[str, np.ndarray] = field(default_factory=dict)
+    seeds: int = 0
 
 
 # --- Axes -----------------------------------------------------------------------------------------------------------
@@ -60,24 +67,24 @@ def points_of(spec: Mapping[str, Any]) -> list[Point]:
     axes = [[(axis, *option) for option in _options(axis, given)] for axis, given in spec["axes"].items()]
     points, asked, known = [], set(), set()
     for chosen in itertools.product(*axes):
-        policy, values, play = spec.get("policy"), {}, dict(spec.get("play") or {})
+        policy, at = spec.get("policy"), {axis: label for axis, label, _ in chosen}
+        parts: dict[str, dict[str, Any]] = {"policy": {}, "play": dict(spec.get("play") or {})}
         given: dict[str, Any] = deepcopy(dict(spec.get("scenario") or {}))
         for key, value in (item for changes in (everywhere, *(one[2] for one in chosen)) for item in changes.items()):
             head, _, rest = key.partition(".")
             if key == "policy":
-                policy = value
-            elif head in ("policy", "play"):
-                {"policy": values, "play": play}[head][rest] = value
+                policy = _by_label(value, at)
+            elif head in parts:
+                parts[head][rest] = value
             else:
                 given[head] = {**(given.get(head) or {}), rest: value} if rest else value
         check_keys("scenario", given, Scenario.__dataclass_fields__)
         scenario = Scenario.from_config(given)
         policy = str(policy or reference_policy(scenario))
         base = get_policy(policy)
-        own = {name: value for name, value in values.items() if name in {param.name for param in base.params}}
-        asked, known = asked | set(values) - {key.partition(".")[2] for key in everywhere}, known | set(own)
-        at = {axis: label for axis, label, _ in chosen}
-        points.append(Point(at, spelled(policy, own), placed(scenario, policy), _player(play)))
+        own = {name: value for name, value in parts["policy"].items() if name in {param.name for param in base.params}}
+        asked, known = asked | set(parts["policy"]) - {key.partition(".")[2] for key in everywhere}, known | set(own)
+        points.append(Point(at, spelled(policy, own), placed(scenario, policy), _player(parts["play"])))
     if asked - known:
         raise UserError(f"axis policy.{min(asked - known)}: none of its policies has that parameter")
     return points
@@ -87,6 +94,14 @@ def _options(axis: str, given: Any) -> list[tuple[Any, Mapping[str, Any]]]:
     """Labels of an axis, each with its changes."""
     pairs = given.items() if isinstance(given, Mapping) else [(value, value) for value in given]
     return [(label, value if isinstance(value, Mapping) else {axis: value}) for label, value in pairs]
+
+
+def _by_label(value: Any, at: Mapping[str, Any]) -> Any:
+    """A value, or of `{axis: {label: value}}` the one of a point's label on another axis."""
+    if not isinstance(value, Mapping):
+        return value
+    axis, by_label = next(iter(value.items()))
+    return by_label.get(at[axis])
 
 
 def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
@@ -125,15 +140,30 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
 
 
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
-    """The highest offline rate that holds: each seed's own, and the summaries at the highest that held for all."""
-    check_keys("hold.sustained", options, ("search", "limits", "tpot_from"))
+    """The highest offline rate that holds: the summaries at the highest that held for all seeds, with what they cross.
+
+    With `protocol` load, promises, limits and search are those of `ooco-gym capacity protocol=…`.
+    """
+    check_keys("hold.sustained", options, ("search", "limits", "tpot_from", "protocol"))
+    tpot_from, scenario = options.get("tpot_from") or "first_token", point.scenario
+    if "protocol" in options:
+        given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"]})
+        with _PEAKS:  # found once for all policies
+            scenario = cell_of(scenario.with_(rate_scale=None), given, tpot_from, jobs)[0].scenario
+        options = {key: {**given[key], **(options.get(key) or {})} for key in ("search", "limits")}
     limits = Limits(**options.get("limits") or {})
-    bench = Bench(jobs, point.scenario, seeds, options.get("tpot_from") or "first_token", limits,
-                  Plan(**options.get("search") or {}))
+    bench = Bench(jobs, scenario, seeds, tpot_from, limits, Plan(**options.get("search") or {}))
     found = sustain(bench, point.policy)
     at = found.crossing.best or found.crossing.points[0]
-    return [{**summary, "sustained": {"rate": float(rate), "total_tokens_per_s": float(tokens)}}
-            for summary, rate, tokens in zip(at.summaries, found.own_rates, found.own_tokens, strict=True)]
+    return [{**summary, "sustained": {"points": found.crossing.points, "limits": limits, "seed": seed}}
+            for seed, summary in enumerate(at.summaries)]
+
+
+def _crossed(found: Found) -> dict[str, np.ndarray]:
+    """What resamples of some seeds of `_sustained` sustain together, shape (resamples,)."""
+    held, seeds = found[0]["sustained"], np.array([one["sustained"]["seed"] for one in found])
+    rates, tokens = crossings(held["points"], held["limits"], seeds[resamples(len(seeds))])
+    return {"rate": rates, "total_tokens_per_s": tokens}
 
 
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
@@ -151,13 +181,15 @@ def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any])
     rows, figures = [], []
     for point, found in measured:
         for answers in zip(*(one.get("rows", [one]) for one in found), strict=True):
-            rows.append(Row({**point.at, **answers[0].get("at", {})}))
+            rows.append(Row({**point.at, **answers[0].get("at", {})}, seeds=len(answers)))
             figures.append(answers)
     for name, given in metrics.items():
         metric = given if isinstance(given, Mapping) else {"value": given}
         check_keys(f"metrics.{name}", metric, ("value", "per", "over", "excess_over"))
         for row, answers in zip(rows, figures, strict=True):
-            row.values[name] = np.array([_number(metric["value"], one, row.at) for one in answers])
+            _, is_sustained, key = str(metric["value"]).partition("sustained.")
+            row.values[name] = (_crossed(answers)[key] if is_sustained else
+                                np.array([_number(metric["value"], one, row.at) for one in answers]))
             if "per" in metric:
                 row.values[name] = row.values[name] / [_number(metric["per"], one, row.at) for one in answers]
         if all(np.isnan(row.values[name]).all() for row in rows):

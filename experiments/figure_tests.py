@@ -4,6 +4,7 @@
 |---|---|
 | `value` | a metric |
 | `ratio`, `difference` | a metric of points `a` over, or less, that of the best points `b` that equal them elsewhere |
+| `log_ratio` | such a ratio of geometric means over seeds, `floor` added to both |
 | `kept` | the share of points at which a metric is at most `most` (a number or an axis), or at least `least` |
 | `monotone` | the share of steps along an axis at which a metric rises, or falls |
 | `order` | the share of neighbours in `order`, labels of an axis from most to least, that are so |
@@ -22,12 +23,12 @@ import numpy as np
 
 from experiments.figure_points import Row
 from ooco_gym.errors import UserError, check_keys, unknown
-from ooco_gym.metrics.statistics import spread
+from ooco_gym.metrics.statistics import resampled_estimate, spread
 
 VERDICTS = ("reproduced", "direction only", "not")
 Test = Mapping[str, Any]
 KEYS = ("form", "what", "of", "with", "at", "a", "b", "best", "take", "along", "falls", "order", "most", "least",
-        "slack", "reproduced", "direction")
+        "slack", "floor", "reproduced", "direction", "holds")
 
 
 def judged(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
@@ -39,11 +40,20 @@ def judged(test: Test, rows: Sequence[Row]) -> dict[str, Any]:
     check_keys("tests", test, KEYS)
     if test.get("form") not in FORMS:
         raise unknown("form of a test", str(test.get("form")), FORMS)
-    found = spread(FORMS[test["form"]](test, rows))
-    passed = [key for key in ("reproduced", "direction") if _inside(found["mean"], *(test.get(key) or (1.0, 0.0)))]
+    found = estimate(FORMS[test["form"]](test, rows), rows[0].seeds)
+    if test["form"] == "log_ratio":
+        found = {key: float(np.exp(found[key])) for key in ("mean", "low", "high")}
+    passed = [key for key in ("reproduced", "direction") if inside(found["mean"], *(test.get(key) or (1.0, 0.0)))]
     verdict = VERDICTS[0] if "reproduced" in passed else VERDICTS[1] if passed else VERDICTS[2]
     return {"what": test["what"], "ours": found["mean"], "ci_low": found["low"], "ci_high": found["high"],
             "reproduced": test.get("reproduced"), "direction": test.get("direction"), "verdict": verdict}
+
+
+def estimate(values: np.ndarray, seeds: int) -> dict[str, Any]:
+    """A number with its interval (`mean`, `low`, `high`) from a row's values (`experiments.figure_points.Row`)."""
+    if seeds in (0, len(values)):
+        return spread(values)
+    return dict(zip(("mean", "low", "high"), resampled_estimate(values, seeds), strict=True))
 
 
 def verdict_of(tests: Sequence[Mapping[str, Any]]) -> str:
@@ -51,7 +61,8 @@ def verdict_of(tests: Sequence[Mapping[str, Any]]) -> str:
     return VERDICTS[max(VERDICTS.index(one["verdict"]) for one in tests)]
 
 
-def _inside(value: float, low: float | None, high: float | None) -> bool:
+def inside(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a number lies between two ends, None for none."""
     return bool(np.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
 
 
@@ -106,7 +117,10 @@ def _value(test: Test, rows: Sequence[Row]) -> np.ndarray:
 
 def _compared(test: Test, rows: Sequence[Row]) -> np.ndarray:
     a, b = pairs(test, rows)
-    values = a - b if test["form"] == "difference" else a / np.where(b != 0, b, np.nan)
+    if test["form"] == "log_ratio":
+        values = np.log(a + float(test.get("floor", 0.0))) - np.log(b + float(test.get("floor", 0.0)))
+    else:
+        values = a - b if test["form"] == "difference" else a / np.where(b != 0, b, np.nan)
     return _taken(values, test.get("take", "mean"))
 
 
@@ -148,5 +162,5 @@ def _correlation(test: Test, rows: Sequence[Row]) -> np.ndarray:
 
 
 FORMS: Mapping[str, Callable[[Test, Sequence[Row]], np.ndarray]] = {
-    "value": _value, "ratio": _compared, "difference": _compared, "kept": _kept, "monotone": _monotone,
-    "order": _order, "correlation": _correlation}
+    "value": _value, "ratio": _compared, "difference": _compared, "log_ratio": _compared, "kept": _kept,
+    "monotone": _monotone, "order": _order, "correlation": _correlation}

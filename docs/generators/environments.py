@@ -53,7 +53,7 @@ def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
     own["Observation Space"] = _shapes(env)
     own["Default Scenario"] = joined(*_defaults(short))
     if headroom:
-        own["Headroom"] = joined(*_headroom(headroom, load_yaml("env", short)["window_s"]))
+        own["Headroom"] = joined(*_headroom(headroom))
     parts = [NOTE, f"# {name}", "", summary, "", f"![Where the decision is taken]({short}.svg)", "",
              *_facts(name, env), "",
              "Observations, rewards, arguments, rendering and snapshots are [the same in all](common.md).", ""]
@@ -278,15 +278,15 @@ def _decisions(name: str) -> list[str]:
 def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
     """What `results/headroom.json` says of an environment, or None.
 
-    It is a mapping from ids to what `ooco-gym headroom env=…` writes as `summary.json`.
+    It is a mapping from ids to what `ooco-gym headroom env=…` writes as `summary.json`. Windows shorter than the
+    environment's episodes are left out: what looking ahead gains in them is mostly what their end cuts off.
     """
     path = root / "results" / "headroom.json"
-    if not path.is_file():
-        return None
-    return json.loads(path.read_text(encoding="utf-8")).get(name)
+    found = json.loads(path.read_text(encoding="utf-8")).get(name) if path.is_file() else None
+    return found if found and found["window_s"] >= load_yaml("env", short_name(name))["window_s"] else None
 
 
-def _headroom(found: Mapping[str, Any], episode_s: float) -> list[str]:
+def _headroom(found: Mapping[str, Any]) -> list[str]:
     service, violations, best = "offline_reference_gpu_s_per_s", "violation_rate", found["best_heuristic"]
     rows = []
     for row in sorted(found["rows"], key=lambda row: row[service]["mean"]):
@@ -302,10 +302,6 @@ def _headroom(found: Mapping[str, Any], episode_s: float) -> list[str]:
         says = f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero."
     else:
         says = "None beats the best heuristic by an interval clear of zero: heuristics suffice, as far as this shows."
-    if found["window_s"] < episode_s:
-        says += (f" These windows are {found['window_s']:g} s long, the environment's own episodes {episode_s:g} s: "
-                 "short windows reward what pays at once, and rankings of heuristics may differ in whole episodes "
-                 "([how to read it](../headroom.md#how-to-read-it)).")
     return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
             f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
             table(("policy", "offline reference GPU-seconds per second", "violations",
@@ -341,8 +337,8 @@ def index(root: Path) -> str:
         "![All decisions](colocation.svg)", "", *_rules(), ""])
 
 
-BEGIN, SOLVED = 0.15, 0.05  # shares of the best heuristic's service that chance loses, violations priced
-WORDS = ("begin", "open", "solved")
+BEGIN, FLAT = 0.15, 0.05  # shares of the best heuristic's service that chance loses, violations priced
+WORDS = ("begin", "open", "flat")
 
 
 def _worth(root: Path) -> list[str]:
@@ -350,21 +346,14 @@ def _worth(root: Path) -> list[str]:
     played = json.loads((root / "results" / "choice.json").read_text(encoding="utf-8"))
     rows = []
     for name in (one for one in ENVIRONMENTS if one in played):  # a new one is in `results/choice.json` once measured
-        found, ahead, learned = played[name], headroom_of(name, root), _learned(name, root)
+        found = played[name]
         by_name = {row["policy"]: row for row in found["rows"]}
         chance, partner, best = (by_name[one] for one in ("random actions", "partner", found["best_heuristic"]))
         reward, service = (lambda row: row["reward_total"]["mean"]), best["offline_reference_gpu_s_per_s"]["mean"]
         worth = (reward(best) - reward(chance)) / (service * found["window_s"])
-        gain, looked = None, "not measured"
-        if ahead is not None:
-            gain = ahead["verdict"].get("gain")
-            looked = "more violations" if gain is None else (
-                f"{_figure(gain, '+.3f')} in {ahead['window_s']:g} s")
-        ahead_of_rules = (gain is not None and gain["low"] > 0.0) or (learned is not None and learned["low"] > 0.0)
-        word = WORDS[0 if worth >= BEGIN and ahead_of_rules else 2 if worth < SOLVED and not ahead_of_rules else 1]
+        word = WORDS[0 if worth >= BEGIN else 2 if worth < FLAT else 1]
         rows.append((worth, (f"`{name}`", word, percent(worth, 0), *map(_service_and_late, (chance, partner)),
-                             f"{_service_and_late(best)}, `{best['policy']}`", looked,
-                             "not measured" if learned is None else _figure(learned, "+.3f"))))
+                             f"{_service_and_late(best)}, `{best['policy']}`")))
     rows.sort(key=lambda row: (WORDS.index(row[1][1]), -row[0]))
     windows = {(one["episodes"], one["window_s"]) for one in played.values()}
     told = " or ".join(f"{count} windows of {seconds:g} s" for count, seconds in sorted(windows))
@@ -372,29 +361,17 @@ def _worth(root: Path) -> list[str]:
             f"Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
             f"on {told} of held-out seeds that all of a row share (`ooco-gym headroom env=… window_s=600 'weights=[]' "
             "bound=false`). *Chance loses*: the reward by which random actions are behind the best heuristic, over "
-            "that of its service; above 100 % they break promises. *Look-ahead*: what sight of the true future adds "
-            "to the best heuristic's service, in windows as short as it can play ([headroom](../headroom.md)). "
-            "*Learned*: ten training runs less the best tuned heuristic ([learned policies](../learned.md) has what "
-            "was found since).", "",
-            f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does, and look-ahead or "
-            f"learning is ahead of every rule by an interval clear of zero. **solved**: chance loses less than "
-            f"{SOLVED:.0%}, and neither is ahead. **open**: all else.", "",
-            table(("id", "word", "chance loses", "random actions", "partner", "best heuristic", "look-ahead",
-                   "learned"), [row for _, row in rows]), ""]
+            "that of its service; above 100 % they break promises. How much more than the best heuristic can be "
+            "learned has not been measured in whole episodes; [learned policies](../learned.md) has what has been.",
+            "", f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does. **flat**: "
+            f"less than {FLAT:.0%}. **open**: between.", "",
+            table(("id", "word", "chance loses", "random actions", "partner", "best heuristic"),
+                  [row for _, row in rows]), ""]
 
 
 def _service_and_late(row: Mapping[str, Any]) -> str:
     service, late = (row[key]["mean"] for key in ("offline_reference_gpu_s_per_s", "violation_rate"))
     return f"{service:.3f} ({percent(late, 1)})"
-
-
-def _learned(name: str, root: Path) -> dict[str, float] | None:
-    """What learning has come to: the difference to the best tuned heuristic, with its interval."""
-    found = json.loads((root / "results" / "learned_table.json").read_text(encoding="utf-8"))["environments"].get(name)
-    if found is None:
-        return None
-    gain = found["learned_minus_best_tuned"]
-    return {"mean": gain["mean"], "low": gain["ci_low"], "high": gain["ci_high"]}
 
 
 def _rules() -> list[str]:

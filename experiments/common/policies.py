@@ -50,7 +50,8 @@ def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
 
 
 def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
-    """Seeds from a list, or from a number n: 1 … n; None means as many as the protocol asks for.
+    """Seeds from a list, from a number n: 1 … n, or from a range `first:end`; None means as many as the protocol asks
+    for.
 
     Raises:
         UserError: not a list of different whole numbers, and not a number of at least 1.
@@ -64,7 +65,11 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
         if len(set(value)) < len(value):
             raise UserError(f"{key}={list(value)} has a seed twice; expected different whole numbers")
         return tuple(value)
-    raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3) or a list such as [1,2,3]")
+    ends = str(value).split(":")
+    if len(ends) == 2 and all(end.isdecimal() for end in ends) and int(ends[0]) < int(ends[1]):
+        return tuple(range(int(ends[0]), int(ends[1])))
+    raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3), a list such as [1,2,3] or a range "
+                    "such as 101:121, whose end is not played")
 
 
 def check_names(where: str, given: Mapping[str, Any]) -> None:

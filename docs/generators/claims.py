@@ -1,0 +1,54 @@
+"""Writes what claims came to: `results/claims.json`, and a line for each claim in `docs/results/index.md`.
+
+`python -m docs.generators.claims C/summary.json …` takes the runs of `ooco-gym claim name=… out=C`; without one it
+writes the page anew from the figures on record. A claim that has not been played on its two blocks says what was found
+before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docs.generators.marked import merged
+from experiments.claim import GROUP, claim_of
+from experiments.figure import names_of
+from experiments.figure_page import by_blocks
+from ooco_gym.documents import read_json
+from ooco_gym.files import write_json
+from ooco_gym.report import Table
+
+PAGE, CLAIMS = Path("docs/results/index.md"), Path("results/claims.json")
+BEGIN = "<!-- claims: of conf/claim and results/claims.json, written by docs/generators/claims.py -->"
+BEFORE = "found before"
+
+
+def body(played: Mapping[str, Mapping[str, Any]]) -> str:
+    """The marked part of the page: those that anyone can play, then those that name their data."""
+    rows = []
+    for name in names_of("all", GROUP):
+        spec = claim_of(name).spec
+        again = f"`results/{Path(spec['data']).name}`" if "data" in spec else f"`ooco-gym claim name={name}`"
+        page = f"../{spec['page']}".replace("../results/", "")  # as seen from docs/results
+        rows.append(("data" in spec, (f"[{spec['title']}]({page})", spec["statement"],
+                                      *came_to(spec, played.get(name)), again)))
+    return Table("", ("claim", "in words", "what came out (95 %)", "verdict", "played again by, or data"),
+                 [row for _, row in sorted(rows, key=lambda one: one[0])], align="l").markdown()
+
+
+def came_to(spec: Mapping[str, Any], found: Mapping[str, Any] | None) -> tuple[str, str]:
+    """The figure of both blocks together with each beside it, and the verdict; or what was found before."""
+    if found is None:
+        return spec.get("found", ""), "measured" if "data" in spec else BEFORE
+    seeds = sum(count for *_, count in found["blocks"])
+    return "; ".join(f"{test['what']}: {by_blocks(test)}" for test in found["tests"]) + f" ({seeds} seeds)", (
+        f"**{found['verdict']}**")
+
+
+if __name__ == "__main__":
+    claims = [one for path in (CLAIMS, *map(Path, sys.argv[1:])) if path.is_file() for one in read_json(path)["claims"]]
+    record = {one["name"]: one for one in claims}
+    write_json(CLAIMS, {"schema": "ooco-gym/claim/1", "claims": [record[name] for name in sorted(record)]})
+    PAGE.write_text(merged(PAGE, body(record), BEGIN), encoding="utf-8")

@@ -1,0 +1,110 @@
+"""`ooco-gym claim`: what README and pages claim, played again on any seeds, and whether it holds there.
+
+A claim is a YAML of `conf/claim` (CONTRIBUTING.md, A claim): a figure's axes, scenario, metrics and tests
+(`experiments.figure`), each test with the range that its whole interval must lie in, and two blocks of seeds that were
+fixed before the first play. What was measured on an engine, or by code that has left the tree, names its data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.common.policies import seeds_of
+from experiments.common.runner import Jobs
+from experiments.common.store import Store
+from experiments.figure import Figure, names_of, play, read
+from experiments.figure_page import by_blocks, section_of_claim
+from experiments.figure_tests import inside, judged
+from ooco_gym.files import as_json
+from ooco_gym.report import Column, Table, console, write_page
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMA = "ooco-gym/claim/1"
+GROUP = "claim"
+NEEDED = ("title", "page", "statement")
+PLAYED = ("axes", "metrics", "tests", "blocks")
+KEYS = (*NEEDED, *PLAYED, "policy", "scenario", "set", "hold", "play", "data", "found")
+HOLDS, NOT, OPEN = "holds", "does not hold", "open"
+
+
+def claim_of(name: str) -> Figure:
+    """A claim by its name, or from a YAML file.
+
+    Raises:
+        UserError: a key is missing or misspelt.
+    """
+    return read(name, needed=NEEDED, keys=KEYS, group=GROUP)
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Lists the claims, or plays those that `name` names; returns what came out (`docs/outputs.md`).
+
+    Raises:
+        UserError: no such claim, or seeds that are none.
+    """
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    claims = [claim_of(name) for name in names_of(options["name"] or "all", GROUP)]
+    if options["name"] is None:
+        listed = [{"name": one.name, **{key: one.spec.get(key) for key in (*NEEDED, "data")}} for one in claims]
+        Table.of((Column("claim", "name", align="l"), Column("statement", "statement", align="l"),
+                  Column("played by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}", align="l")),
+                 listed).show(console())
+        return {"schema": SCHEMA, "claims": listed}
+    given = None if options["seeds"] is None else [seeds_of(options["seeds"])]
+    answers, sections = [], []
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
+        for one in claims:
+            if "data" in one.spec:
+                console().print(f"{one.name}: {one.spec['found']} ({one.spec['data']})", highlight=False)
+                continue
+            with jobs.progress(f"claim {one.name}"):
+                found, rows = played(one, given, jobs)
+            answers.append(found)
+            sections.append(section_of_claim(one.spec, found, rows))
+            console().print(f"{one.name}: {found['verdict']}. " + "; ".join(
+                f"{test['what']}: {by_blocks(test)}" for test in found["tests"]), highlight=False)
+    if sections:
+        write_page(Path(options["out"]) / "claims.html", "Claims played again", sections)
+    return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}
+
+
+def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -> tuple[dict[str, Any], Sequence[Any]]:
+    """Plays a claim on blocks of seeds, its own where none are given: what it came to on all and on each, and the rows.
+
+    Raises:
+        UserError: a metric, axis or label that it lacks, or seeds that are in two blocks.
+    """
+    spec, begun = claim.spec, time.perf_counter()
+    blocks = list(given or [seeds_of(one, f"{claim.name}: blocks") for one in spec["blocks"]])
+    seeds = seeds_of([seed for block in blocks for seed in block], f"{claim.name}: blocks")
+    rows, of_block = play(claim, seeds, jobs, [len(block) for block in blocks])
+    tests = []
+    for test in spec["tests"]:
+        every, *each = [{key: judged(test, some)[key] for key in ("ours", "ci_low", "ci_high")}
+                        for some in (rows, *(of_block if len(blocks) > 1 else []))]
+        tests.append({"what": test["what"], "holds": test.get("holds"), **every, "blocks": each,
+                      "verdict": verdict_of(every, each, test.get("holds"))})
+    return as_json({"name": claim.name, **{key: spec[key] for key in NEEDED}, "tests": tests,
+                    "verdict": worst([one["verdict"] for one in tests if one["holds"]]),
+                    "blocks": [[min(block), max(block), len(block)] for block in blocks],
+                    "command": f"ooco-gym claim name={claim.name}", "wall_s": time.perf_counter() - begun}, 6), rows
+
+
+def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]],
+               holds: Sequence[float | None] | None) -> str:
+    """Whether a whole interval lies in the range; open where the intervals of two blocks do not overlap."""
+    if len(blocks) > 1 and max(one["ci_low"] for one in blocks) > min(one["ci_high"] for one in blocks):
+        return OPEN
+    return HOLDS if all(inside(every[key], *(holds or (None, None))) for key in ("ci_low", "ci_high")) else NOT
+
+
+def worst(verdicts: Sequence[str]) -> str:
+    """The verdict of a claim of several tests."""
+    return next((one for one in (NOT, OPEN) if one in verdicts), HOLDS)
