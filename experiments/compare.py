@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.common.peaks import at_its_load
 from experiments.common.policies import baseline_of, check_names, names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.common.sustain import placed
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, notes_of, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
@@ -73,22 +73,22 @@ def _sustained(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[s
     begun = time.perf_counter()
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
-    cells = cells_of(cfg, options, policies)
-    for cell in cells:
-        say_played(cell.scenario, SEARCHED)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
+        cells = cells_of(cfg, options, policies, jobs)
+        for cell in cells:
+            say_played(cell.scenario, SEARCHED)
         entries = measured(cells, policies, options, jobs)
     rows = rows_of(entries, [baseline], float(options["limits"]["violations"]), options["lead"])
     return summed_up("compare", SUSTAIN_SCHEMA, cells, rows, options, jobs, time.perf_counter() - begun,
                      {"baseline": baseline, "lead": options["lead"]})
 
 
-def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str]) -> list[Cell]:
+def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str], jobs: Jobs) -> list[Cell]:
     """The conditions to compare under, each at its load.
 
     Raises:
-        UserError: a cell with an unknown key, two of one name, a load that is not known, or a policy that schedules
-            instances which neither the cluster nor its twin has.
+        UserError: a cell with an unknown key, two of one name, no load that the cluster carries, or a policy that
+            schedules instances which neither the cluster nor its twin has.
     """
     base, definitions = scenario_of(cfg), definitions_of(options)
     cells: list[Cell] = []
@@ -96,9 +96,9 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         own = given.get("search") or {}
         check_keys(f"{where}.search", own, Plan.__dataclass_fields__)
         scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
-        scenario = scenario.with_(rate_scale=scenario.online_scale())
         for policy in policies:
-            placed(scenario, policy)
+            scenario.on_kind(get_policy(policy).mixed)
+        scenario = at_its_load(scenario, jobs, seeds_of(options["seeds"]))
         name = f"{short_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
         if name in [cell.name for cell in cells]:
             raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")

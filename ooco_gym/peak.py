@@ -30,6 +30,10 @@ PROTOCOL = "protocol"  # the conditions of an entry found with the protocol's ow
 SLO_KEYS = ("ttft_s", "tpot_s", "tpot_min_tokens")
 
 
+class NoPeakFactor(UserError):
+    """No load is known: none was given, and no peak factor is stored."""
+
+
 def shipped_file() -> Path:
     """The file of the presets' factors, part of the package."""
     return conf_root() / FILE_NAME

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, check_keys, is_number, whole_number
-from ooco_gym.peak import label, short_name, stored_peak_factor
+from ooco_gym.peak import NoPeakFactor, label, short_name, stored_peak_factor
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.protocol import Predictor, Protocol, Slo
@@ -260,9 +260,9 @@ class Scenario:
             return factor, (f"the online load is {factor:.4g} of the workload's own rate, the peak factor of "
                             f"'{preset[0]}' on '{preset[1]}' as shipped, from which yours differ: "
                             f"{find} finds their own, and rate_scale=… sets another")
-        raise UserError(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it with "
-                        f"{find}, or give rate_scale=… (it multiplies the workload's own rate) or "
-                        "online_rate=… (requests a second)")
+        raise NoPeakFactor(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it "
+                           f"with {find}, or give rate_scale=… (it multiplies the workload's own rate) or "
+                           "online_rate=… (requests a second)")
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
         """The stored factor under the scenario's SLO, else under the cluster's own preset."""

@@ -25,6 +25,7 @@ from experiments.common.rate_search import (
     first_crossing,
     reason_of,
 )
+from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, sustain
 from experiments.sustained import Cell, Entry, entries_of, rows_of
 from ooco_gym.cli import main
@@ -236,6 +237,27 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
 
 
 @pytest.mark.usefixtures("brief")
+def test_a_load_that_is_not_known_is_found_and_kept_as_capacity_finds_it(monkeypatch):
+    """Searched once: the other command takes what was kept."""
+    from experiments.common import peaks
+
+    asked = []
+
+    def search(scenario, jobs, seeds, plan):
+        asked.append(scenario)
+        return {"factor": 0.03, "floor": 0.0, "violation_rate": 0.001, "rate_per_s": 1.0, "seeds": list(seeds)}
+
+    monkeypatch.setattr(peaks, "find_peak", search)
+    words = ["workload=bros_lmsys", "cluster=pair_h100_8b", *(word for word in TRIAL if "rate_scale" not in word),
+             "tuning.policies={}"]
+    assert main(["compare", "sustain=true", "policies=[base_pd]", *words, "out=compared"]) == 0
+    assert len(asked) == 1 and read("compared")["cells"][0]["rate_scale"] == 0.03
+    assert main(["capacity", "policies=[base_pd]", "baselines=[base_pd]", "tpot_from=first_token", *words,
+                 "out=measured"]) == 0
+    assert len(asked) == 1 and read("measured")["cells"][0]["rate_scale"] == 0.03
+
+
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("words", "said"), [
     (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
@@ -262,7 +284,7 @@ def test_the_field_is_configured(capsys):
     assert len(options["seeds"]) >= 20 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
     from omegaconf import DictConfig
 
-    cells = cells_of(DictConfig(options), options, options["policies"])
+    cells = cells_of(DictConfig(options), options, options["policies"], Jobs(1))
     assert len(cells) == len(options["cells"]) >= 3 and options["lead"] in options["policies"]
     assert len({len(settings) for settings in options["tuning"]["policies"].values()}) == 1, "one budget for all"
     assert get_policy(cells[0].full_name("hygen_star")).values["profile_steps"] == options["params"]["profile_steps"]
