@@ -29,7 +29,7 @@ from ooco_gym.render.reading import compared
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-SCHEMA, SUSTAIN_SCHEMA = "ooco-gym/compare/1", "ooco-gym/field/2"
+SCHEMA, SUSTAIN_SCHEMA = "ooco-gym/compare/2", "ooco-gym/field/2"
 CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
 SCENARIO_KEYS = CELL_KEYS[:4]
 

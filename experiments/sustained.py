@@ -237,10 +237,11 @@ def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
     """What a policy did at an offline rate: each figure's mean over seeds, interval, and value on each seed."""
     online = [one["online"] for one in point.summaries]
     offline = [one["offline"] for one in point.summaries]
-    served = np.array([one["prompt_tokens_per_s"] + one["output_tokens_per_s"] for one in online], float)
+    served = np.array([one["total_tokens_per_s"] for one in online], float)
     instances = np.array([len(one["instances"]) for one in point.summaries], float)
     columns = {
         "offline_total_tokens_per_s": point.total_tokens_per_s,
+        "offline_computed_tokens_per_s": np.array([_number(one.get("computed_tokens_per_s")) for one in offline]),
         "offline_reference_gpu_s_per_s": point.service_per_s,
         "overall_total_tokens_per_s": served + point.total_tokens_per_s,
         "wasted_tokens_per_s": point.wasted_per_s,

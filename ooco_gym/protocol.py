@@ -90,7 +90,7 @@ class Protocol:
 
     Attributes:
         warmup_s: the same policy and load before the measured window.
-        drain_s: after the window, until every counted online request has finished or violated, at most.
+        drain_s: after the window (of a trace file, its last arrival), until what counts has finished, at most.
         violation_budget: share of online requests that may violate their SLO.
         gate_poll_s: after this time an idle gate that held is asked again.
         prior_output_tokens: what a policy assumes of output lengths before it has seen any.

@@ -335,6 +335,13 @@ class ResolvedScenario:
         return self.given.from_file
 
     @property
+    def open_end(self) -> bool:
+        """Whether the measured window lasts until the last request is done: a trace file of which no length was said,
+        without other offline work, which would have no last request."""
+        alone = self.offline.mode == "rate" and not self.offline.rate
+        return self.from_file and self.given.duration_s is None and alone
+
+    @property
     def rate_scale(self) -> float:
         """The factor on the online rate."""
         return self.scale[0]

@@ -40,7 +40,7 @@ class Run:
     requests: np.ndarray  # REQUEST[n]
     instances: np.ndarray  # INSTANCE[m]
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (bins of 2 %)
-    window_s: tuple[float, float]
+    window_s: tuple[float, float]  # that service is measured in
     counters: dict[str, int]  # `sim.state.Totals`
     samples: dict[str, np.ndarray]  # of `_sample`, time first: (T,) or (T, instances)
     simulated_s: float
@@ -50,6 +50,14 @@ class Run:
     due_ps: np.ndarray | None = None  # int64[n], when a request must have finished; None where none has a deadline
     turns: Turns | None = None  # what requests waited for in closed sessions; None where sessions are open
     tier: np.ndarray | None = None  # TIER[m], host memory as second tier of the prefix cache; None where there is none
+    arrivals_s: tuple[float, float] | None = None  # that requests count which arrive in it; None: `window_s`
+    computed: tuple[np.ndarray, np.ndarray] | None = None  # int64[n], `computed_tokens` as the window began and ended
+
+    @property
+    def arrival_window_s(self) -> tuple[float, float]:
+        """Start and end of the time in which requests arrive that count; of a trace played to its last request's end
+        the window goes on after it."""
+        return self.arrivals_s or self.window_s
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -128,7 +136,8 @@ class Simulation:
         state: the simulator's state.
         terms: what the simulator itself knows of SLOs, protocol and cluster.
         class_id: int8[requests], places in `scenario.classes`; None where the scenario names no classes.
-        window_s: start and end of the measured window, in seconds since the start of the warm-up.
+        window_s: start and end of the measured window, in seconds since the start of the warm-up; of a trace that is
+            played to its last request's end, of the time in which its requests arrive.
         turns: what requests wait for in closed sessions; None where sessions are open.
 
     Examples:
@@ -138,8 +147,9 @@ class Simulation:
     """
 
     def __init__(self, scenario: Scenario | ResolvedScenario, policy: Any = "ooco", outside: tuple[str, ...] = (),
-                 bulk: bool = True) -> None:
-        """As `simulate`; `outside` names the decision points that the caller answers."""
+                 bulk: bool = True, whole: bool = False) -> None:
+        """As `simulate`; `outside` names the decision points that the caller answers. Unless it is to be played
+        `whole`, as `simulate` does, an episode ends once it is certain which promises were kept."""
         chosen = policy_of(policy)
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
         self._handle: Handle | None = None
@@ -175,6 +185,10 @@ class Simulation:
         self._answer = s.ASK
         drain_s = float(self.scenario.protocol.drain_s)
         self.end_ps = round((self.window_s[1] + drain_s) * s.PS_PER_S)
+        if whole:
+            self.state.config.ends = s.ALL_TOKENS if self.scenario.open_end else s.LAST_TOKENS
+        if whole and self.scenario.open_end:  # what is measured within the window is, to the very end
+            self.state.clock.window_end_ps = self.end_ps
 
     @property
     def handle(self) -> Handle:
@@ -194,10 +208,12 @@ class Simulation:
 
     @property
     def finished(self) -> bool:
-        """Whether the window is over and every counted online request is closed, or the drain has run out."""
-        clock = self.state.clock
-        over = clock.now_ps >= clock.window_end_ps and self.state.gauges.open_online <= 0
-        return bool(over or clock.now_ps >= self.end_ps)
+        """Whether the window is over and all that is waited for has happened, or the drain has run out."""
+        now_ps, ends, gauges = self.state.clock.now_ps, self.state.config.ends, self.state.gauges
+        still = gauges.open_online + (ends >= s.LAST_TOKENS) * gauges.late_online
+        still += (ends == s.ALL_TOKENS) * gauges.open_offline
+        over = ends == s.ALL_TOKENS or now_ps >= self.state.clock.window_end_ps
+        return bool((over and still <= 0) or now_ps >= self.end_ps)
 
     def advance(self, until_s: float | None = None) -> bool:
         """Runs until a decision is open (True), or until `until_s` or the end (False)."""
@@ -266,21 +282,40 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     if params:
         chosen = chosen.with_values(params)
     begun = time.perf_counter()
-    simulation = Simulation(scenario, chosen, bulk=bulk)
+    simulation = Simulation(scenario, chosen, bulk=bulk, whole=True)
     state, rows, until_s = simulation.state, [], sample_s
+    start_s, end_s = simulation.window_s
+    edges_s, computed = (start_s, math.inf if simulation.scenario.open_end else end_s, math.inf), []
     while not simulation.finished:
-        simulation.advance(until_s)
-        if until_s <= simulation.window_s[1]:
-            rows.append(_sample(state, until_s))
-        until_s += sample_s
+        edge_s = edges_s[len(computed)]
+        simulation.advance(min(until_s, edge_s))
+        if edge_s <= until_s:
+            computed.append(computed_tokens(state.requests))
+        if until_s <= edge_s:
+            if until_s <= edges_s[1]:
+                rows.append(_sample(state, until_s))
+            until_s += sample_s
+    if simulation.scenario.open_end:  # just after the last request's end, so that it lies within
+        end_s = simulation.now_s + max(1 / s.PS_PER_S, math.ulp(simulation.now_s))
+    computed.append(computed_tokens(state.requests))  # the second, where the window had no end of its own
     samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
-              state.itl, simulation.window_s, state.totals.as_dict(), samples, simulation.now_s,
+              state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
-              state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None)
+              state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None,
+              (start_s, min(simulation.window_s[1], end_s)), (computed[0], computed[1]))
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run
+
+
+def computed_tokens(requests: np.ndarray) -> np.ndarray:
+    """Tokens of each of n requests (`REQUEST`) that have been computed and are not lost, int64[n]: of its prompt, what
+    the prefix cache held aside, and generated ones. A prompt counts as far as it is computed; on pools, and once the
+    first token is there, as a whole."""
+    prompt = np.where(requests["generated_tokens"] > 0, requests["prompt_tokens"], requests["num_computed_tokens"])
+    return np.maximum(prompt - np.maximum(requests["cached_tokens"], 0), 0).astype(np.int64) + requests[
+        "generated_tokens"]
 
 
 def _sample(state: s.State, time_s: float) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def test_a_trace_is_played_whole_with_its_own_requests_alone(name: str, classed:
     found = run("simulate", "policy=ooco", f"workload.path={written(name, classed)}")
     offline = int(OFFLINE.sum()) if classed else 0
     assert (found["online"]["arrived"], found["offline"]["arrived"]) == (ROWS - offline, offline)
-    assert found["window_s"] == SPAN_S and found["scenario"]["rate_scale"] == 1.0
-    assert found["scenario"]["cluster"]["name"] == "pair_h100_8b"
+    assert SPAN_S - 1.0 < found["window_s"] <= SPAN_S, "to its last request's end"
+    assert found["scenario"]["rate_scale"] == 1.0 and found["scenario"]["cluster"]["name"] == "pair_h100_8b"
     first = capsys.readouterr().out.splitlines()[0]
     assert first == found["played"]
     counts = f"{ROWS - offline} online and {offline} offline requests"
@@ -104,7 +104,7 @@ def test_columns_of_other_names_are_read_where_they_are_named() -> None:
     words = [f"workload.columns.{ours}={theirs}" for ours, theirs in (
         ("arrival_s", "when"), ("prompt_tokens", "in"), ("output_tokens", "out"), ("class", "qos"))]
     found = run("simulate", "policy=ooco", "workload.path=log.csv", "workload.time_unit=ms", *words)
-    assert (found["online"]["arrived"], found["offline"]["arrived"], found["window_s"]) == (50, 50, 100.0)
+    assert (found["online"]["arrived"], found["offline"]["arrived"]) == (50, 50) and 99.0 < found["window_s"] < 100.0
 
 
 def test_columns_of_other_names_are_asked_for_by_the_key_to_give(capsys: Any) -> None:

@@ -48,6 +48,8 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
           for name in others(summary)),
         mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
         mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
+        *([mean_column("offline computed tokens/s", "offline_computed_tokens_per_s", ",.0f")]
+          if all("offline_computed_tokens_per_s" in row for row in rows_of(summary, cell)) else []),
         mean_column("all total tokens/s", "overall_total_tokens_per_s", ",.0f"),
         Column(f"total tokens over {summary['baseline']}'s (95 %)", ratio),
         mean_column("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),

@@ -34,8 +34,7 @@ class Bench:
         scenario: cluster, workload at its peak factor, SLO; its seed and offline rate are replaced.
         seeds: paired seeds.
         tpot_from: which TPOT violates. All scenarios are simulated under `first_decode`: a request that violates so
-            violates under `first_token` too, so that such a run goes on until both verdicts are certain, and one
-            simulation serves both.
+            violates under `first_token` too, so that one simulation serves both.
         limits: when a rate holds.
         plan: how rates are searched.
     """
@@ -79,9 +78,11 @@ def placed(scenario: Scenario, policy: str) -> Scenario:
 
 
 def settling(scenario: Scenario) -> Scenario:
-    """The scenario whose runs settle the verdicts of both TPOT definitions."""
-    slo = asdict(scenario.load_slo())
-    return scenario if slo["tpot_from"] == "first_decode" else scenario.with_(slo={**slo, "tpot_from": "first_decode"})
+    """The scenario whose runs settle the verdicts of both TPOT definitions, its window said: a trace's does not last
+    until its last request's end at one rate and not at another."""
+    slo = {**asdict(scenario.load_slo()), "tpot_from": "first_decode"}
+    window = dict(zip(("start_s", "duration_s"), scenario.window(), strict=True)) if scenario.from_file else {}
+    return scenario.with_(slo=slo, **window)
 
 
 def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Point:
@@ -98,9 +99,11 @@ def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Po
     def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
         return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)
 
-    tokens = column("offline", "prompt_tokens_per_s") + column("offline", "output_tokens_per_s")
-    return Point(rate, column("online", f"violation_rate_{tpot_from}"), column("offline", "kept_up_share", 1.0),
-                 column("offline", "kept_up_service_share", 1.0), tokens, column("offline", "reference_gpu_s_per_s"),
+    # What the end of a run left undecided counts as late: a rate holds if it does whatever becomes of these.
+    undecided = column("online", "undecided") / np.maximum(column("online", "arrived"), 1.0)
+    return Point(rate, column("online", f"violation_rate_{tpot_from}") + undecided,
+                 column("offline", "kept_up_share", 1.0), column("offline", "kept_up_service_share", 1.0),
+                 column("offline", "total_tokens_per_s"), column("offline", "reference_gpu_s_per_s"),
                  column("offline", "wasted_tokens_per_s"), summaries)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
-from ooco_gym.report import Table, console, duration, percent, show_notes
+from ooco_gym.report import Table, as_text, at_least, console, duration, percent, show_notes
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import CLUSTER, TRACE_CLUSTER, ResolvedScenario, Scenario
 from ooco_gym.workload import Trace, from_file, of_trace
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-SCHEMA, PAGE_FILE = "ooco-gym/simulate/1", "simulate.html"
+SCHEMA, PAGE_FILE = "ooco-gym/simulate/2", "simulate.html"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
@@ -114,20 +114,28 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     online, offline, rejected = summary["online"], summary["offline"], summary.get("rejected")
 
     def times(key: str) -> str:
-        return ", ".join(f"{part} {duration(online[f'{key}_{part.lower()}_s'])}" for part in (
-            "mean", "P50", "P90", "P99"))
+        names = {part: f"{key}_{part.lower()}_s" for part in ("mean", "P50", "P90", "P99")}
+        return ", ".join(f"{part} {at_least(duration(online[name]), name in online['censored'])}"
+                         for part, name in names.items())
 
+    used, open_end = summary["utilization"], summary["window_s"] != summary["arrivals_s"]
     rows = [
-        ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
+        *([("measured window", f"{duration(summary['window_s'])}, to the last request's end; arrivals in "
+            f"{duration(summary['arrivals_s'])}")] if open_end else []),
+        ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"
+         + f", {online['unserved']:,} without a token" * bool(online["unserved"])
+         + f", {online['undecided']:,} undecided" * bool(online["undecided"])),
         ("late online requests", percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
         ("late, worst 10 minutes", percent(online["worst_10min_violation_rate"])),
-        ("attainment", f"TTFT {percent(online['ttft_attainment'])}, TPOT {percent(online['tpot_attainment'])}"),
+        ("kept, of all that arrived", f"TTFT {percent(online['ttft_attainment'])}, TPOT "
+                                      f"{percent(online['tpot_attainment'])}"),
         ("TTFT", times("ttft")),
         ("TPOT from first token", times("tpot")),
         ("TPOT from first decode", times("tpot_decode")),
         ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
-        ("offline tokens", f"{offline['prompt_tokens_per_s']:,.0f} of prompts and "
-                           f"{offline['output_tokens_per_s']:,.0f} of outputs per second"),
+        ("their tokens", f"{offline['output_tokens_per_s']:,.0f} output and {offline['prompt_tokens_per_s']:,.0f} "
+                         "prompt tokens/s"),
+        ("offline computed", f"{_whole(offline['computed_tokens_per_s'])} tokens/s, finished or not"),
         *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in ("online", "offline")
           if keeps_prefixes(summary["params"])),
         *((("found in host memory alone", percent(summary["kv_offloading"]["hit_rate"])),)
@@ -137,14 +145,19 @@ def result_table(summary: Mapping[str, Any]) -> Table:
                            "GPU-s per second"),
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
-        ("offline queueing, P99", duration(offline["age_p99_s"])),
+        ("offline queueing, P99", at_least(duration(offline["age_p99_s"]), "age_p99_s" in offline["censored"])),
         *((("rejected requests", f"{rejected['online']:,} online, {rejected['offline']:,} offline"),)
           if rejected else ()),
-        *((f"instance {index} ({one['role']})", f"busy {percent(one['busy_share'])}, KV memory "
-           f"{percent(one['kv_mean_share'])}") for index, one in enumerate(summary["instances"][:8])),
+        ("computed, of the chips' peak", percent(used["compute_share"])),
+        *((f"instance {index} ({one['role']})", f"runs {percent(one['busy_share'])} of the time, KV memory "
+           f"{percent(one['kv_mean_share'])} full") for index, one in enumerate(summary["instances"][:8])),
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
+
+
+def _whole(value: float | None) -> str:
+    return as_text(value, ",.0f")
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
@@ -156,6 +169,17 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     if online["arrived"] == 0:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
+    if online["undecided"]:
+        lines.append(f"{online['undecided']:,} online requests were neither late nor finished when the run ended: they "
+                     f"are {percent(online['undecided'] / online['arrived'])} of those that arrived, and could still "
+                     "turn a verdict; a larger drain_s decides them.")
+    if online["own_slos"] and "classes" not in summary:
+        lines.append(f"{online['own_slos']:,} of {online['arrived']:,} online requests are held against an SLO of "
+                     "their own, not the cluster's.")
+    if "deadlines" in offline:
+        lines.append(f"{offline['deadlines']:,} of {offline['arrived']:,} offline requests have a deadline: "
+                     f"{offline['deadline_misses']:,} missed it, and of {offline['deadline_undecided']:,} it was not "
+                     "decided when the run ended.")
     if rejected := summary.get("rejected"):
         why = {MEMORY: "the memory of an instance even alone: take more chips", WINDOW: "the model's window"}
         lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "

@@ -6,6 +6,7 @@ the two against each other.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +36,13 @@ class Rules:
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality of n requests, arrays of shape (n,); times in seconds, NaN where there is none yet."""
+    """Quality of n requests, arrays of shape (n,); times in seconds. Of what has not happened by the end of the run a
+    time is its lower bound then: exact are TTFTs where `started`, the others where `finished`. TPOTs are NaN of single
+    tokens, and of what has not started (not decoded)."""
 
+    started: np.ndarray
     finished: np.ndarray
+    rejected: np.ndarray
     ttft_s: np.ndarray
     tpot_s: np.ndarray
     tpot_decode_s: np.ndarray
@@ -51,6 +56,11 @@ class Quality:
     def violated(self) -> np.ndarray:
         """Whether each request violates: its TTFT, or its TPOT (short outputs: its deadline)."""
         return self.ttft_missed | self.tpot_missed
+
+    @property
+    def undecided(self) -> np.ndarray:
+        """Whether each was unfinished when the run ended, and could still keep its SLO, or violate it."""
+        return ~(self.finished | self.rejected | self.violated)
 
 
 def judge(requests: np.ndarray, rules: Rules) -> Quality:
@@ -87,15 +97,17 @@ def judge(requests: np.ndarray, rules: Rules) -> Quality:
     if rules.gap_ps is not None:
         tpot_missed |= requests["max_gap_ps"] > rules.gap_ps
 
-    several = finished & (n >= 2)  # a single token has no time between tokens
+    several = started & (n >= 2)  # a single token has no time between tokens
     divisor = np.maximum(steps, 1) * float(PS_PER_S)
     return Quality(
+        started=started,
         finished=finished,
-        ttft_s=_where(started, (first - arrival) / PS_PER_S),
-        tpot_s=_where(several, (finish - first) / divisor),
-        tpot_decode_s=_where(several & decoded, (finish - began_decode) / divisor),
-        lateness_s=_where(~rejected, np.maximum(finish_or_end - deadline, 0) / PS_PER_S),
-        normalized_latency_s=_where(finished, (finish - arrival) / (np.maximum(n, 1) * float(PS_PER_S))),
+        rejected=rejected,
+        ttft_s=(first_or_end - arrival) / PS_PER_S,
+        tpot_s=_where(several, (finish_or_end - first) / divisor),
+        tpot_decode_s=_where(several & decoded, (finish_or_end - began_decode) / divisor),
+        lateness_s=np.maximum(finish_or_end - deadline, 0) / PS_PER_S,
+        normalized_latency_s=(finish_or_end - arrival) / (np.maximum(n, 1) * float(PS_PER_S)),
         ttft_missed=ttft_missed,
         tpot_missed=tpot_missed,
         deadline_missed=deadline_missed,
@@ -134,6 +146,28 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
     counts = every[right] - every[left]
     some = counts > 0
     return float(np.max((sums[right] - sums[left])[some] / counts[some])) if some.any() else float("nan")
+
+
+def mean(values: np.ndarray, exact: np.ndarray) -> tuple[float | None, bool]:
+    """Mean of times, float64[n] with NaN where there is none, and whether it is but a lower bound, as times are that
+    are not `exact` (bool[n]); None of nothing."""
+    some = ~np.isnan(values)
+    return (float(values[some].mean()), not exact[some].all()) if some.any() else (None, False)
+
+
+def quantile(values: np.ndarray, exact: np.ndarray, share: float) -> tuple[float | None, bool]:
+    """Quantile of times, and whether it is but a lower bound: it could be later, were those times later that are not
+    `exact`; otherwise as `mean`."""
+    some = ~np.isnan(values)
+    if not some.any():
+        return None, False
+    values, exact = values[some], exact[some]
+    found = float(np.quantile(values, share))
+    if exact.all():
+        return found, False
+    around = np.unique([math.floor(share * (len(values) - 1)), math.ceil(share * (len(values) - 1))])
+    latest = np.partition(np.where(exact, values, np.inf), around)[around]
+    return found, bool((latest > np.partition(values, around)[around]).any())
 
 
 def _where(condition: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -81,6 +81,14 @@ def within(rates: Any, budget: float) -> bool:
     return bool((mean if math.isnan(high) else high) <= budget)
 
 
+def verdict(least: Any, most: Any, budget: float) -> bool | None:
+    """Whether violation rates, one a seed, are `within` a budget: None where requests that the end of a run left
+    undecided could turn the answer, for they are late in none of `least` and all late in `most`."""
+    if within(most, budget):
+        return True
+    return None if within(least, budget) else False
+
+
 def resampled_interval(values: Any, n: int) -> tuple[float, float]:
     """The 95 % interval (low, high) that a figure of bootstrap resamples gives, where it is no mean (a crossing, a
     ratio), of `n` independent figures (seeds); NaN where a single one gives no spread."""

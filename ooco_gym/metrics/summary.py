@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ooco_gym.files import atomic_write
-from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, worst_window_rate
+from ooco_gym.metrics.quality import Quality, Rules, judge, judge_deadlines, mean, quantile, worst_window_rate
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
 from ooco_gym.sim.memory import PS_PER_US
@@ -32,7 +32,8 @@ def summarise(run: Run) -> dict[str, Any]:
 
     Online quality is that of the requests that arrived in the measured window; offline service is what was completed
     within it, whenever it arrived. Times are seconds, rates a second of simulated time, shares between 0 and 1; what
-    has no value (no request, no second token) is None.
+    has no value (no request, no second token) is None. Times are of all that arrived: what had not come to an end with
+    the run counts as later than that, and those figures that are therefore but lower bounds stand in `censored`.
 
     Returns:
         A mapping that JSON can hold, with the names of `docs/outputs.md`.
@@ -42,12 +43,14 @@ def summarise(run: Run) -> dict[str, Any]:
         "seed": run.scenario.seed,
         "simulated_s": run.simulated_s,
         "window_s": run.window_s[1] - run.window_s[0],
+        "arrivals_s": run.arrival_window_s[1] - run.arrival_window_s[0],
         "online": online_figures(run),
         "offline": offline_figures(run),
         **rejected_figures(run),
         **session_figures(run),
         **offloading_figures(run),
         **({} if run.class_id is None else {"classes": class_figures(run)}),
+        "utilization": utilization_figures(run),
         "instances": instance_figures(run),
         "wall_s": run.wall_s,
     }
@@ -80,7 +83,9 @@ def online_figures(run: Run) -> dict[str, Any]:
     """Online service quality of the requests that arrived in the window.
 
     `violation_rate` is under the scenario's own `slo.tpot_from`, beside it the rates under either definition of TPOT.
-    Where classes have different weights, these rates and the worst one count each request with its class's weight.
+    All are shares of what arrived: a request that is `undecided`, for it was unfinished at the end and late by no
+    promise, neither violates (it does in `violation_rate_at_most`) nor attains. Where classes have different weights,
+    these rates and the worst one count each request with its class's weight.
     """
     requests, rules, weights = counted(run, online=True), rules_of(run), _weights(run)
     quality = judge(requests, rules)
@@ -89,21 +94,32 @@ def online_figures(run: Run) -> dict[str, Any]:
               for name, from_decode in (("first_token", False), ("first_decode", True))}
     figures = {
         "arrived": len(requests),
-        "finished": int(quality.finished.sum()),
+        **_counts(run, requests, quality),
         "violation_rate": _share(quality.violated, weights),
+        "violation_rate_at_most": _share(quality.violated | quality.undecided, weights),
         **{f"violation_rate_{name}": _share(one.violated, weights) for name, one in either.items()},
-        "ttft_attainment": _mean(~quality.ttft_missed),
-        "tpot_attainment": _mean(~quality.tpot_missed),
-        **{f"tpot_attainment_{name}": _mean(~one.tpot_missed) for name, one in either.items()},
-        "deadline_attainment": _mean(~quality.deadline_missed),
+        "ttft_attainment": _mean(quality.started & ~quality.ttft_missed),
+        "tpot_attainment": _mean(quality.finished & ~quality.tpot_missed),
+        **{f"tpot_attainment_{name}": _mean(one.finished & ~one.tpot_missed) for name, one in either.items()},
+        "deadline_attainment": _mean(quality.finished & ~quality.deadline_missed),
         "worst_10min_violation_rate": _plain(worst_window_rate(arrival_s, quality.violated, *run.window_s,
                                                                weights=weights)),
     }
-    figures |= _spread("ttft", quality.ttft_s) | _spread("tpot", quality.tpot_s)
-    figures |= _spread("tpot_decode", quality.tpot_decode_s) | _gaps(run, requests)
-    figures["lateness_p99_s"] = _quantile(quality.lateness_s, 0.99)
-    figures["normalized_latency_s"] = _mean(quality.normalized_latency_s)
-    return figures | _served(run.requests[run.requests["online"] == 1], run.window_s)
+    figures |= _times({
+        **_latencies(quality), **_spread("tpot_decode", quality.tpot_decode_s, quality.finished),
+        "lateness_p99_s": quantile(quality.lateness_s, quality.finished, 0.99),
+        "normalized_latency_s": mean(quality.normalized_latency_s, quality.finished)})
+    return figures | _gaps(run, requests) | _served(run, run.requests["online"] == 1)
+
+
+def _counts(run: Run, requests: np.ndarray, quality: Quality, promise: Any = None) -> dict[str, Any]:
+    """How many online requests have finished, have had no token, are undecided, and have another SLO than `promise`
+    (`ttft_s`, `tpot_s`; None: the scenario's), their own."""
+    promise = promise or run.scenario.slo
+    own = requests["ttft_slo_ps"] != round(promise.ttft_s * PS_PER_S)
+    own |= requests["tpot_slo_ps"] != round(promise.tpot_s * PS_PER_S)
+    return {"finished": int(quality.finished.sum()), "unserved": int((~quality.started).sum()),
+            "undecided": int(quality.undecided.sum()), "own_slos": int(own.sum())}
 
 
 def rejected_figures(run: Run) -> dict[str, Any]:
@@ -130,7 +146,8 @@ def session_figures(run: Run) -> dict[str, Any]:
     shift_s = (run.requests["arrival_ps"] - planned_ps)[here] / PS_PER_S
     return {"sessions": {"mode": "closed", "think": run.turns.think, "turns": int(here.sum()),
                          "turns_not_reached": int((planned & (run.requests["status"] == FUTURE)).sum()),
-                         "shift_s": {"mean": _mean(shift_s), "p99": _quantile(shift_s, 0.99)}}}
+                         "shift_s": {"mean": _mean(shift_s),
+                                     "p99": float(np.quantile(shift_s, 0.99)) if shift_s.size else None}}}
 
 
 def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
@@ -152,25 +169,33 @@ def class_figures(run: Run) -> dict[str, dict[str, Any]]:
 
 def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
     mine, inside = run.requests[chosen], (run.requests["counted"] == 1) & chosen
-    requests, served = run.requests[inside], _served(mine, run.window_s)
+    requests, served = run.requests[inside], _served(run, chosen)
     figures: dict[str, Any] = {"online": one.online, "arrived": len(requests)}
     if one.online:
         quality = judge(requests, rules_of(run))
         figures |= {"weight": one.weight, "ttft_slo_s": one.ttft_s, "tpot_slo_s": one.tpot_s,
-                    "finished": int(quality.finished.sum()),
+                    **_counts(run, requests, quality, one),
                     "violations": int(quality.violated.sum()), "violation_rate": _mean(quality.violated),
                     "ttft_misses": int(quality.ttft_missed.sum()), "tpot_misses": int(quality.tpot_missed.sum())}
-        return figures | _spread("ttft", quality.ttft_s) | _spread("tpot", quality.tpot_s) | served
-    done = mine[completed_within(mine, run.window_s)]
-    window_s, age_s = run.window_s[1] - run.window_s[0], queueing_age_s(requests, end_ps_of(run))
-    figures |= {"deadline_s": one.deadline_s, "finished": len(done)}
-    due_ps = np.full(len(chosen), NEVER) if run.due_ps is None else run.due_ps
-    if one.deadline_s is not None or (due_ps[chosen] < NEVER).any():
-        missed, undecided = judge_deadlines(requests, due_ps[inside], end_ps_of(run))
-        figures |= {"deadline_misses": int(missed.sum()), "deadline_undecided": int(undecided.sum()),
-                    "violation_rate": _mean(missed[~undecided])}
-    return figures | {"age_p99_s": _quantile(age_s, 0.99),
-                      "reference_gpu_s_per_s": float((done["service_ps"] / PS_PER_S).sum()) / window_s} | served
+        return figures | _times(_latencies(quality)) | served
+    done, window_s = mine[completed_within(mine, run.window_s)], run.window_s[1] - run.window_s[0]
+    figures |= {"deadline_s": one.deadline_s, "finished": len(done),
+                "reference_gpu_s_per_s": float((done["service_ps"] / PS_PER_S).sum()) / window_s}
+    ages = {"age_p99_s": quantile(*queueing_age_s(requests, end_ps_of(run)), 0.99)}
+    return figures | _deadlines(run, inside, one.deadline_s) | _times(ages) | served
+
+
+def _deadlines(run: Run, inside: np.ndarray, deadline_s: float | None = None) -> dict[str, Any]:
+    """How many of some offline requests (bool[n]) have a deadline, how many another one than their class's
+    (`deadline_s`), and what became of these; empty where none has one."""
+    requests, due_ps = run.requests[inside], np.full(inside.sum(), NEVER) if run.due_ps is None else run.due_ps[inside]
+    if deadline_s is None and (due_ps >= NEVER).all():
+        return {}
+    missed, undecided = judge_deadlines(requests, due_ps, end_ps_of(run))
+    some, usual_ps = due_ps < NEVER, -1.0 if deadline_s is None else deadline_s * PS_PER_S
+    own = some & (np.abs(due_ps - requests["arrival_ps"] - usual_ps) > 1.0)
+    return {"deadlines": int(some.sum()), "own_deadlines": int(own.sum()), "deadline_misses": int(missed.sum()),
+            "deadline_undecided": int(undecided.sum()), "violation_rate": _mean(missed[some & ~undecided])}
 
 
 def _weights(run: Run) -> np.ndarray | None:
@@ -202,18 +227,18 @@ def offline_figures(run: Run) -> dict[str, Any]:
     done = offline[completed_within(offline, run.window_s)]
     served_s = float((done["service_ps"] / PS_PER_S).sum())
     mine = counted(run, online=False)
-    age_s = queueing_age_s(mine, end_ps_of(run))
+    ages = queueing_age_s(mine, end_ps_of(run))
     return {
         "arrived": len(mine),
         "finished": len(done),
-        **_served(offline, run.window_s),
+        **_served(run, run.requests["online"] == 0),
         "reference_gpu_s_per_s": served_s / window_s,
-        **kept_up_figures(offline, run.window_s, run.simulated_s),
+        **_deadlines(run, (run.requests["counted"] == 1) & (run.requests["online"] == 0)),
+        **kept_up_figures(offline, run.arrival_window_s, run.simulated_s),
         "wasted_tokens_per_s": run.counters["wasted_tokens"] / window_s,
         "wasted_gpu_s_per_s": run.counters["wasted_ps"] / PS_PER_S / window_s,
         **{name: int(run.counters[name]) for name in ("evictions", "migrations", "interruptions")},
-        "age_p99_s": _quantile(age_s, 0.99),
-        "age_max_s": _quantile(age_s, 1.0),
+        **_times({"age_p99_s": quantile(*ages, 0.99), "age_max_s": quantile(*ages, 1.0)}),
         **_what_is_left(offline, run.window_s),
     }
 
@@ -227,9 +252,10 @@ def _what_is_left(offline: np.ndarray, window_s: tuple[float, float]) -> dict[st
             "last_finish_s": None if last_ps is None else (last_ps - start_ps) / PS_PER_S}
 
 
-def _served(mine: np.ndarray, window: tuple[float, float]) -> dict[str, Any]:
-    """Tokens of those requests (of one class) that were completed in the window, a second, whenever they arrived; and
-    what the prefix cache spared.
+def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
+    """Tokens of those requests (bool[n], of one class) that were completed in the window, a second, whenever they
+    arrived; those that were computed in it, finished or not (None where that was not kept); and what the prefix cache
+    spared.
 
     Of the prompt tokens, `computed_prompt_tokens_per_s` is what a request's first prefill had to compute, the rest was
     found in the cache. `looked_up_prompt_tokens` are the prompts of those that arrived in the window and were admitted
@@ -237,14 +263,16 @@ def _served(mine: np.ndarray, window: tuple[float, float]) -> dict[str, Any]:
     computed, and `hit_rate` the share that was (None on pools). What a preempted request finds again of its own is no
     hit.
     """
-    window_s = window[1] - window[0]
-    done = mine[completed_within(mine, window)]
+    mine, window_s = run.requests[chosen], run.window_s[1] - run.window_s[0]
+    done = mine[completed_within(mine, run.window_s)]
+    rates = {f"{kind}_tokens_per_s": float(done[f"{kind}_tokens"].sum() / window_s) for kind in ("prompt", "output")}
+    progress = None if run.computed is None else int((run.computed[1] - run.computed[0])[chosen].sum())
     computed = done["prompt_tokens"] - np.maximum(done["cached_tokens"], 0)
     looked = mine[(mine["counted"] == 1) & (mine["cached_tokens"] >= 0)]
     prompts, hits = int(looked["prompt_tokens"].sum()), int(looked["cached_tokens"].sum())
-    return {"prompt_tokens_per_s": float(done["prompt_tokens"].sum() / window_s),
+    return {**rates, "total_tokens_per_s": sum(rates.values()),
+            "computed_tokens_per_s": None if progress is None else progress / window_s,
             "computed_prompt_tokens_per_s": float(computed.sum() / window_s),
-            "output_tokens_per_s": float(done["output_tokens"].sum() / window_s),
             "looked_up_prompt_tokens": prompts,
             "missed_prompt_tokens": prompts - hits,
             "hit_rate": hits / prompts if prompts else None}
@@ -301,6 +329,22 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
     return figures
 
 
+def utilization_figures(run: Run) -> dict[str, float | None]:
+    """How much of the cluster was used: `compute_share`, of the floating-point operations that its chips could have
+    done in the window at their peak, those of the tokens computed in it (`ModelSpec.flops`; None where these were not
+    kept); over the whole run, in the mean of instances, `busy_share` of the time something ran, however little, and
+    `kv_mean_share` of the KV memory was in use."""
+    figures = instance_figures(run)
+    found: dict[str, float | None] = {"compute_share": None}
+    found |= {key: _mean(np.array([one[key] for one in figures])) for key in ("busy_share", "kv_mean_share")}
+    if run.computed is not None:
+        begin, end = (np.maximum(run.requests["cached_tokens"], 0) + tokens for tokens in run.computed)
+        deployments = [one for _, one in run.scenario.deployments]
+        peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
+        found["compute_share"] = float(deployments[0].model.flops(begin, end).sum()) / peak
+    return found
+
+
 def offloading_figures(run: Run) -> dict[str, Any]:
     """What host memory, as second tier of the prefix cache, did over the whole run; nothing where there is none."""
     if run.tier is None:
@@ -329,10 +373,10 @@ def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.
     return (requests["status"] == FINISHED) & (finish_ps >= start_ps) & (finish_ps < end_ps)
 
 
-def queueing_age_s(requests: np.ndarray, end_ps: int) -> np.ndarray:
-    """Seconds from arrival to the first token; for what has none, to the end of the run."""
-    until = np.where(requests["generated_tokens"] >= 1, requests["first_token_ps"], end_ps)
-    return (until - requests["arrival_ps"]) / PS_PER_S
+def queueing_age_s(requests: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds from arrival to the first token, for what has none to the end of the run; and which have one."""
+    begun = requests["generated_tokens"] >= 1
+    return (np.where(begun, requests["first_token_ps"], end_ps) - requests["arrival_ps"]) / PS_PER_S, begun
 
 
 def _gaps(run: Run, requests: np.ndarray) -> dict[str, float | None]:
@@ -343,19 +387,26 @@ def _gaps(run: Run, requests: np.ndarray) -> dict[str, float | None]:
     return {"itl_mean_s": total_s / gaps if gaps else None, "itl_p99_s": gap_quantile_s(run.itl, 0.99)}
 
 
-def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
-    figures = {f"{name}_mean_s": _mean(values)}
-    return figures | {f"{name}_{label}_s": _quantile(values, share) for label, share in QUANTILES}
+Bounded = tuple[float | None, bool]  # a figure, and whether it is but a lower bound
+
+
+def _times(found: Mapping[str, Bounded]) -> dict[str, Any]:
+    """Figures by name, and under `censored` the names of those that are but lower bounds."""
+    return {**{name: value for name, (value, _) in found.items()},
+            "censored": [name for name, (_, bound) in found.items() if bound]}
+
+
+def _latencies(quality: Quality) -> dict[str, Bounded]:
+    return _spread("ttft", quality.ttft_s, quality.started) | _spread("tpot", quality.tpot_s, quality.finished)
+
+
+def _spread(name: str, values: np.ndarray, exact: np.ndarray) -> dict[str, Bounded]:
+    return {f"{name}_mean_s": mean(values, exact),
+            **{f"{name}_{label}_s": quantile(values, exact, share) for label, share in QUANTILES}}
 
 
 def _mean(values: np.ndarray) -> float | None:
-    some = values[~np.isnan(values)] if values.dtype.kind == "f" else values
-    return float(some.mean()) if some.size else None
-
-
-def _quantile(values: np.ndarray, share: float) -> float | None:
-    some = values[~np.isnan(values)]
-    return float(np.quantile(some, share)) if some.size else None
+    return float(values.mean()) if values.size else None
 
 
 def _plain(value: float) -> float | None:

@@ -96,6 +96,12 @@ class Deployment:
         return self.tp * self.pp
 
     @property
+    def peak_flops_per_s(self) -> float:
+        """What all its chips could do at their peak, where its linear layers have 8 bits at that of 8 bits."""
+        peaks = (self.chip.peak_flops_per_s, self.chip.peak_fp8_flops_per_s * (self.model.linear_bytes == 1))
+        return self.chips * max(peaks)
+
+    @property
     def form(self) -> TimingForm:
         """The timing form of its chip."""
         return timing_form(self.timing).on(self.chip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -180,6 +181,19 @@ class ModelSpec:
         """Those that a token is multiplied with: of the experts its own."""
         idle = self.expert_weights * (self.experts - self.top_k) // max(self.experts, 1)
         return self.parameters - idle
+
+    def flops(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Floating-point operations of computing contexts from one length to another, in tokens, float64[n]: two for
+        each active parameter and token, and in attention four for each element of the query heads and token that is
+        looked back on."""
+        def looked(layers: int, reach: float) -> np.ndarray:
+            near, far = (np.minimum(np.asarray(one, float), reach) for one in (begin, end))
+            beyond = np.maximum(np.asarray(end, float) - reach, 0.0) - np.maximum(np.asarray(begin, float) - reach, 0.0)
+            return layers * ((far**2 - near**2) / 2.0 + (reach * beyond if math.isfinite(reach) else 0.0))
+
+        attended = looked(self.layers - self.window_layers, math.inf) + looked(self.window_layers, float(self.window))
+        tokens = np.asarray(end, float) - np.asarray(begin, float)
+        return 2.0 * self.active_parameters * tokens + 4.0 * self.q_width * attended
 
     @property
     def weight_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 The terminal and the page show the same `Outcome`, in the same words. Its rows are those of `compare`'s `results[]`:
 one for each metric and policy, with `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
-`difference_high` (to the baseline, paired) and `feasible` (the upper 95 % limit of what is late is within the budget).
+`difference_high` (to the baseline, paired), `censored` (the figure is but a lower bound) and `feasible` (the upper 95 %
+limit of what is late is within the budget; None where requests that no run decided could turn that).
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import unknown
-from ooco_gym.metrics.statistics import interval, paired_interval, within
+from ooco_gym.metrics.statistics import interval, paired_interval, verdict
 from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.report import Axis, Panel, Series, Table, as_text, console, joined, minus, number, percent, show_notes
-from ooco_gym.report.tables import BRACKETS, flat, missing
+from ooco_gym.report.tables import BRACKETS, at_least, flat, missing
 from ooco_gym.resources import load_yaml
 
 LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
+COMPUTED = "offline.computed_tokens_per_s"  # in the window, of requests finished or not
+LEVEL = 0.01  # of the most work done: what is nearer to it than that is no difference of policies
 # Metrics with a name of their own: what they are, and the unit.
 TITLES = {
-    LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
+    LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"),
+    COMPUTED: ("offline computed", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
     "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
     "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
     "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
@@ -48,27 +52,32 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
             budget: float) -> list[dict[str, Any]]:
     """Compares summaries of policies, or of (policy, cluster), one a seed: a row for each of `metrics` (dotted names)
     and policy, with `metric`, `policy`, `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
-    `difference_high` to the key `baseline` (None for itself, and without its seeds in its order), `values` (one a
-    seed) and `feasible`: the upper limit of its violation rate is within `budget`.
+    `difference_high` to the key `baseline` (None for itself, without its seeds in its order, and of lower bounds),
+    `values` (one a seed), `censored`: some of them are but lower bounds, and `feasible`: the upper limit of its
+    violation rate is within `budget`, None where that was not decided.
 
     Raises:
         UserError: a metric that summaries have not.
     """
-    feasible = {key: within([one["online"]["violation_rate"] for one in runs], budget)
+    feasible = {key: verdict(*([one["online"].get(name, one["online"]["violation_rate"]) for one in runs]
+                               for name in ("violation_rate", "violation_rate_at_most")), budget)
                 for key, runs in summaries.items()}
     seeds = {key: [one.get("seed") for one in runs] for key, runs in summaries.items()}
     rows = []
     for metric in metrics:
         values = {key: np.array([figure(one, metric) for one in runs]) for key, runs in summaries.items()}
+        part, _, name = metric.rpartition(".")
+        bounds = {key: any(name in flat(one).get(f"{part}.censored", ()) for one in runs)
+                  for key, runs in summaries.items()}
         for key, mine in values.items():
             policy, cluster = key if isinstance(key, tuple) else (key, None)
             mean, low, high = interval(mine)
-            paired = key != baseline and seeds[key] == seeds[baseline]
+            paired = key != baseline and seeds[key] == seeds[baseline] and not (bounds[key] or bounds[baseline])
             difference = paired_interval(mine, values[baseline]) if paired else (None, None, None)
             rows.append({"metric": metric, "policy": policy, "cluster": cluster, "mean": mean, "ci_low": low,
                          "ci_high": high,
                          **dict(zip(("difference", "difference_low", "difference_high"), difference, strict=True)),
-                         "values": mine.tolist(), "feasible": feasible[key]})
+                         "values": mine.tolist(), "censored": bounds[key], "feasible": feasible[key]})
     return rows
 
 
@@ -89,7 +98,7 @@ def metrics_of(params: Sequence[Row], wanted: Sequence[str] = ()) -> list[str]:
     """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what a prefix
     cache found."""
     cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
-    return list(dict.fromkeys([LATE, SERVED, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
+    return list(dict.fromkeys([LATE, SERVED, COMPUTED, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
 
 
 # --- What is shown --------------------------------------------------------------------------------------------------
@@ -140,6 +149,8 @@ class Outcome:
         words = "" if self.sentence else (
             "Late is what violates its SLO, rejected and unfinished requests included. Ranked is who has at most "
             f"{percent(self.budget, 0)} late, by its interval. ")
+        if any(row.get("censored") for row in self.rows):
+            words += "Times are of all that arrived; > marks where some had not come to that when the run ended. "
         tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *([] if self.sentence else ["ranked"])),
                         body, f"{words}{self.intervals}".rstrip(), "")]
         apart = [(*key[:names], *(_cell(one[metric], metric, "difference") for metric in metrics))
@@ -156,16 +167,59 @@ class Outcome:
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
             return self.sentence or "No online request arrived in the window, on some seed at least: nothing is ranked."
-        kept = {key: found[key][self.served]["mean"] for key, one in late.items() if one["feasible"]}
+        kept = [key for key, one in late.items() if one["feasible"]]
+        undecided = [key for key, one in late.items() if one["feasible"] is None]
+        more = (f" Whether {_names(undecided)} would is open: too many online requests were neither late nor finished "
+                "when the run ended; a larger drain_s decides it.") if undecided else ""
+        if not kept and undecided:
+            return f"None is known to keep {promise}.{more}"
         if not kept:
             best = min(late, key=lambda key: late[key]["mean"])
             return f"None keeps {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
-        best = max(kept, key=kept.__getitem__)
-        amount = f"{shown(self.served, found[best][self.served])} {unit(self.served)} of {TITLES[self.served][0]}"
+        return f"{self._ahead(kept, promise)}{self._ahead_computed(kept)}{more}"
+
+    def _ahead(self, kept: Sequence[Key], promise: str) -> str:
+        """Who serves most of those that keep the promise, in a sentence; nobody where the load does not tell."""
+        found = self.found
+        best, level = self._most(kept, self.served)
+        late, amount = _late_words(found[best][LATE]), self._amount(best, self.served)
         if len(kept) == 1:
-            return f"`{best[0]}` ({_late_words(late[best])}) keeps {promise} and completes {amount}."
-        return (f"{joined([f'`{key[0]}`' for key in kept])} keep {promise}; `{best[0]}` ({_late_words(late[best])}) "
-                f"completes most, {amount}.")
+            return f"`{best[0]}` ({late}) keeps {promise} and completes {amount}."
+        begin = f"{_names(kept)} keep {promise}"
+        if not found[best][self.served]["mean"] > 0:
+            return f"{begin}; none completes any offline work, so this load does not tell them apart."
+        if len(level) == len(kept):
+            return f"{begin} and complete as much, {amount}: this load does not tell them apart."
+        if len(level) > 1:
+            return f"{begin}; {_names(level)} complete most, level ({amount})."
+        return f"{begin}; `{best[0]}` ({late}) completes most, {amount}."
+
+    def _ahead_computed(self, kept: Sequence[Key]) -> str:
+        """A sentence where another one is ahead by what was computed in the window, finished or not."""
+        if self.served == COMPUTED or any(COMPUTED not in self.found[key] or missing(self.found[key][COMPUTED]["mean"])
+                                          for key in kept):
+            return ""
+        best, level = self._most(kept, COMPUTED)
+        if set(level) & set(self._most(kept, self.served)[1]):
+            return ""
+        return (f" By what was computed in the window, finished or not, `{best[0]}` is ahead "
+                f"({self._amount(best, COMPUTED)}).")
+
+    def _amount(self, key: Key, metric: str) -> str:
+        return f"{shown(metric, self.found[key][metric])} {unit(metric)} of {TITLES[metric][0]}"
+
+    def _most(self, keys: Sequence[Key], metric: str) -> tuple[Key, list[Key]]:
+        """Who has most of a metric, and all that are level with it: nearer than `LEVEL`, or told apart by no seeds."""
+        rows = {key: self.found[key][metric] for key in keys}
+        best = max(keys, key=lambda key: rows[key]["mean"])
+
+        def level(key: Key) -> bool:
+            if rows[best]["mean"] - rows[key]["mean"] <= LEVEL * rows[best]["mean"]:
+                return True
+            ours, theirs = (rows[one].get("values") or () for one in (best, key))
+            return len(ours) == len(theirs) > 1 and paired_interval(ours, theirs)[1] <= 0.0
+
+        return best, [key for key in keys if level(key)]
 
     def chart(self) -> list[Panel]:
         """What is served against what is late, where there are several policies."""
@@ -214,10 +268,10 @@ def shown(metric: str, row: Row, key: str = "mean", sign: str = "") -> str:
 
 def _cell(row: Row, metric: str, key: str = "mean") -> str:
     low, high = ("ci_low", "ci_high") if key == "mean" else ("difference_low", "difference_high")
-    sign = "" if key == "mean" else "+"
+    sign, bound = "" if key == "mean" else "+", key == "mean" and bool(row.get("censored"))
     if missing(row[low]) or missing(row[high]):
-        return shown(metric, row, key, sign)
-    return BRACKETS.format(*(shown(metric, row, one, sign) for one in (key, low, high)))
+        return at_least(shown(metric, row, key, sign), bound)
+    return at_least(BRACKETS.format(*(shown(metric, row, one, sign) for one in (key, low, high))), bound)
 
 
 def _late_words(row: Row) -> str:
@@ -228,4 +282,10 @@ def _late_words(row: Row) -> str:
 def _ranked(one: Mapping[str, Row]) -> str:
     if one[LATE]["feasible"]:
         return str(one[LATE].get("rank") or "yes")
+    if one[LATE]["feasible"] is None:
+        return "not decided"
     return "no: no online request" if missing(one[LATE]["mean"]) else "no: too late"
+
+
+def _names(keys: Sequence[Key]) -> str:
+    return joined([f"`{key[0]}`" for key in keys])

@@ -22,6 +22,7 @@ from ooco_gym.report import (
     Section,
     Series,
     Table,
+    at_least,
     command_line,
     duration,
     joined,
@@ -105,35 +106,46 @@ def class_table(records: Sequence[RunRecord]) -> Table | None:
             found.setdefault((record.label, name), []).append(one)
     rows = []
     for (label, name), mine in found.items():
-        known = [[one[key] for one in mine if one.get(key) is not None] for _, key, _ in CLASS_FIGURES]
-        rows.append((label, name, promise_of(mine[0]), *(write(float(np.mean(some)) if some else None) for some, (
-            _, _, write) in zip(known, CLASS_FIGURES, strict=True))))
+        cells = []
+        for _, key, write in CLASS_FIGURES:
+            some = [one[key] for one in mine if one.get(key) is not None]
+            cells.append(at_least(write(float(np.mean(some)) if some else None),
+                                  any(key in one.get("censored", ()) for one in mine)))
+        rows.append((label, name, promise_of(mine[0]), *cells))
     return Table("Classes of requests", ("policy", "class", "promise", *(head for head, *_ in CLASS_FIGURES)), rows, (
         "Violations of offline classes are requests that missed their deadline, of those for which that is decided; "
         "tokens are those of requests completed in the window.")) if rows else None
 
 
 def promise_of(one: Mapping[str, Any]) -> str:
-    """What a class is promised, of its figures in a summary."""
-    if not one["online"]:
-        return "nothing" if one["deadline_s"] is None else f"finished within {duration(one['deadline_s'])}"
-    weight = "" if one["weight"] == 1 else f", weight {one['weight']:g}"
-    return f"TTFT {one['ttft_slo_s']:g} s, TPOT {1000 * one['tpot_slo_s']:g} ms{weight}"
+    """What a class is promised, of its figures in a summary, and what single requests of it are of their own."""
+    own = one.get("own_slos" if one["online"] else "own_deadlines", 0)
+    single = f"own {'SLO' if one['online'] else 'deadline'} of {own:,} requests" if own else ""
+    if own and own >= one["arrived"]:
+        usual = ""
+    elif not one["online"]:
+        usual = "" if one["deadline_s"] is None else f"finished within {duration(one['deadline_s'])}"
+    else:
+        usual = f"TTFT {one['ttft_slo_s']:g} s, TPOT {1000 * one['tpot_slo_s']:g} ms"
+    weight = f"weight {one['weight']:g}" if one["online"] and one["weight"] != 1 else ""
+    return ", ".join(part for part in (usual, single, weight) if part) or "nothing"
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
 def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
     """TTFT, TPOT and late requests over the window, a curve a record (one of each policy), in the colours of their
     order; `budget`: share of online requests that may be late."""
-    window_s, scenario = float(records[0].summary["window_s"]), records[0].scenario
-    classes = records[0].summary.get("classes", {})
+    summary, scenario = records[0].summary, records[0].scenario
+    window_s, classes = float(summary.get("arrivals_s", summary["window_s"])), summary.get("classes", {})
     slos = [scenario["classes"][name] for name, one in classes.items() if one["online"]] or [scenario["slo"]]
+    if summary["online"].get("own_slos"):
+        slos = []  # single requests have their own
     unit, unit_s = ("h", 3600.0) if window_s >= 7200.0 else ("min", 60.0)
     edges = np.linspace(0.0, window_s, 1 + int(np.clip(window_s / LEAST_BIN_S, 5, BINS)))
-    found, panels = [online_quality(record) for record in records], []
+    found, panels, dashed = [online_quality(record) for record in records], [], "; dashed: SLO" if slos else ""
     for title, key, factor, of, limits in (
-            ("TTFT P99 by arrival (s); dashed: SLO", "ttft_s", 1.0, 0.99, {slo["ttft_s"] for slo in slos}),
-            ("TPOT P99 by arrival (ms); dashed: SLO", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
+            (f"TTFT P99 by arrival (s){dashed}", "ttft_s", 1.0, 0.99, {slo["ttft_s"] for slo in slos}),
+            (f"TPOT P99 by arrival (ms){dashed}", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
             ("late online requests by arrival (%); dashed: what is allowed", "late", 100.0, None, {budget})):
         curves = []
         for colour, one in enumerate(found):
@@ -144,10 +156,10 @@ def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
             if np.isfinite(values).any():
                 curves.append(Series(((edges[:-1] + edges[1:]) / 2 / unit_s).tolist(), values, colour=colour))
         end = window_s / unit_s
-        dashed = [Series([0.0, end], [factor * limit] * 2, "dashes", colour=-1) for limit in sorted(limits)]
+        promised = [Series([0.0, end], [factor * limit] * 2, "dashes", colour=-1) for limit in sorted(limits)]
         if curves:
             panels.append(Panel(title, Axis(f"time since the window's start ({unit})", limits=(0.0, end)),
-                                Axis(log=of is not None), [*dashed, *curves]))
+                                Axis(log=of is not None), [*promised, *curves]))
     return panels
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.render.outcome import LATE, SERVED, Outcome, Row, compare, heading
+from ooco_gym.render.outcome import COMPUTED, LATE, LEVEL, SERVED, Outcome, Row, compare, heading
 from ooco_gym.render.page import load_title
 from ooco_gym.report import Axis, Panel, Series, joined, number, percent, with_interval
 from ooco_gym.report.tables import RANGE
@@ -73,6 +73,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
             limits[key] = row["limited_by"]
             figures = {RATE: (row["rate"], row["ci_low"], row["ci_high"]),
                        TOKENS: (row["total_tokens_per_s"], None, None),
+                       COMPUTED: (row["offline_computed_tokens_per_s"]["mean"], None, None),
                        LATE: (row["violation_rate"], None, None),
                        AGAIN: (row["wasted_tokens_per_s"]["mean"], None, None)}
             rows += [{"metric": metric, "policy": key[0], "cluster": key[1], "feasible": row["rate"] > 0,
@@ -85,18 +86,34 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
         where = f"{where.rpartition(' on ')[0]} on {joined(list(dict.fromkeys(row['cluster'] for row in mine)))}"
         loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
                  and alike[0].startswith(f"{peak['workload']} on ")]
-        best = max(mine, key=lambda row: row["total_tokens_per_s"])
-        most = (f"`{best['tuned_as'] or best['policy']}` sustains most: {number(best['rate'])} offline requests/s "
-                f"({number(best['total_tokens_per_s'])} total tokens/s)." if best["rate"] > 0 else
-                "None sustains any offline load: even without it too many online requests are late.")
         found.append(Outcome(
             f"Sustained offline load: {where}, {under}", rows, base, limit, TOKENS,
             f"Sustained is the load up to which at most {percent(limit, 0)} of the online requests are late and the "
             "backlog does not grow: the median over resamples of the seeds. Late requests and tokens recomputed are at "
             f"the highest load simulated that held. {interval_words(mine[0]['n_seeds'])}",
-            {f"total tokens/s over {base}'s": ratios, "limited by": limits}, most,
+            {f"total tokens/s over {base}'s": ratios, "limited by": limits}, _most(mine),
             [*loads[:1], *summary["notes"]], _curves(mine, limit)))
     return found
+
+
+def _most(rows: Sequence[Row]) -> str:
+    """Who sustains most, in a sentence, and who does by tokens computed where that is another one."""
+    best = max(rows, key=lambda row: row["total_tokens_per_s"])
+    if not best["rate"] > 0:
+        return "None sustains any offline load: even without it too many online requests are late."
+    level = [row for row in rows if row["total_tokens_per_s"] >= (1 - LEVEL) * best["total_tokens_per_s"]]
+    amount = f"{number(best['rate'])} offline requests/s ({number(best['total_tokens_per_s'])} total tokens/s)"
+    names = [f"`{row['tuned_as'] or row['policy']}`" for row in level]
+    if len(level) == len(rows) > 1:
+        text = f"{joined(names)} sustain as much, {amount}: this load does not tell them apart."
+    else:
+        text = f"{joined(names)} sustain{'s' * (len(level) == 1)} most: {amount}."
+    computed = [row["offline_computed_tokens_per_s"]["mean"] or 0.0 for row in rows]
+    ahead = rows[computed.index(max(computed))]
+    if ahead in level or computed[rows.index(best)] >= (1 - LEVEL) * max(computed):
+        return text
+    return (f"{text} By what was computed in the window, finished or not, `{ahead['tuned_as'] or ahead['policy']}` is "
+            f"ahead ({number(max(computed))} tokens/s).")
 
 
 def load_words(peak: Row) -> str:

@@ -82,7 +82,7 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any], di
     schema = re.fullmatch(r"ooco-gym/(\w+)/\d+", str(summary.get("schema")))
     if schema is None:
         raise UserError(f"run '{folder}': {SUMMARY_FILE} has schema '{summary.get('schema')}'; expected such as "
-                        "'ooco-gym/simulate/1'")
+                        "'ooco-gym/simulate/2'")
     return schema[1], summary, config
 
 

@@ -20,6 +20,7 @@ from ooco_gym.report.tables import (
     Column,
     Table,
     as_text,
+    at_least,
     duration,
     joined,
     minus,
@@ -30,6 +31,6 @@ from ooco_gym.report.tables import (
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
-__all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "command_line", "console",
-           "duration", "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table",
+__all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "at_least", "command_line",
+           "console", "duration", "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table",
            "progress", "show_notes", "track", "with_interval", "write_page"]

@@ -52,6 +52,11 @@ def duration(seconds: float | None) -> str:
     return as_text(seconds, lambda s: f"{1000 * s:.1f} ms" if s < 1 else f"{s:.2f} s" if s < 1000 else f"{s:,.0f} s")
 
 
+def at_least(text: str, bound: bool = True) -> str:
+    """A figure that is but a lower bound is marked as one: `> 23.0 s`."""
+    return f"> {text}" if bound and text != NONE else text
+
+
 def with_interval(mean: float | None, low: float | None, high: float | None, form: Form = ".4g",
                   between: str = BRACKETS, none: str = NONE) -> str:
     """A figure with its interval, `mean [low, high]` or as `between` has the three; alone where it has none, and `none`

@@ -330,7 +330,8 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     state.clock.last_arrival = -1
     config.seed = seed
     state.clock.window_start_ps, state.clock.window_end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
-    state.gauges.open_online = int(np.count_nonzero((state.requests["online"] == 1) & (state.requests["counted"] == 1)))
+    counted = state.requests["online"][state.requests["counted"] == 1]
+    state.gauges.open_online, state.gauges.open_offline = int((counted == 1).sum()), int((counted == 0).sum())
     config.bulk = int(bulk)
     config.class_blind = int(class_blind)
     config.gate_window = s.DEFAULT_GATE_WINDOW

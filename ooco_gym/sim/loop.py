@@ -31,10 +31,13 @@ FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of
 
 @inlined
 def end_of_episode(state):
-    """When the window is over and every counted online request has finished or certainly missed; NEVER if open yet."""
-    if state.gauges.open_online > 0:
+    """When the window is over and what is waited for has happened (`Config.ends`); NEVER if it is open yet."""
+    gauges, ends = state.gauges, state.config.ends
+    if gauges.open_online > 0 or (ends >= s.LAST_TOKENS and gauges.late_online > 0):
         return s.NEVER
-    return max(state.clock.window_end_ps, state.gauges.last_closed_ps)
+    if ends == s.ALL_TOKENS:
+        return s.NEVER if gauges.open_offline > 0 else gauges.last_closed_ps
+    return max(state.clock.window_end_ps, gauges.last_closed_ps)
 
 
 @inlined
@@ -97,6 +100,8 @@ def _arrive(state, slot, route):
             charge_miss(state, slot, TTFT_BIT, clock.now_ps)
             if request.counted:
                 change_late(state, -1, clock.now_ps)  # it is late for ever, and nothing can be done about it
+        else:
+            state.gauges.open_offline -= request.counted
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)
@@ -270,7 +275,7 @@ def run(handle, rules, until_ps, answer):
 
     Returns:
         ASKED: a decision is open (State.pending). HORIZON: nothing more happens until `until_ps`.
-        DONE: the window is over and every counted online request has finished or missed its SLO.
+        DONE: the window is over, and all that `Config.ends` waits for has happened.
     """
     return run_loop(s.state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                     rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)

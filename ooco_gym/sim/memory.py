@@ -247,6 +247,7 @@ def finish(state, slot):
                 change_late(state, -1, now)
     else:
         change_outstanding(state, -request.service_ps)
+        state.gauges.open_offline -= request.counted
         if measured(state):
             totals = state.totals
             totals.offline_finished += 1

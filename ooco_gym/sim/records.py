@@ -354,6 +354,7 @@ class Config(Record):
     rules_flush: int  # 0: all records are flushed before each rule
     engine_version: int  # of vLLM: a place in `sim.engine_versions`, 0 the newest
     offloading: int  # host memory is the second tier of the prefix cache
+    ends: int  # what the episode waits for after its window: VERDICTS, LAST_TOKENS or ALL_TOKENS
 
 
 class Pending(Record):
@@ -382,6 +383,7 @@ class Gauges(Record):
 
     open_online: int  # counted online requests that have neither finished nor missed an SLO
     last_closed_ps: int  # when the last of these did
+    open_offline: int  # counted offline requests that have not finished
     late_online: int  # counted online requests past an SLO and unfinished
     outstanding_ps: int  # reference GPU time of unfinished offline requests
     outstanding_since_ps: int

@@ -89,8 +89,10 @@ def release(state, slot):
         state.gauges.open_online += request.counted
         clock.next_deadline_ps = min(clock.next_deadline_ps, request.arrival_ps + request.ttft_slo_ps)
         _push(state, DUE, turn)
-    elif state.due_ps.size > 0:
-        state.due_ps[turn] = min(s.NEVER, state.due_ps[turn] + request.arrival_ps)
+    else:
+        state.gauges.open_offline += request.counted
+        if state.due_ps.size > 0:
+            state.due_ps[turn] = min(s.NEVER, state.due_ps[turn] + request.arrival_ps)
 
 
 # --- What comes next ------------------------------------------------------------------------------------------------

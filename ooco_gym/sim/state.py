@@ -68,6 +68,11 @@ FULL = -2  # pull: no free space; ask again only after this instance's own resid
 # --- Why the loop returned ------------------------------------------------------------------------------------------
 ASKED, HORIZON, DONE = range(3)
 
+# --- What an episode waits for after its window ----------------------------------------------------------------------
+VERDICTS = 0  # until every counted online request has finished or certainly missed its SLO
+LAST_TOKENS = 1  # until every one has finished: latencies do not hang on the SLO
+ALL_TOKENS = 2  # until every counted request of either class has; the window lasts until then
+
 # --- Tasks: work that an event left behind, each resumable at its decision ------------------------------------------
 ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 

@@ -36,7 +36,7 @@ def test_simulate_writes_the_same_bytes_twice(capsys):
     assert Path("a/requests.parquet").read_bytes() == Path("b/requests.parquet").read_bytes()
     rows, found = parquet.read_table("a/requests.parquet").to_pylist(), summary("a")
     online = [row for row in rows if row["class"] == "online"]
-    assert found["schema"] == "ooco-gym/simulate/1"
+    assert found["schema"] == "ooco-gym/simulate/2"
     assert found["online"]["arrived"] == len(online) > 100
     assert found["online"]["violation_rate"] == sum(row["violated"] for row in online) / len(online)
     assert "late online requests" in capsys.readouterr().out

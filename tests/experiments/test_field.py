@@ -44,9 +44,8 @@ def summary_at(rate, violations, ttft, tpot, instances=2):
     """What a policy did on one seed, as far as the rows read it."""
     return {"seed": 1, "instances": [{}] * instances,
             "online": {"ttft_attainment": 1 - ttft, "tpot_attainment_first_token": 1 - tpot,
-                       "violation_rate_first_token": violations, "prompt_tokens_per_s": 300.0,
-                       "output_tokens_per_s": 100.0},
-            "offline": {"wasted_gpu_s_per_s": 0.1 * rate, "hit_rate": 0.25}}
+                       "violation_rate_first_token": violations, "total_tokens_per_s": 400.0},
+            "offline": {"computed_tokens_per_s": 1100.0 * rate, "wasted_gpu_s_per_s": 0.1 * rate, "hit_rate": 0.25}}
 
 
 def point(rate, violations, ttft=0.0, tpot=0.0):

@@ -12,7 +12,8 @@ from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, WAITING
 from tests.metrics.hand_made import FIRST_BIN_S, ps, request, run_of, table
 
 SPREADS = [f"{name}_{part}_s" for name in ("ttft", "tpot", "tpot_decode") for part in ("mean", "p50", "p90", "p99")]
-ONLINE = ["arrived", "finished", "violation_rate", "ttft_attainment", "tpot_attainment", "deadline_attainment",
+ONLINE = ["arrived", "finished", "unserved", "undecided", "violation_rate", "violation_rate_at_most", "ttft_attainment",
+          "tpot_attainment", "deadline_attainment", "censored", "total_tokens_per_s", "computed_tokens_per_s",
           "worst_10min_violation_rate", *SPREADS, "itl_mean_s", "itl_p99_s", "normalized_latency_s"]
 OFFLINE = ["arrived", "finished", "prompt_tokens_per_s", "output_tokens_per_s", "reference_gpu_s_per_s",
            "wasted_tokens_per_s", "wasted_gpu_s_per_s", "evictions", "migrations", "interruptions", "age_p99_s"]
@@ -26,7 +27,8 @@ def test_names_are_an_interface():
     summary = summarise(run_of(table(good(10.0))))
     assert set(ONLINE) <= set(summary["online"])
     assert set(OFFLINE) <= set(summary["offline"])
-    assert {"policy", "seed", "simulated_s", "online", "offline", "instances", "wall_s"} <= set(summary)
+    assert {"policy", "seed", "simulated_s", "online", "offline", "instances", "wall_s", "window_s", "arrivals_s",
+            "utilization"} <= set(summary)
     json.dumps(summary)
 
 
@@ -39,7 +41,7 @@ def test_online_counts_only_what_arrived_in_the_window():
     assert online["violation_rate"] == 0.5
     assert online["ttft_attainment"] == 0.5
     assert online["tpot_attainment"] == 0.5  # the late one is over its TPOT, the waiting one past its end
-    assert online["ttft_mean_s"] == pytest.approx((1 + 1 + 3) / 3)
+    assert online["ttft_mean_s"] == pytest.approx((1 + 1 + 3 + 3970) / 4) and "ttft_mean_s" in online["censored"]
     assert online["tpot_p50_s"] == pytest.approx(0.04)
     assert online["itl_mean_s"] == pytest.approx((2 * 99 * 0.04 + 1.0) / (99 + 99 + 19))
 

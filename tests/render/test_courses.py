@@ -59,7 +59,7 @@ def test_a_record_read_back_is_the_record(runs, tmp_path):
     from ooco_gym.metrics import summarise, write_requests
 
     run = runs["ooco", 1]
-    write_json(tmp_path / "summary.json", {"schema": "ooco-gym/simulate/1", **summarise(run), "params": run.params,
+    write_json(tmp_path / "summary.json", {"schema": "ooco-gym/simulate/2", **summarise(run), "params": run.params,
                                            "scenario": run.scenario.describe()})
     (tmp_path / "config.yaml").write_text("policy: {name: ooco, slo_margin: 0.85}\n")
     write_requests(run, tmp_path / "requests.parquet")

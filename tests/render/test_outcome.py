@@ -8,15 +8,16 @@ import pytest
 
 from ooco_gym.errors import UserError
 from ooco_gym.protocol import baseline_among
-from ooco_gym.render.outcome import LATE, SERVED, Outcome, compare, figure, heading, metrics_of
+from ooco_gym.render.outcome import COMPUTED, LATE, SERVED, Outcome, compare, figure, heading, metrics_of
 
 METRICS = [LATE, SERVED]
 
 
-def runs(late, tokens):
+def runs(late, tokens, computed=None, undecided=0.0):
     """Summaries of one policy, one a seed."""
-    return [{"seed": seed, "online": {"violation_rate": rate, "ttft_p99_s": None},
-             "offline": {"output_tokens_per_s": float(one)}, "instances": []}
+    return [{"seed": seed, "online": {"violation_rate": rate, "violation_rate_at_most": rate if rate is None
+                                      else rate + undecided, "ttft_p99_s": None},
+             "offline": {"output_tokens_per_s": float(one), "computed_tokens_per_s": computed}, "instances": []}
             for seed, (rate, one) in enumerate(zip(late, tokens, strict=True))]
 
 
@@ -58,8 +59,32 @@ def test_metrics_by_name():
     assert math.isnan(figure(RUNS["a"][0], "online.ttft_p99_s"))
     with pytest.raises(UserError, match="online.violation_rate"):
         figure(RUNS["a"][0], "online.violation_rat")
-    assert metrics_of([], ["offline.age_p99_s"]) == [LATE, SERVED, "offline.age_p99_s"], "what ranks is always there"
+    always = [LATE, SERVED, COMPUTED]
+    assert metrics_of([], ["offline.age_p99_s"]) == [*always, "offline.age_p99_s"], "what ranks is always there"
     assert "online.hit_rate" in metrics_of([{"prefix_caching": "on"}])
+
+
+def ranked(summaries):
+    """What the outcome of runs on a seed each says, with tokens computed beside those completed."""
+    return Outcome("a load", compare(summaries, [LATE, SERVED, COMPUTED], next(iter(summaries)), 0.03), None, 0.03)
+
+
+def test_another_order_by_tokens_computed_is_said():
+    first = runs([0.0], [100], 300.0)
+    said = ranked({"a": first, "b": runs([0.0], [50], 500.0)}).answer()
+    assert said.endswith("completes most, 100 tokens/s of offline output. By what was computed in the window, finished "
+                         "or not, `b` is ahead (500 tokens/s of offline computed).")
+    for same in (runs([0.0], [50], 200.0), runs([0.0], [50], 301.0), runs([0.1], [50], 500.0)):
+        assert "ahead" not in ranked({"a": first, "b": same}).answer(), "as far, level, or too late"
+
+
+def test_there_is_no_verdict_that_undecided_requests_could_turn():
+    open_ = runs([0.0], [100], 0.0, undecided=0.39)
+    both = ranked({"a": open_, "b": runs([0.01], [50], 0.0)})
+    assert both.found["a", None][LATE]["feasible"] is None and both.tables()[0].rows[0][-1] == "not decided"
+    assert both.answer().startswith("`b` (1.00 % late) keeps") and "Whether `a` would is open" in both.answer()
+    assert ranked({"a": open_}).answer().startswith("None is known to keep")
+    assert ranked({"a": runs([0.5], [9], 0.0, undecided=0.2)}).found["a", None][LATE]["feasible"] is False
 
 
 def test_every_metric_has_a_unit():
@@ -95,7 +120,19 @@ def test_tables_have_the_cluster_the_units_and_the_differences_named():
      "output."),
     ({"a": ([0.0, 0.0, 0.06], [100] * 3)},
      "None keeps 97 % of the online requests in time; `a` comes closest (2.00 % late, 6.00 % by its interval)."),
-], ids=["only one", "none", "several", "by its interval"])
+    ({"a": ([0.0], [100]), "b": ([0.01], [100.5]), "c": ([0.2], [400])},
+     "`a` and `b` keep 97 % of the online requests in time and complete as much, 100 tokens/s of offline output: this "
+     "load does not tell them apart."),
+    ({"a": ([0.0], [0]), "b": ([0.01], [0])},
+     "`a` and `b` keep 97 % of the online requests in time; none completes any offline work, so this load does not "
+     "tell them apart."),
+    ({"a": ([0.0], [100]), "b": ([0.01], [100]), "c": ([0.0], [60])},
+     "`a`, `b` and `c` keep 97 % of the online requests in time; `a` and `b` complete most, level (100 tokens/s of "
+     "offline output)."),
+    ({"a": ([0.0] * 3, [100, 120, 80]), "b": ([0.0] * 3, [90, 130, 75])},
+     "`a` and `b` keep 97 % of the online requests in time and complete as much, 100 tokens/s of offline output: this "
+     "load does not tell them apart."),
+], ids=["only one", "none", "several", "by its interval", "a tie", "no offline work", "two level", "level by seeds"])
 def test_one_sentence_answers(policies, said):
     named = {name: runs(*one) for name, one in policies.items()}
     assert outcome(named, next(iter(named))).answer() == said
