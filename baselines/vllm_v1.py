@@ -12,13 +12,19 @@ running offline one: that is how the engine is, and why priority alone does not 
 the pass over the running ones, with 0.23 and older freed blocks wait in another order before they are taken again, and
 with 0.18 and older a waiting request is admitted as soon as its first chunk fits.
 
+Token budget and seats are those that a server of the release sets itself on the card, unless given (`as_shipped`).
+
 The schedule itself is in `ooco_gym/policy/mixed.py`, as other rules build on it; what is vLLM's alone is here.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 from ooco_gym.policy.mixed import schedule_v1
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
-from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
+from ooco_gym.sim.build import Facts
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, LARGEST_CARDS
 
 ENGINE_PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
@@ -31,11 +37,28 @@ SCHEDULE_PARAMS = (  # what schedulers that build on the V1 schedule share
           choices=("off", "on")),
 )
 PARAMS = (
-    *SCHEDULE_PARAMS,
+    Param("max_num_batched_tokens", "new tokens of one iteration; 0: as the release ships on the card", 0, 1_000_000,
+          usual=(256, 16_384)),
+    Param("max_num_seqs", "requests that run at a time; 0: as the release ships on the card", 0, 1_000_000,
+          usual=(16, 1024)),
+    *SCHEDULE_PARAMS[2:],
     Param("engine_version", "vLLM's release whose schedule is followed (docs/oracle.md: what changed)",
           choices=ENGINE_VERSIONS),
 )
 
+
+def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
+    """The token budget and the seats of a server where none are given, by the card's memory (vLLM:
+    `EngineArgs.get_batch_defaults`; A100s have the smaller ones)."""
+    gib, release = facts.memory_bytes / 2**30, ENGINE_VERSIONS.index(str(policy.values["engine_version"]))
+    large = gib >= 70 and "a100" not in facts.chip
+    tokens = int(policy.values["max_num_batched_tokens"]) or (
+        16_384 if gib >= 160 and release <= LARGEST_CARDS else 8192 if large else 2048)
+    seats = int(policy.values["max_num_seqs"]) or min(1024 if large else 256, tokens, facts.max_batch)
+    return {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
+
+
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
-                   compose=schedule_v1)
-vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1)
+                   compose=schedule_v1, prepare=as_shipped)
+vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1,
+                       prepare=as_shipped)

@@ -22,11 +22,12 @@ from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace, Turns, close_sessions, merge
+from ooco_gym.workload import Trace, Turns, close_sessions, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
 from ooco_gym.workload.sessions import CLOSED, open_note
 
+NOTED_SHARE = 0.01  # of prompt tokens
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
 
 
@@ -174,8 +175,8 @@ class Simulation:
         if rules.offloading_bytes and not self.state.blocks.size:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
-        if self.scenario.from_file and self.state.blocks.size:
-            self.notes += grows_note(trace)
+        if self.scenario.from_file:
+            self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         self.rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything
@@ -237,6 +238,17 @@ class Simulation:
         pending = self.state.pending
         return int(call_rule(self.state, self.rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
+
+
+def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
+    """A sentence where prompts begin alike and nothing keeps what they have in common."""
+    share = sharing_ratio(trace) or 0.0
+    if share < NOTED_SHARE:
+        return ()
+    kept = ("instances of pools keep no prefix cache" if not policy.mixed else
+            f"policy '{policy.name}' computes them anew (policy.prefix_caching=on keeps them, as vLLM does by default)"
+            if "prefix_caching" in policy.values else f"policy '{policy.name}' has no prefix cache")
+    return (f"{100 * share:.0f} % of the trace's prompt tokens lie in prefixes that an earlier prompt has, and {kept}",)
 
 
 def _check_architecture(policy: Policy, cluster: Cluster) -> None:

@@ -126,6 +126,8 @@ def _around(param: Param, default: Any, spread: float) -> Range | None:
         return Range(param.name, param.choices[int(param.number(default, "policy"))], tuple(param.choices))
     if param.whole and (param.low, param.high) == (0, 1):
         return Range(param.name, int(default), (0, 1))
+    if default == 0 and param.usual is not None:
+        return _scaled(param, default, *param.usual)
     if default is None or isinstance(default, str) or default < 0 or (default == 0 and param.high > spread):
         return None  # such as -1 or 0 for "found by itself"
     low, high = (param.low, param.high) if default == 0 else (default / spread, default * spread)

@@ -37,6 +37,10 @@ from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
 
 
+# As it was when the first factors were stored: a peak does not hang on what later releases ship.
+REFERENCE_MIXED = "vllm_fcfs:max_num_batched_tokens=2048,max_num_seqs=256,prefix_caching='off'"
+
+
 @dataclass(frozen=True)
 class PeakPlan:
     """How a peak factor is searched.
@@ -58,7 +62,7 @@ class PeakPlan:
 
 def reference_policy(scenario: Scenario) -> str:
     """The policy that says how much a cluster carries: the plain one of its kind."""
-    return "vllm_fcfs" if scenario.load_cluster().mixed else "base_pd"
+    return REFERENCE_MIXED if scenario.load_cluster().mixed else "base_pd"
 
 
 def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan, find: bool = False,

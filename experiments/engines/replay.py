@@ -80,8 +80,8 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
     engine = run.engine
     policy = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
               **release_of(engine)}
-    if engine.get("prefix_caching"):  # one that was preempted finds what is left of its own blocks, too
-        policy["prefix_caching"] = "on"
+    # One that was preempted finds what is left of its own blocks, too.
+    policy["prefix_caching"] = "on" if engine.get("prefix_caching") else "off"
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
                "max_batch": engine["max_num_seqs"],
                "mixed": [{"chip": chip, "tp": degree_of(run), "kv_blocks": engine["num_gpu_blocks"]}]}

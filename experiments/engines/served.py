@@ -85,7 +85,7 @@ def serve_again(trace: Trace, cluster: dict[str, Any], policy: dict[str, Any], t
         scenario = Scenario(cluster=cluster, workload=path, timing=timing, start_s=0.0, warmup_s=0.0, drain_s=0.0,
                             duration_s=2.0 * end_s + 60.0, rate_scale=1.0, slo=lax,
                             offline={"mode": "rate", "rate": 0.0})
-        result = simulate(scenario, {"name": "vllm_fcfs", **policy}, sample_s=1.0)
+        result = simulate(scenario, {"name": "vllm_fcfs", "prefix_caching": "off", **policy}, sample_s=1.0)
     rows, samples = result.requests, result.samples
     unfinished = np.flatnonzero(rows["status"] != s.FINISHED)
     if len(unfinished):

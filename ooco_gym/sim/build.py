@@ -69,6 +69,8 @@ class Facts:
     max_batch: int
     relaxed: CostTable  # of those that prefill
     block_tokens: int
+    chip: str = ""  # the card with the least memory
+    memory_bytes: float = 0.0
 
     def largest_batch(self, share: float) -> int:
         """Largest decode batch at the mean context whose step stays within `share` of the TPOT SLO; at least 1."""
@@ -94,7 +96,8 @@ def facts_of(machines: Sequence[Machine], trace: Trace | np.ndarray, rules: Rule
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
     decode, prefill = (_believed(machine.deployment, rules.max_batch, rules.belief_factor)
                        for machine in (strict, machines[0]))
-    return Facts(decode, rules.tpot_s, mean, rules.max_batch, prefill, rules.block_tokens)
+    chip = min((machine.deployment.chip for machine in machines), key=lambda one: one.memory_bytes)
+    return Facts(decode, rules.tpot_s, mean, rules.max_batch, prefill, rules.block_tokens, chip.name, chip.memory_bytes)
 
 
 @lru_cache(maxsize=32)

@@ -14,6 +14,8 @@ ENGINE_VERSIONS = (
     "0.24.0", "0.23.0", "0.22.1", "0.22.0", "0.21.0", "0.20.2", "0.20.1", "0.20.0", "0.19.1", "0.19.0", "0.18.1",
     "0.18.0", "0.17.1", "0.17.0", "0.16.0", "0.15.1", "0.15.0", "0.14.1", "0.14.0", "0.13.0", "0.12.0",
 )
+# Cards of 160 GiB and more have a larger token budget of their own, from this release on.
+LARGEST_CARDS = ENGINE_VERSIONS.index("0.28.0")
 # A running request that preempts itself (by priority) ends the pass over the running ones; now the pass goes on.
 SELF_PREEMPTION_ENDS_PASS = ENGINE_VERSIONS.index("0.32.0")
 # Freed blocks are taken again in the order in which they were freed; now those that hold nothing come first.

@@ -37,7 +37,7 @@ def context_names(trace: Trace) -> ContextNames | None:
     """
     n, span = len(trace), trace.block_tokens
     prompt, total = trace.prompt_tokens.astype(np.int64), trace.prompt_tokens.astype(np.int64) + trace.output_tokens
-    following = _next_turns(trace)
+    following = next_turns(trace)
     holds = (following >= 0) & (prompt[following] >= total)
     if trace.prefix_hashes is None:
         if not holds.any():
@@ -61,7 +61,7 @@ def context_names(trace: Trace) -> ContextNames | None:
 
 def grows_note(trace: Trace) -> tuple[str, ...]:
     """A sentence where turns are taken to begin with the turn before them although no hashes say so."""
-    following = _next_turns(trace)
+    following = next_turns(trace)
     total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
     holds = (following >= 0) & (trace.prompt_tokens[following] >= total)
     if trace.prefix_hashes is not None or not holds.any():
@@ -70,7 +70,7 @@ def grows_note(trace: Trace) -> tuple[str, ...]:
             "before them and its answer are taken to begin with both, which a prefix cache then finds",)
 
 
-def _next_turns(trace: Trace) -> np.ndarray:
+def next_turns(trace: Trace) -> np.ndarray:
     """The request after each in its session, int64[n]; -1 for none."""
     following = np.full(len(trace), -1)
     if trace.session is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 from ooco_gym.workload import Trace, load_workload, merge, workload_mean_rate
+from ooco_gym.workload.context_names import next_turns
 
 POLICIES = {"vllm_fcfs": "fcfs", "vllm_priority": "priority"}
 """Our policies, and what the engine calls them."""
@@ -74,7 +75,10 @@ class Case:
         """The requests, as the driver reads them."""
         trace, n = self.trace, len(self.trace)
         offsets, values = trace.prefix_hashes or (np.zeros(n + 1, np.int64), np.zeros(0, np.int64))
-        return {"arrival_ps": np.rint(trace.arrival_s * _PS_PER_S).astype(np.int64),
+        following = next_turns(trace)
+        total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
+        repeated_by = np.where((following >= 0) & (trace.prompt_tokens[following] >= total), following, -1)
+        return {"repeated_by": repeated_by, "arrival_ps": np.rint(trace.arrival_s * _PS_PER_S).astype(np.int64),
                 "prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens,
                 "priority": 1 - trace.online.astype(np.int64), "hash_offsets": offsets, "hash_values": values}
 
@@ -145,6 +149,23 @@ def random_case(seed: int, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
     trace = Trace(arrival_s, prompt, output, draws.random(n) < 0.5, prefix_hashes=hashes, name=f"small {seed}")
     return Case(trace, tuple(POLICIES)[seed // 2 % 2], needed + 1 + int(draws.choice([0, 0, 1, 3, 12])),
                 int(draws.choice([2, 3, 5, 24])), tokens, caching, engine_version=engine_version)
+
+
+def conversations(draws: np.random.Generator, trace: Trace) -> Trace:
+    """The trace with its requests in conversations: a turn's prompt is the turn before it, its answer, and a bit more."""
+    prompt, session, hashes, last = trace.prompt_tokens.copy(), np.arange(len(trace)), [], {}
+    for slot in range(len(trace)):
+        known: list[int] = []
+        if last and draws.random() < 0.6:
+            earlier = last[int(draws.choice(list(last)))]
+            session[slot] = session[earlier]
+            prompt[slot] = prompt[earlier] + trace.output_tokens[earlier] + draws.integers(60)
+            known = hashes[earlier][: prompt[earlier] // HASH_TOKENS]
+        last[int(session[slot])] = slot
+        hashes.append([*known, *(_OWN + 1000 * slot + k for k in range(len(known), -(-int(prompt[slot]) // HASH_TOKENS)))])
+    offsets = np.cumsum([0, *map(len, hashes)])
+    values = np.array([value for one in hashes for value in one], np.int64)
+    return replace(trace, prompt_tokens=prompt, session=session, prefix_hashes=(offsets, values))
 
 
 def shared_hashes(draws: np.random.Generator, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,8 @@
 """Random requests under random settings, through the real scheduler and ours, until enough steps have been made.
 
 Memory is that of the longest request and a few blocks to twice it, budgets are 16 to 8,192 tokens, blocks 16 to 128;
-requests come all at once, in bursts or one by one; with prefix caching their prompts begin alike. A quarter of the
+requests come all at once, in bursts or one by one; with prefix caching their prompts begin alike, or they are turns of
+conversations. A quarter of the
 steps is made under each of the two policies with prefix caching off and on.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 from ooco_gym.workload import Trace
-from tests.oracle.cases import HASH_TOKENS, POLICIES, Case, shared_hashes
+from tests.oracle.cases import HASH_TOKENS, POLICIES, Case, conversations, shared_hashes
 from tests.oracle.compare import agreement
 from tests.oracle.schedulers import Oracle, simulate
 
@@ -50,13 +51,15 @@ def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version
     grain = int(draws.choice([1, block, 4 * block, HASH_TOKENS]))
     prompt = np.maximum(1, draws.integers(1, longest, n) // grain * grain)
     output = draws.integers(1, int(draws.choice([3, 40, 120, 120])), n)
-    needed = int((-(-(prompt + output + 1) // block)).max())
     tokens = int(draws.choice([16, 64, 200, 512, 2048, 8192]))
-    slack = int(draws.choice([0, 0, 1, 3, 12, needed]))
     trace = Trace(arrival_s, prompt, output, draws.random(n) < draws.choice([0.2, 0.5, 0.8]),
                   name="fuzz " + " ".join(map(str, seeds)))
-    if caching:
+    if caching and draws.random() < 0.5:
+        trace = conversations(draws, trace)
+    elif caching:
         trace = replace(trace, prefix_hashes=shared_hashes(draws, prompt))
+    needed = int((-(-(trace.prompt_tokens + trace.output_tokens + 1) // block)).max())
+    slack = int(draws.choice([0, 0, 1, 3, 12, needed]))
     seats = min(tokens, int(draws.choice([2, 3, 5, 16, 40])))
     return Case(trace, policy, needed + 1 + slack, seats, tokens, caching, block, engine_version)
 

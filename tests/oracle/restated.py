@@ -48,6 +48,9 @@ def _requests(case: Case) -> list[Request]:
     """All requests; the second part of their rank is when they arrive."""
     columns = {key: value.tolist() for key, value in case.columns().items()}
     offsets, values, urgent = columns["hash_offsets"], columns["hash_values"], case.policy == "vllm_fcfs"
-    return [Request(slot, columns["prompt_tokens"][slot], columns["output_tokens"][slot],
+    made = [Request(slot, columns["prompt_tokens"][slot], columns["output_tokens"][slot],
                     (0 if urgent else columns["priority"][slot], columns["arrival_ps"][slot]),
                     tuple(values[offsets[slot]:offsets[slot + 1]])) for slot in range(len(case.trace))]
+    for one, other in zip(made, columns["repeated_by"], strict=True):
+        one.repeated_by = made[other] if other >= 0 else None
+    return made

@@ -30,6 +30,7 @@ class Request:
     output: int
     rank: tuple[int, int]  # (class, time of arrival): smaller counts more; at equal ranks the slot decides
     hashes: tuple[int, ...] = ()  # of the prompt's first blocks of HASH_TOKENS; beyond them it is the request's own
+    repeated_by: Request | None = None  # the turn whose prompt begins with its prompt and its answer
     computed: int = 0
     made: int = 0
     held: list[int] = field(default_factory=list)  # its blocks, in order
@@ -47,6 +48,8 @@ class Request:
 
     def content(self, place: int, size: int) -> Hashable:
         """What is in its block number `place`; two blocks hold the same tokens where this is equal."""
+        if self.repeated_by is not None:
+            return self.repeated_by.content(place, size)
         begin, end = place * size, (place + 1) * size
         number = begin // HASH_TOKENS
         if end <= self.prompt and number < len(self.hashes):

@@ -110,24 +110,31 @@ class Prompts:
     """Token ids of requests.
 
     The token at position `p` of a prompt depends on the hash of block `p // size` and on `p % size`; where there is no
-    such hash, and beyond the prompt, it is the request's own.
+    such hash, and beyond the prompt, it is the request's own. What the next turn repeats are that turn's tokens.
 
     Args:
-        case: `prompt_tokens` int[n], `hash_offsets` int64[n + 1] and `hash_values` int64.
+        case: `prompt_tokens`, `repeated_by` int[n] (the turn that begins with a request's prompt and answer, or -1),
+            `hash_offsets` int64[n + 1] and `hash_values` int64.
         size: tokens that one hash stands for.
     """
 
     def __init__(self, case: Mapping[str, np.ndarray], size: int) -> None:
-        self._prompt, self._size = case["prompt_tokens"], size
+        self._prompt, self._repeated_by, self._size = case["prompt_tokens"], case["repeated_by"], size
         self._offsets = case["hash_offsets"]
         self._number = np.unique(case["hash_values"], return_inverse=True)[1]
 
     def tokens(self, slot: int) -> list[int]:
         """The prompt of a request."""
-        size, length = self._size, int(self._prompt[slot])
-        numbers = self._number[self._offsets[slot]:self._offsets[slot + 1]].astype(np.int64)
-        shared = (numbers[:, None] * size + np.arange(size)).ravel()[:length]
-        return [*shared.tolist(), *(self.own(slot, position) for position in range(len(shared), length))]
+        return [self.token(slot, position) for position in range(int(self._prompt[slot]))]
+
+    def token(self, slot: int, position: int) -> int:
+        """The token at `position` of the context of a request."""
+        while self._repeated_by[slot] >= 0:
+            slot = int(self._repeated_by[slot])
+        first, place = int(self._offsets[slot]), position // self._size
+        if position < self._prompt[slot] and first + place < self._offsets[slot + 1]:
+            return int(self._number[first + place]) * self._size + position % self._size
+        return self.own(slot, position)
 
     @staticmethod
     def own(slot: int, position: int) -> int:
@@ -212,7 +219,7 @@ class _Episode:
             if self._cached[slot] < 0:
                 self._cached[slot] = one.num_computed_tokens - new
             whole = one.num_computed_tokens == one.num_tokens
-            sampled[name] = [self._prompts.own(slot, one.num_tokens)] if whole else []
+            sampled[name] = [self._prompts.token(slot, one.num_tokens)] if whole else []
             if whole:
                 self._made(slot, one.num_output_tokens + 1)
         self._steps.add(begun_ps, self._now_ps, by_slot, self._preempted)
