@@ -36,7 +36,6 @@ from ooco_gym.peak import (
 from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
 
-
 # As it was when the first factors were stored: a peak does not hang on what later releases ship.
 REFERENCE_MIXED = "vllm_fcfs:max_num_batched_tokens=2048,max_num_seqs=256,prefix_caching='off'"
 
