@@ -17,8 +17,9 @@ def prepared(chip: str, gigabytes: float, text: str = "vllm_fcfs", max_batch: in
 
 
 @pytest.mark.parametrize(("chip", "gigabytes", "release", "expected"), [
-    ("h100", 80, "0.33.0", (8192, 1024)), ("h200", 141, "0.12.0", (8192, 1024)), ("a100_80g", 80, "0.33.0", (2048, 256)),
-    ("l40s", 48, "0.33.0", (2048, 256)), ("b200", 180, "0.28.0", (16_384, 1024)), ("b200", 180, "0.27.1", (8192, 1024)),
+    ("h100", 80, "0.33.0", (8192, 1024)), ("h200", 141, "0.12.0", (8192, 1024)),
+    ("a100_80g", 80, "0.33.0", (2048, 256)), ("l40s", 48, "0.33.0", (2048, 256)),
+    ("b200", 180, "0.28.0", (16_384, 1024)), ("b200", 180, "0.27.1", (8192, 1024)),
 ])
 def test_budget_and_seats_are_those_of_the_release_on_the_card(chip, gigabytes, release, expected) -> None:
     assert prepared(chip, gigabytes, f"vllm_priority:engine_version={release}") == expected

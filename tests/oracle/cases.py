@@ -152,7 +152,7 @@ def random_case(seed: int, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
 
 
 def conversations(draws: np.random.Generator, trace: Trace) -> Trace:
-    """The trace with its requests in conversations: a turn's prompt is the turn before it, its answer, and a bit more."""
+    """The trace with its requests in conversations: a prompt is the turn before, its answer, and a bit more."""
     prompt, session, hashes, last = trace.prompt_tokens.copy(), np.arange(len(trace)), [], {}
     for slot in range(len(trace)):
         known: list[int] = []
@@ -162,7 +162,8 @@ def conversations(draws: np.random.Generator, trace: Trace) -> Trace:
             prompt[slot] = prompt[earlier] + trace.output_tokens[earlier] + draws.integers(60)
             known = hashes[earlier][: prompt[earlier] // HASH_TOKENS]
         last[int(session[slot])] = slot
-        hashes.append([*known, *(_OWN + 1000 * slot + k for k in range(len(known), -(-int(prompt[slot]) // HASH_TOKENS)))])
+        blocks = -(-int(prompt[slot]) // HASH_TOKENS)
+        hashes.append([*known, *(_OWN + 1000 * slot + k for k in range(len(known), blocks))])
     offsets = np.cumsum([0, *map(len, hashes)])
     values = np.array([value for one in hashes for value in one], np.int64)
     return replace(trace, prompt_tokens=prompt, session=session, prefix_hashes=(offsets, values))
