@@ -18,6 +18,7 @@ from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
+from experiments.common.tuning import with_settings
 from experiments.compare import given_cells
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
@@ -48,6 +49,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     given: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     options = by_protocol(given)
     policies = names_of(options, "policies", "policy")
+    options = with_settings(options, policies)
     base = scenario_of(cfg)
     scenarios = [of_cell(base, one, options) for _, one in given_cells(options["cells"], ("workload", "cluster"))]
     for one in scenarios:

@@ -17,6 +17,7 @@ from experiments.common.policies import baseline_of, check_names, names_of, seed
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
+from experiments.common.tuning import parts_of, tuned_on, with_settings, words_of
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, notes_of, of_cell, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
@@ -40,6 +41,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    options = with_settings(options, policies)
     baseline = baseline_of(options, policies)
     if options["sustain"]:
         return _sustained(cfg, options, policies, baseline)
@@ -47,18 +49,22 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError("cells is of sustain=true, which measures the rate that each policy sustains; add that, or "
                         "leave cells out")
     scenario = scenario_of(cfg)
-    said, note = say_played(scenario, seeds=len(seeds)), scenario.scale_note()
-    scenario = scenario.with_(rate_scale=scenario.online_scale())
-    on = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
+    note = scenario.scale_note()
+    first, scenario = parts_of(scenario.with_(rate_scale=scenario.online_scale()), options["tuning"], policies)
+    said = say_played(scenario, seeds=len(seeds))
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
+        tuned = tuned_on(first, policies, options, jobs)
+        tuning = words_of(scenario, options, tuned, policies) if tuned else ""
+        policies = list(dict.fromkeys(one for name in policies for one in (name, tuned.get(name, name))))
+        on = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
         asked = {name: [jobs.submit(on[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
     rows = compare(named, metrics_of([get_policy(name).values for name in policies], options["metrics"]),
                    next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
-               **({"played": said[0]} if said else {}), "results": rows, "runs": summaries,
-               "notes": [f"{line}." for line in (*said, note) if line]}
+               **({"played": said[0]} if said else {}), **({"tuned": tuned} if tuned else {}), "results": rows,
+               "runs": summaries, "notes": [f"{line}." for line in (*said, note, tuning) if line]}
     fresh = {name: [line for line in runs[0].get("notes", ()) if line not in said] for name, runs in summaries.items()}
     summary["notes"] += notes_of({name: {**runs[0], "notes": fresh[name], "scenario": summary["scenario"]}
                                   for name, runs in summaries.items()})

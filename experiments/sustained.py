@@ -19,6 +19,7 @@ from experiments.common.policies import seeds_of
 from experiments.common.rate_search import Limits, Plan, Point, candidates_of, tune
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
+from experiments.common.tuning import parts_of
 from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, resampled_estimate, resampled_interval, within
 from ooco_gym.peak import label, short_name
@@ -83,8 +84,9 @@ def measured(cells: Sequence[Cell], policies: Sequence[str], options: Mapping[st
     limits = Limits(**options["limits"])
 
     def measure(cell: Cell, policy: str) -> list[Entry]:
-        bench = Bench(jobs, cell.scenario, seeds, cell.definitions[0], limits, cell.plan)
-        trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
+        first, rest = parts_of(cell.scenario, tuning, policies)
+        bench = Bench(jobs, rest, seeds, cell.definitions[0], limits, cell.plan)
+        trial = replace(bench, scenario=first, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
         return entries_of(cell, policy, bench, trial, tuning["policies"] or {}, tuning["shipped"])
 
     pairs = [(cell, policy) for cell in cells for policy in policies if policy not in cell.without]

@@ -80,6 +80,33 @@ def test_compare_pairs_policies_on_seeds():
     assert "Difference to ooco" in Path("first/compare.html").read_text()
 
 
+def test_compare_tunes_each_policy_on_other_seeds_and_shows_both():
+    words = ["compare", "tune=true", "policies=[vllm_fcfs,base_pd]", "seeds=[1]", "cluster=mixed_7b", "workers=1",
+             *LOAD, "tuning.policies={vllm_fcfs: [{max_num_seqs: 1}, {max_num_batched_tokens: 1024}]}"]
+    assert main([*words, "tuning.seeds=[101]", "offline.rate=6", "out=tuned"]) == 0
+    found = summary("tuned")
+    best = found["tuned"]["vllm_fcfs"]
+    assert list(found["tuned"]) == ["vllm_fcfs"] and "max_num_seqs=1" not in best.split(":")[-1].split(",")
+    assert list(dict.fromkeys(row["policy"] for row in found["results"])) == list(dict.fromkeys(
+        ["vllm_fcfs", best, "base_pd"]))
+    assert any("tuned on seeds 101: vllm_fcfs as" in note and "base_pd not (no settings" in note
+               for note in found["notes"])
+    assert main([*words, "tuning.seeds=[1]", "out=no"]) == 2
+
+
+def test_a_trace_is_tuned_on_its_first_part_and_measured_on_the_rest():
+    rows = "".join(f"{i / 2},500,30,{'online' if i % 2 else 'offline'}\n" for i in range(800))
+    Path("week.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}")
+    words = ["compare", "tune=true", "policies=[vllm_priority]", "seeds=1", "workload.path=week.csv", "workers=1"]
+    assert main([*words, "tuning.part=0.25", "out=tuned"]) == 0
+    found = summary("tuned")
+    assert found["scenario"]["start_s"] == 100 and found["scenario"]["duration_s"] == 300
+    assert found["runs"]["vllm_priority"][0]["online"]["arrived"] == 300
+    assert any("tuned on the first 25 % of the trace, the rest of which is measured" in note for note in found["notes"])
+    assert main([word.replace("tune=true", "tune=false") for word in words] + ["out=plain"]) == 0
+    assert summary("plain")["scenario"]["duration_s"] == 400
+
+
 def test_compare_says_what_holds_of_some_policies_alone():
     words = ["compare", "policies=[vllm_fcfs,vllm_fcfs:prefix_caching=on]", "seeds=1", "cluster=mixed_7b", "workers=1",
              "cluster.kv_offloading_gib=2", "offline.rate=0.5", *LOAD, "out=two"]

@@ -27,6 +27,7 @@ from experiments.common.rate_search import (
 )
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, sustain
+from experiments.common.tuning import with_settings
 from experiments.sustained import Cell, Entry, entries_of, rows_of
 from ooco_gym.cli import main
 from ooco_gym.policy import get_policy, spelled
@@ -276,7 +277,8 @@ def test_the_field_is_configured(capsys):
     from experiments.compare import cells_of
 
     assert main(["compare", "+preset=field", "--cfg", "job"]) == 0
-    options = yaml.safe_load(capsys.readouterr().out)
+    given = yaml.safe_load(capsys.readouterr().out)
+    options = with_settings(given, given["policies"])
     assert options["sustain"] is True and options["baseline"] in options["policies"]
     kinds = {get_policy(policy).mixed for policy in options["policies"]}
     assert kinds == {False, True}
@@ -291,3 +293,11 @@ def test_the_field_is_configured(capsys):
         assert policy in options["policies"]
         for name in candidates_of(policy, tried):
             assert get_policy(name).name == get_policy(policy).name
+
+
+@pytest.mark.parametrize("policy", ["vllm_fcfs", "vllm_priority", "vllm_lcf", "sarathi", "sarathi_pp", "hygen",
+                                    "past_future", "conserve", "niyama", "echo"])
+def test_what_fills_iterations_to_a_number_of_tokens_is_tuned_from_256_to_2048(policy):
+    key = next(key for key in ("max_num_batched_tokens", "chunk_size", "max_chunk") if key in get_policy(policy).values)
+    tried = {get_policy(policy).values[key], *(one.get(key) for one in load_yaml("", "settings")[policy])}
+    assert {256, 1024} <= tried and tried & {2048, 2500} and min(tried - {None}) == 256

@@ -1,0 +1,91 @@
+"""Tuning: which settings are tried for a policy, on what, and which of them is taken (docs/protocol.md, opponents)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.common.policies import seeds_of
+from experiments.common.rate_search import candidates_of
+from ooco_gym.errors import UserError, is_number, unknown
+from ooco_gym.policy import get_policy
+from ooco_gym.resources import load_yaml
+from ooco_gym.workload import resolve_workload
+
+if TYPE_CHECKING:
+    from experiments.common.runner import Jobs
+    from ooco_gym.scenario import Scenario
+
+
+def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
+    """A command's options with the settings to try in `tuning.policies`: given as a mapping, those of
+    `conf/settings.yaml` for the policies that are listed, or with `tune` for all that are compared.
+
+    Raises:
+        UserError: a policy that is listed has no settings there, or seeds to tune on are measured, too.
+    """
+    tuning, shipped = options["tuning"], load_yaml("", "settings")
+    given = tuning["policies"]
+    if given is None:
+        named = [name for name in policies if get_policy(name).name in shipped] if options.get("tune") else []
+    else:
+        named = [] if isinstance(given, Mapping) else list(given)
+        for name in named:
+            if get_policy(name).name not in shipped:
+                raise unknown("tuning.policies", get_policy(name).name, shipped)
+    settings = given if isinstance(given, Mapping) else {name: shipped[get_policy(name).name] for name in named}
+    both = sorted(set(seeds_of(options["seeds"])) & set(seeds_of(tuning["seeds"], "tuning.seeds")))
+    if settings and both:
+        raise UserError(f"tuning.seeds: seed {both[0]} is measured, too; expected others than seeds={options['seeds']}")
+    return {**options, "tuning": {**tuning, "policies": settings}}
+
+
+def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[str]) -> tuple[Scenario, Scenario]:
+    """What is tuned on and what is measured: of a trace, which is the same on every seed, its first `tuning.part` and
+    the rest; else, and where none of the policies is tuned, the same scenario, whose seeds differ.
+
+    Raises:
+        UserError: the part is no share between 0 and 1.
+    """
+    part = tuning["part"]
+    if not is_number(part) or not 0 < part < 1:
+        raise UserError(f"tuning.part={part!r} must be a share of the trace between 0 and 1, such as 0.25")
+    if not (scenario.from_file and set(policies) & set(tuning["policies"])):
+        return scenario, scenario
+    start_s, duration_s = resolve_workload(scenario.workload).window(scenario.start_s, scenario.duration_s)
+    first_s = part * duration_s
+    return (scenario.with_(start_s=start_s, duration_s=first_s),
+            scenario.with_(start_s=start_s + first_s, duration_s=duration_s - first_s))
+
+
+def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> dict[str, str]:
+    """Of each policy with settings the best, as a name: of those within `violation_budget` the one that completes
+    most offline tokens, to three digits, then with the fewest late; where none is, the one with the fewest late."""
+    budget = float(options["violation_budget"])
+    seeds = seeds_of(options["tuning"]["seeds"], "tuning.seeds")[:1 if scenario.from_file else None]
+    asked = {name: {one: [jobs.submit(scenario.on_kind(get_policy(one).mixed).with_(seed=seed), one) for seed in seeds]
+                    for one in (name, *candidates_of(name, settings))}
+             for name, settings in options["tuning"]["policies"].items() if name in policies}
+
+    def standing(runs: Sequence[Mapping[str, Any]]) -> tuple[bool, float, float]:
+        late = float(np.mean([run["online"]["violation_rate"] or 0.0 for run in runs]))
+        served = float(np.mean([run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
+                                for run in runs]))
+        return late <= budget, float(f"{served:.3g}") * (late <= budget), -late
+
+    return {name: max(tried, key=lambda one: standing([run.result() for run in tried[one]]))
+            for name, tried in asked.items()}
+
+
+def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str, str], policies: Sequence[str]) -> str:
+    """How policies were tuned, in a sentence."""
+    tuning = options["tuning"]
+    on = f"seeds {', '.join(map(str, seeds_of(tuning['seeds'], 'tuning.seeds')))}"
+    if scenario.from_file:
+        on = f"the first {100 * tuning['part']:g} % of the trace, the rest of which is measured"
+    said = [f"{name} {'as it ships' if best == name else f'as {best}'} (of {1 + len(tuning['policies'][name])})"
+            for name, best in found.items()]
+    said += [f"{name} not (no settings: tuning.policies)" for name in policies if name not in found]
+    return f"tuned on {on}: {', '.join(said)}"
