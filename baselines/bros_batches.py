@@ -37,8 +37,6 @@ class BatchedWork:
                                       np.flatnonzero(online & late)]))
         requests["arrival_ps"][self.next_slot :] = s.NEVER
         self.running = slice(0, 0)
-        # The loop ends once every SLO is kept or missed; here latencies count to the last token.
-        state.gauges.open_online += 1
 
     def _reorder(self, order: np.ndarray) -> None:
         """Moves row order[i] of the requests to slot i, with the slots that deadlines name."""
@@ -62,13 +60,6 @@ class BatchedWork:
         rows["counted"] = now >= self.start_ps
         self.next_slot, self.left = self.next_slot + count, self.left - count
 
-    def over(self) -> bool:
-        """Whether the window is over and all online requests that count have finished."""
-        requests = self.state.requests
-        counted = (requests["online"] == 1) & (requests["counted"] == 1)
-        return bool(self.state.clock.now_ps >= self.end_ps
-                    and (requests["status"][counted] >= s.FINISHED).all())
-
 
 def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
     """Plays a scenario whose offline part is `{mode: jobs, jobs: …}`, the jobs in batches.
@@ -79,15 +70,14 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
         batch: offline requests that are submitted as soon as the last ones are done.
     """
     begun = time.perf_counter()
-    simulation = Simulation(scenario, policy)
+    simulation = Simulation(scenario, policy, whole=True)
     work = BatchedWork(simulation.state, batch, simulation.window_s)
-    until_s, end_s = 0.0, simulation.end_ps / s.PS_PER_S
-    while until_s < end_s and not work.over():
+    until_s = 0.0
+    while not simulation.finished:
         work.submit_if_due()
         until_s += POLL_S
         simulation.advance(until_s)
     state, chosen = simulation.state, simulation.policy
-    state.gauges.open_online -= 1
     return Run(simulation.scenario, chosen.name, dict(chosen.values), state.requests, state.instances, state.itl,
                simulation.window_s, state.totals.as_dict(), {}, simulation.now_s, time.perf_counter() - begun,
                simulation.notes)

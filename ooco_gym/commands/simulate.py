@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-SCHEMA, PAGE_FILE = "ooco-gym/simulate/2", "simulate.html"
+PAGE_FILE = "simulate.html"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.policy import policy_of
     from ooco_gym.render import outcome_of, record_of, write_report
     from ooco_gym.render.page import class_table
-    from ooco_gym.render.record import REQUESTS_FILE
+    from ooco_gym.render.record import REQUESTS_FILE, SCHEMA
     from ooco_gym.simulation import simulate
 
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
@@ -119,8 +119,11 @@ def result_table(summary: Mapping[str, Any]) -> Table:
                          for part, name in names.items())
 
     used, open_end = summary["utilization"], summary["window_s"] != summary["arrivals_s"]
+    left = online["arrived"] - online["finished"] + offline["left"] - sum((rejected or {}).get(kind, 0) for kind in (
+        "online", "offline"))
+    until = f"when drain_s ran out, {left:,} requests unfinished" if left else "with the last request"
     rows = [
-        *([("measured window", f"{duration(summary['window_s'])}, to the last request's end; arrivals in "
+        *([("measured window", f"{duration(summary['window_s'])}, ended {until}; arrivals in "
             f"{duration(summary['arrivals_s'])}")] if open_end else []),
         ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"
          + f", {online['unserved']:,} without a token" * bool(online["unserved"])
@@ -178,8 +181,8 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
                      "their own, not the cluster's.")
     if "deadlines" in offline:
         lines.append(f"{offline['deadlines']:,} of {offline['arrived']:,} offline requests have a deadline: "
-                     f"{offline['deadline_misses']:,} missed it, and of {offline['deadline_undecided']:,} it was not "
-                     "decided when the run ended.")
+                     f"{offline['deadline_misses']:,} missed it"
+                     + f", {offline['deadline_undecided']:,} could still" * bool(offline["deadline_undecided"]) + ".")
     if rejected := summary.get("rejected"):
         why = {MEMORY: "the memory of an instance even alone: take more chips", WINDOW: "the model's window"}
         lines.append(f"{rejected['online']:,} online and {rejected['offline']:,} offline requests were rejected: "

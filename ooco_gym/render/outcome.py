@@ -33,6 +33,9 @@ TITLES = {
     "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
     "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
     "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
+    "utilization.compute_share": ("of the chips' peak computed", "%"),
+    "utilization.kv_mean_share": ("KV memory in use", "%"),
+    "utilization.busy_share": ("time in which anything runs", "%"),
     "sustained.rate": ("sustained offline load", "requests/s"),
     "sustained.total_tokens_per_s": ("offline total", "tokens/s"),
 }
@@ -147,8 +150,8 @@ class Outcome:
                  *(column[key] for column in self.more.values()), *([] if self.sentence else [_ranked(one)]))
                 for key, one in found.items()]
         words = "" if self.sentence else (
-            "Late is what violates its SLO, rejected and unfinished requests included. Ranked is who has at most "
-            f"{percent(self.budget, 0)} late, by its interval. ")
+            "Late is what violates its SLO, rejected requests and what was unfinished past it included. Ranked is who "
+            f"has at most {percent(self.budget, 0)} late, by its interval. ")
         if any(row.get("censored") for row in self.rows):
             words += "Times are of all that arrived; > marks where some had not come to that when the run ended. "
         tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *([] if self.sentence else ["ranked"])),
@@ -179,7 +182,7 @@ class Outcome:
         return f"{self._ahead(kept, promise)}{self._ahead_computed(kept)}{more}"
 
     def _ahead(self, kept: Sequence[Key], promise: str) -> str:
-        """Who serves most of those that keep the promise, in a sentence; nobody where the load does not tell."""
+        """Who serves most of those that keep the promise, in a sentence; none where the load does not tell."""
         found = self.found
         best, level = self._most(kept, self.served)
         late, amount = _late_words(found[best][LATE]), self._amount(best, self.served)

@@ -94,7 +94,8 @@ def conditions_table(records: Sequence[RunRecord]) -> Table:
     """The scenario of the first record, a row a field; the clusters of all."""
     scenario, played = records[0].scenario, records[0].summary.get("played")
     clusters = dict.fromkeys(short_name(one.scenario["cluster"]) for one in records)
-    return plain_table({**({"played": played} if played else {}), **scenario, "cluster": ", ".join(clusters),
+    window = {key: records[0].summary[key] for key in ("arrivals_s", "window_s") if key in records[0].summary}
+    return plain_table({**({"played": played} if played else {}), **window, **scenario, "cluster": ", ".join(clusters),
                         "workload": short_name(scenario["workload"])})
 
 

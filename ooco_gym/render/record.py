@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ooco_gym.simulation import Run
 
+SCHEMA = "ooco-gym/simulate/2"  # of the summary of a run
 SUMMARY_FILE, CONFIG_FILE, REQUESTS_FILE = "summary.json", "config.yaml", "requests.parquet"
 COLUMNS = ("arrival_s", "output_tokens", "first_token_s", "finish_s", "violated")
 
@@ -82,7 +83,7 @@ def read_folder(folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any], di
     schema = re.fullmatch(r"ooco-gym/(\w+)/\d+", str(summary.get("schema")))
     if schema is None:
         raise UserError(f"run '{folder}': {SUMMARY_FILE} has schema '{summary.get('schema')}'; expected such as "
-                        "'ooco-gym/simulate/2'")
+                        f"'{SCHEMA}'")
     return schema[1], summary, config
 
 
@@ -95,6 +96,9 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     command, summary, config = read_folder(folder)
     if command != "simulate":
         raise UserError(f"folder '{folder}' is a run of '{command}', not of 'simulate'")
+    if summary["schema"] != SCHEMA:
+        raise UserError(f"run '{folder}': {SUMMARY_FILE} has schema '{summary['schema']}', of another version, whose "
+                        f"figures mean something else; expected '{SCHEMA}': simulate it again")
     try:
         requests = _columns(read_parquet(Path(folder, REQUESTS_FILE)))
     except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are

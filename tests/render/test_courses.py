@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ooco_gym.errors import UserError
 from ooco_gym.metrics.quality import judge
 from ooco_gym.metrics.summary import counted, rules_of
 from ooco_gym.render import read_record, record_of
@@ -70,6 +72,10 @@ def test_a_record_read_back_is_the_record(runs, tmp_path):
     assert set(read.requests) == set(made.requests)
     for key in read.requests:
         np.testing.assert_array_equal(read.requests[key], made.requests[key])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    write_json(tmp_path / "summary.json", {**summary, "schema": "ooco-gym/simulate/1"})
+    with pytest.raises(UserError, match="of another version.*simulate it again"):
+        read_record(tmp_path)
 
 
 def test_labels_tell_conditions_apart(records):
