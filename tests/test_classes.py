@@ -260,3 +260,30 @@ def test_a_trace_with_classes_from_an_empty_folder(tmp_path: Path, monkeypatch: 
     assert "Classes of requests" in page and "TTFT 5 s, TPOT 100 ms, weight 0.5" in page
     assert main([*words, "classes=chat_agent_bath"]) == 2
     assert "unknown classes 'chat_agent_bath' (did you mean 'chat_agent_batch'?)" in capsys.readouterr().err
+
+
+def test_what_requests_are_promised_of_their_own_is_not_said_as_their_class_s() -> None:
+    from ooco_gym.render.page import promise_of
+
+    online = {"online": True, "arrived": 9, "ttft_slo_s": 2.0, "tpot_slo_s": 0.05, "weight": 1.0, "own_slos": 0}
+    offline = {"online": False, "arrived": 9, "deadline_s": None}
+    assert promise_of(online) == "TTFT 2 s, TPOT 50 ms" and promise_of(offline) == "nothing"
+    assert promise_of({**online, "own_slos": 4, "weight": 2.0}) == (
+        "TTFT 2 s, TPOT 50 ms, own SLO of 4 requests, weight 2")
+    assert promise_of({**online, "own_slos": 9}) == "own SLO of 9 requests"
+    assert promise_of({**offline, "own_deadlines": 9}) == "own deadline of 9 requests"
+    assert promise_of({**offline, "deadline_s": 60.0, "own_deadlines": 2}) == (
+        "finished within 60.00 s, own deadline of 2 requests")
+
+
+def test_deadlines_of_single_requests_are_told_from_their_class_s(tmp_path: Path) -> None:
+    trace = Trace(np.zeros(4), np.full(4, 100, np.int32), np.full(4, 20, np.int32), np.arange(4) == 0,
+                  class_id=np.array([0, 1, 1, 2], np.int8), class_names=("chat", "soon", "batch"),
+                  deadline_s=np.array([np.nan, np.nan, 30.0, 0.001]))
+    write_trace(trace, tmp_path / "trace.csv")
+    classes = {"chat": {}, "soon": {"online": False, "deadline_s": 60.0}, "batch": {"online": False}}
+    run = simulate(Scenario(cluster="engine_7b", workload=str(tmp_path / "trace.csv"), classes=classes), "deadline")
+    found = run.summary["classes"]
+    assert [(found[name]["deadlines"], found[name]["own_deadlines"], found[name]["deadline_misses"])
+            for name in ("soon", "batch")] == [(2, 1, 0), (1, 1, 1)]
+    assert (run.summary["offline"]["deadlines"], run.summary["offline"]["deadline_misses"]) == (3, 1)

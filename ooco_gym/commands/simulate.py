@@ -136,9 +136,10 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("TPOT from first token", times("tpot")),
         ("TPOT from first decode", times("tpot_decode")),
         ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
-        ("their tokens", f"{offline['output_tokens_per_s']:,.0f} output and {offline['prompt_tokens_per_s']:,.0f} "
-                         "prompt tokens/s"),
-        ("offline computed", f"{_whole(offline['computed_tokens_per_s'])} tokens/s, finished or not"),
+        *((f"{kind} tokens", f"{summary[kind]['output_tokens_per_s']:,.0f} output and "
+           f"{summary[kind]['prompt_tokens_per_s']:,.0f} prompt tokens/s completed, "
+           f"{as_text(summary[kind]['computed_tokens_per_s'], ',.0f')} tokens/s computed")
+          for kind in ("online", "offline")),
         *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in ("online", "offline")
           if keeps_prefixes(summary["params"])),
         *((("found in host memory alone", percent(summary["kv_offloading"]["hit_rate"])),)
@@ -157,10 +158,6 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
-
-
-def _whole(value: float | None) -> str:
-    return as_text(value, ",.0f")
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.files import atomic_write, read_parquet
 from ooco_gym.metrics.statistics import interval_words, spread
-from ooco_gym.report import Section, Table, command_line, with_interval, write_page
+from ooco_gym.report import Section, Table, at_least, command_line, with_interval, write_page
 from ooco_gym.report.tables import flat
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ DONE, OPEN = "done", "open"  # of a point's status; beside them why it failed: r
 ABOUT, FIGURES = b"ooco_gym", b"ooco_gym.figures"  # metadata of the file: what the sweep is, which columns are figures
 RUN_ONLY = ("wall_s", "pid")  # figures of a summary that differ from run to run
 MOST_ROWS, MOST_SCORES = 40, 5  # of a printed table
+BOUND = "_censored"  # after a figure's name: 1 where that is but a lower bound, else None
 # What of a summary is a point's score; of other commands, the first figures that they sum up.
 SCORES = {
     "simulate": ("online.violation_rate", "online.ttft_p99_s", "online.tpot_p99_s", "offline.output_tokens_per_s",
@@ -78,8 +79,11 @@ class Sweep:
             whole = bool(summary) and summary.get("stopped_by") != "interrupt"
             if whole:
                 self.columns["status"][place], self.columns["error"][place] = DONE, None
-            rows.append({key: value for key, value in flat(summary).items() if whole and key not in self.columns
-                         and isinstance(value, (int, float)) and key.rpartition(".")[2] not in RUN_ONLY})
+            known = flat(summary) if whole else {}
+            bounds = {f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
+                      if key.endswith(".censored") for name in names}
+            rows.append(bounds | {key: value for key, value in known.items() if key not in self.columns and isinstance(
+                value, (int, float)) and key.rpartition(".")[2] not in RUN_ONLY})
         self.figures = by_column(rows)
         return self
 
@@ -116,13 +120,16 @@ class Sweep:
         check_keys("metrics", metrics, self.figures)
         usual = SCORES.get(self.about["command"], [name for name in self.figures if "." not in name])
         names = list(metrics) or [name for name in usual if name in self.figures][:MOST_SCORES]
+        bounds = {name: self.figures.get(name + BOUND, [None] * len(self.columns["point"])) for name in names}
         results = [{"swept": swept, "points": len(rows),
-                    "figures": {name: spread([self.figures[name][row] for row in rows]) for name in names}}
+                    "figures": {name: spread([self.figures[name][row] for row in rows]) for name in names},
+                    "censored": {name: any(bound[row] for row in rows) for name, bound in bounds.items()}}
                    for swept, rows in self.groups()]
         for figure in (figure for one in results for figure in one["figures"].values()):
             del figure["values"]  # they are in the file
         rows = [[*map(str, one["swept"].values()), str(one["points"]),
-                 *(with_interval(*one["figures"][name].values()) for name in names)] for one in results[:MOST_ROWS]]
+                 *(at_least(with_interval(*one["figures"][name].values()), one["censored"][name]) for name in names)]
+                for one in results[:MOST_ROWS]]
         note = interval_words(min((one["points"] for one in results), default=0))
         if len(results) > len(rows):
             note += f" {len(results) - len(rows):,} more settings are in {FILE}."

@@ -186,3 +186,13 @@ def test_figures_of_other_commands(toy: SimpleNamespace, monkeypatch: pytest.Mon
     monkeypatch.setattr(job, "load", lambda function: lambda cfg: {"score": 3.5, "seed": 1, "wall_s": 2.0, "x": "y"})
     code, out, _ = toy.run("play", "-m", "seed=1,2", "out=sweep")
     assert code == 0 and "score" in out and Sweep.read(toy.cwd / "sweep").figures == {"score": [3.5, 3.5]}
+
+
+def test_a_figure_that_is_but_a_lower_bound_is_marked(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "load", lambda function: lambda cfg: {"online": {
+        "ttft_p99_s": 3.5, "ttft_p50_s": 1.5, "censored": ["ttft_p99_s"] if cfg.seed == 2 else []}})
+    assert toy.run("play", "-m", "seed=1,2", "out=sweep")[0] == 0
+    figures = Sweep.read(toy.cwd / "sweep").figures
+    assert figures["online.ttft_p99_s_censored"] == [None, 1] and "online.ttft_p50_s_censored" not in figures
+    _, shown = Sweep.read(toy.cwd / "sweep").show(["online.ttft_p99_s", "online.ttft_p50_s"])
+    assert shown.rows[0][-2].startswith("> 3.5") and shown.rows[0][-1].startswith("1.5")
