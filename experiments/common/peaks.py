@@ -18,7 +18,7 @@ import numpy as np
 from experiments.common.policies import seeds_of
 from experiments.common.rate_search import largest_factor
 from experiments.common.runner import NO_SAMPLES_S, Jobs
-from experiments.common.sustain import settling
+from experiments.common.sustain import late_at_most, settling
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path
 from ooco_gym.peak import (
@@ -152,8 +152,7 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
 
     def violations(factor: float) -> float:
         asked = [settling(scenario).with_(seed=seed, rate_scale=factor) for seed in seeds]
-        rates = [one["online"][f"violation_rate_{tpot_from}"] or 0.0 for one in jobs.all(asked, reference)]
-        return float(np.mean(rates))
+        return float(np.mean([late_at_most(one, tpot_from) for one in jobs.all(asked, reference)]))
 
     mean_rate = scenario.rates()[0]
     cluster = scenario.load_cluster()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,13 @@ def settling(scenario: Scenario) -> Scenario:
     return scenario.with_(slo=slo, **window)
 
 
+def late_at_most(summary: Mapping[str, Any], tpot_from: str) -> float:
+    """Share of the online requests that violate, with those that the run's end left undecided: a load holds if it does
+    whatever becomes of them."""
+    online = summary["online"]
+    return (online[f"violation_rate_{tpot_from}"] or 0.0) + online["undecided"] / max(online["arrived"], 1)
+
+
 def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Point:
     """Gathers what an offline rate led to from the summaries of its seeds.
 
@@ -99,9 +107,7 @@ def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Po
     def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
         return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)
 
-    # What the end of a run left undecided counts as late: a rate holds if it does whatever becomes of these.
-    undecided = column("online", "undecided") / np.maximum(column("online", "arrived"), 1.0)
-    return Point(rate, column("online", f"violation_rate_{tpot_from}") + undecided,
+    return Point(rate, np.array([late_at_most(one, tpot_from) for one in summaries]),
                  column("offline", "kept_up_share", 1.0), column("offline", "kept_up_service_share", 1.0),
                  column("offline", "total_tokens_per_s"), column("offline", "reference_gpu_s_per_s"),
                  column("offline", "wasted_tokens_per_s"), summaries)

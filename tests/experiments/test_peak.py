@@ -59,7 +59,8 @@ class Known:
     def all(self, scenarios, policy):
         assert policy == "base_pd"
         rates = [min(1.0, 0.1 * one.online_scale() ** 2) for one in scenarios]
-        return [{"online": {"violation_rate_first_token": rate, "violation_rate_first_decode": rate}} for rate in rates]
+        return [{"online": {"violation_rate_first_token": rate, "violation_rate_first_decode": rate,
+                            "undecided": 0, "arrived": 100}} for rate in rates]
 
 
 def test_the_factor_is_the_largest_near_the_floor():
