@@ -18,7 +18,7 @@ from ooco_gym.render import RunRecord, outcome_of, record_of
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import held_windows
-from ooco_gym.report import Axis, Panel, Section, Series, command_line, percent, write_page
+from ooco_gym.report import Axis, Panel, Section, Series, command_line, joined, percent, write_page
 from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
@@ -167,13 +167,14 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         return f"{one['ratio']:.2f} times [{one['ci_low']:.2f}, {one['ci_high']:.2f}]"
 
     name, tuned = options["reference"], [one for one in options["searches"] if one != GATE]
-    gained = "serves" if learned["ci_low"] > 1.0 else "is not shown to serve more: on this machine it serves"
-    beside = " and ".join(f"{times(one)} that of `{options['searches'][one]['policy']}` tuned" for one in tuned)
-    return (f"A gate learned in {learned['wall_s']:.0f} s ({learned['windows_played']:,} simulated windows) {gained} "
-            f"{times(name)} the offline work of `{name}` as published on {learned['windows']} held-out windows"
-            + (f", {beside} by the same search over as many windows" if tuned else "")
-            + f"; {percent(learned['violation_rate'], 2)} of the online requests are late "
-              f"({percent(learned['violation_budget'], 0)} are allowed).")
+    ahead = all(learned["over"][one]["ci_low"] > 1.0 for one in tuned or [name])
+    gained = "serves" if ahead else "is not shown to serve more: on this machine it serves"
+    beside = joined([f"{times(one)} that of `{options['searches'][one]['policy']}` tuned" for one in tuned])
+    beside += " by the same search over as many windows, and " if tuned else ""
+    return (f"A gate learned in {learned['wall_s']:.0f} s ({learned['windows_played']:,} simulated windows) {gained}, "
+            f"in offline work on {learned['windows']} held-out windows, {beside}{times(name)} that of `{name}` as "
+            f"published; {percent(learned['violation_rate'], 2)} of the online requests are late "
+            f"({percent(learned['violation_budget'], 0)} are allowed).")
 
 
 def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Panel]:

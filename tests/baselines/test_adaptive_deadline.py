@@ -19,6 +19,7 @@ from baselines import adaptive_deadline as ad
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.sim import state as s
 
+ALIKE = (("chunk_efficiency", 0.95), ("decode_share", 1.0))  # which the two ship with differently
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 ROWS, COLUMNS = ad.LAYOUT
 
@@ -42,7 +43,7 @@ def test_without_weights_it_is_deadline(data: st.DataObject) -> None:
     requests = data.draw(traces())
     kv_tokens = data.draw(st.sampled_from((None, 6000)))
     interval_s = data.draw(st.sampled_from((0.0, 0.3, 5.0)))
-    values = (("max_num_seqs", 63), ("give_up_share", data.draw(st.sampled_from((0.0, 0.1)))))
+    values = (("max_num_seqs", 63), ("give_up_share", data.draw(st.sampled_from((0.0, 0.1)))), *ALIKE)
     of = Setup(requests, policy="deadline", values=values, kv_tokens=kv_tokens, **MIXED)
     ours = replace(of, policy="adaptive_deadline", values=(*values, ("interval_s", interval_s)))
     played, adapted = play(of), play(ours)

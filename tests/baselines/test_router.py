@@ -22,6 +22,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 
 UNEQUAL = (("h100", 1), ("a100_80g", 1), ("l40s", 1))
+ALIKE = (("chunk_efficiency", 0.95), ("decode_share", 1.0))  # which the two ship with differently
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": UNEQUAL, "window_s": (0.0, 20.0)}
 PLAIN = {"rule": "requests", "sent_weight": 0.0, "waiting_weight": 1.0, "speed_share": 0.0, "lag_s": 0.0}
 BUSY = tuple((0.02 * i, 300 + 170 * (i % 9), 5 + 11 * (i % 7), i % 5 > 0) for i in range(120))
@@ -79,7 +80,8 @@ def queue_of(state: s.State, instance: int) -> tuple[int, int, int]:
 @given(st.data())
 def test_requests_without_lag_is_deadline(data: st.DataObject) -> None:
     kv_tokens = data.draw(st.sampled_from((None, 6000)))
-    of = Setup(data.draw(traces()), policy="deadline", values=(("max_num_seqs", 63),), kv_tokens=kv_tokens, **MIXED)
+    values = (("max_num_seqs", 63), *ALIKE)
+    of = Setup(data.draw(traces()), policy="deadline", values=values, kv_tokens=kv_tokens, **MIXED)
     ours = replace(of, policy="router", values=(*of.values, *PLAIN.items()))
     played, routed = play(of), play(ours)
     assert np.array_equal(played.state.requests, routed.state.requests)
