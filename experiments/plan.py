@@ -233,10 +233,11 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
         load = f"{number(float(options['online_rate']))} online requests a second"
     elif not scenario.from_file:
         load += " in the day's mean"
-    own = f"{number(offline)} of the workload's own and " if offline else ""
+    added = f"{number(offline)} offline ones of its own and {number(rate)} more" if offline else \
+        f"{number(rate)} offline ones"
     asked = "The fewest chips" if options["chips"] is None else f"{options['chips']} chips"
     limit = percent(float(options["limits"]["violations"]), 0)
-    return (f"{asked} for {short_name(scenario.workload)} at {load} and {own}{number(rate)} offline ones: at most "
+    return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most "
             f"{limit} of the online requests may violate")
 
 
