@@ -276,8 +276,7 @@ class Adjuster:
             return
         self._next_s = engine.now_s + self._every_s
         try:
-            found = self._policy.decide(self.observe(engine, belief))
-            self._rule.set(found)
+            self._rule.adjust(self._policy.decide(self.observe(engine, belief)))
         except Exception as error:
             self._watch.fell_back("could not be adjusted", f"{type(error).__name__}: {error}")
             self._rule.set(self._own)

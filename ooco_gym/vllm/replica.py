@@ -326,6 +326,11 @@ class Compiled(Rule):
                 raise unknown(f"parameter of '{self.name}'", key, self._known)
             self._known[key].number(value, f"rule '{self.name}'")
 
+    def adjust(self, values: Mapping[str, float]) -> None:
+        """Sets some of the parameters to what weights say; whole numbers without their fraction, as rules read them."""
+        self.set({key: int(value) if key in self._known and self._known[key].whole else value
+                  for key, value in values.items()})
+
     def set(self, values: Mapping[str, Any]) -> None:
         """Sets some of the parameters, which are checked (`check`)."""
         self.check(values)

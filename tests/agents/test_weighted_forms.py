@@ -167,3 +167,20 @@ def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
 def test_what_has_no_weights_is_not_exported(name, said, tmp_path):
     with pytest.raises(UserError, match=said):
         exported(name, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_rule_takes_what_its_shipped_bundle_says(tmp_path, name):
+    """Whole parameters without their fraction, as the compiled rule reads them."""
+    from ooco_gym.vllm.rules import make_rule
+
+    exported(name, tmp_path / "bundle")
+    policy = Policy.load(tmp_path / "bundle")
+    rule, fractions = make_rule(policy.rule), 0
+    for row in read_arrays(tmp_path / "bundle" / "reference.npz")["cluster"]:
+        said = policy.decide(row)
+        rule.adjust(said)
+        for key, value in said.items():
+            fractions += value != int(value)
+            assert rule.values[key] == (np.int64(value) if isinstance(rule.values[key], int) else value)
+    assert fractions > 0 and isinstance(rule.values["online_chunk"], int)
