@@ -11,6 +11,7 @@ from ooco_gym.errors import UserError, check_keys, is_whole
 from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.deployment import timing_values
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.resources import load_yaml
 
 NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib")
@@ -50,6 +51,7 @@ class Cluster:
     max_batch: int = 1024
     slo: str = "chat"
     twin: Any = None
+    engine_clock: Any = None  # host time of iterations (`EngineClock`): a name in conf/engine_clock, or a mapping
 
     @classmethod
     def load(cls, value: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
@@ -74,6 +76,7 @@ class Cluster:
             raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
         raw |= {key: _number(name, key, raw[key]) for key in NUMBERS if key in raw}
         cluster = cls(**{"name": "custom", **raw})
+        EngineClock.load(cluster.engine_clock)
         for key in ("kv_link_bytes_per_s", "host_link_bytes_per_s"):
             if not SLOWEST_LINK <= getattr(cluster, key) <= FASTEST_LINK:
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from "

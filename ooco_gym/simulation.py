@@ -15,6 +15,7 @@ from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import short_name
 from ooco_gym.perf.deployment import validity_warnings
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, list_policies, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.report.terminal import remark
@@ -125,7 +126,8 @@ def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
                  cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol.gate_poll_s),
                  float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
                  given.jitter, slo.gap_s, given.decision_s, cluster.host_link_bytes_per_s,
-                 cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30)
+                 cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30,
+                 EngineClock.load(cluster.engine_clock))
 
 
 class Simulation:

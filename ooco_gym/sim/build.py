@@ -10,6 +10,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_alone_ps
+from ooco_gym.perf.engine_clock import NO_HOST_TIME, EngineClock
 from ooco_gym.perf.timing import MixedKernel
 from ooco_gym.rounding import steady
 from ooco_gym.sim import state as s
@@ -57,6 +58,7 @@ class Rules:
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
     offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
+    engine_clock: EngineClock = NO_HOST_TIME
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         state.successor[turns.previous[waits]] = np.flatnonzero(waits)
         state.think_ps[waits] = np.rint(np.minimum(turns.think_s[waits] * s.PS_PER_S, s.NEVER)).astype(np.int64)
     _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
-    _charge_decisions(state, len(unique), rules.decision_s)
+    _charge_host(state, len(unique), rules)
     handle = s.handle_of(state)  # must live as long as its address is used
     work_out_alone(handle.address)
     _fill_records(state, rules, seed, window_s, relaxed, bulk, class_blind, trace.block_tokens)
@@ -319,11 +321,16 @@ def _price_requests(state: s.State, prefill: CostTable, decode: CostTable) -> No
     requests["service_ps"] = np.rint(alone + output * share).astype(np.int64)
 
 
-def _charge_decisions(state: s.State, truths: int, decision_s: float) -> None:
-    """Lets every iteration take the scheduler's own time as well; what a request is worth stays as it is."""
-    extra = round(decision_s * s.PS_PER_S)
-    state.decode_lines[:truths, 1:, 0::2] += extra
-    state.prefill_ps[:truths, 1:] += extra
+def _charge_host(state: s.State, truths: int, rules: Rules) -> None:
+    """Lets every iteration take its host time as well; what a request is worth stays as it is."""
+    clock, ps = rules.engine_clock, s.PS_PER_S
+    sequences = np.rint(clock.sequence_s * ps * np.arange(state.head_ps.shape[1])).astype(np.int64)
+    tokens = np.rint(clock.prefill_token_s * ps * np.arange(state.prefill_ps.shape[1])).astype(np.int64)
+    decode_ps, prefill_ps = (round((rules.decision_s + own_s) * ps) for own_s in (clock.decode_s, clock.prefill_s))
+    state.decode_lines[:truths, 1:, 0::2] += (decode_ps + sequences[1:])[:, None]
+    state.prefill_ps[:truths, 1:] += prefill_ps + tokens[1:]
+    state.head_ps[:truths] += sequences
+    state.tables["prefill_slope_ps"][:truths] += round(clock.prefill_token_s * ps)
 
 
 def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
