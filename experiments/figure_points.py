@@ -11,7 +11,7 @@ import importlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,11 +126,14 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
         held = _sustained if "sustained" in hold else _least
         play = partial(held, jobs, tuple(seeds), next(iter(hold.values())) or {})
         with ThreadPoolExecutor(len(points)) as threads:
+            asked = [threads.submit(play, point) for point in points]
             try:
-                return list(zip(points, threads.map(play, points), strict=True))
+                for done in as_completed(asked):  # the one that failed first, not those that it stopped
+                    done.result()
             except BaseException:
                 jobs.stop()
                 raise
+            return [(point, one.result()) for point, one in zip(points, asked, strict=True)]
     first = [jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if get_policy(one.policy).profile
              else None for one in points]  # what test runs find is the same for all seeds
     settled = [(one, spelled(one.policy, found.result() if found else {}))
@@ -147,7 +150,7 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
     check_keys("hold.sustained", options, ("search", "limits", "tpot_from", "protocol"))
     tpot_from, scenario = options.get("tpot_from") or "first_token", point.scenario
     if "protocol" in options:
-        given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"]})
+        given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"], "seeds": list(seeds)})
         with _PEAKS:  # found once for all policies
             scenario = cell_of(scenario.with_(rate_scale=None), given, tpot_from, jobs)[0].scenario
         options = {key: {**given[key], **(options.get(key) or {})} for key in ("search", "limits")}
