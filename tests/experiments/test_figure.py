@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 
 from docs.generators.marked import END
 from docs.generators.reproduction import BEGIN, body
+from experiments import figure_points
 from experiments.common.policies import seeds_of
 from experiments.figure import names_of, read
 from experiments.figure_points import Row, points_of, rows_of
@@ -88,6 +91,22 @@ def test_one_that_fails_loses_no_other(own: Path, capsys: pytest.CaptureFixture[
     assert main(["figure", f"name=[{bad},{own}]", "workers=1", "quick=true", "out=F"]) == 0
     assert "not played: figure mine/bad: metrics.late" in " ".join(capsys.readouterr().out.split())
     assert [one["name"] for one in json.loads(Path("F/summary.json").read_text())["figures"]] == ["mine/late"]
+
+
+def test_a_point_that_fails_is_said_not_those_that_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+
+    def fails(jobs: Any, seeds: Any, options: Any, point: Any) -> Any:
+        if point == "second":
+            raise UserError("no load is light enough")
+        stopped.wait(10.0)
+        raise CancelledError
+
+    monkeypatch.setattr(figure_points, "_sustained", fails)
+    jobs: Any = SimpleNamespace(stop=stopped.set)
+    points: Any = ["first", "second"]
+    with pytest.raises(UserError, match="light enough"):
+        figure_points.measure(points, [1], {"sustained": {}}, jobs)
 
 
 # --- Every figure that ships ----------------------------------------------------------------------------------------
