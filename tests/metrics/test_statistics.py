@@ -14,6 +14,7 @@ from ooco_gym.metrics.statistics import (
     interval,
     interval_words,
     paired_interval,
+    resampled_estimate,
     resampled_interval,
     within,
 )
@@ -79,3 +80,10 @@ def test_coverage_is_near_its_name():
         _, low, high = interval(rng.normal(0, 1, 10), n_boot=400, seed=trial)
         hits += low <= 0 <= high
     assert 0.88 <= hits / 200 <= 0.99
+
+
+@given(FIGURES)
+@settings(max_examples=25, deadline=None)
+def test_an_interval_of_resamples_holds_its_estimate(values):
+    estimate, low, high = resampled_estimate(values, len(values))
+    assert low <= estimate <= high
