@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 
 
 def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
-    """A command's options with the settings to try in `tuning.policies`: given as a mapping, those of
-    `conf/settings.yaml` for the policies that are listed, or with `tune` for all that are compared.
+    """A command's options with the settings to try in `tuning.policies`: given there, or those of `conf/settings.yaml`
+    for the policies that `tune` lists, with `true` for all that are compared.
 
     Raises:
         UserError: a policy that is listed has no settings there, or seeds to tune on are measured, too.
     """
     tuning, shipped = options["tuning"], load_yaml("", "settings")
-    given = tuning["policies"]
-    if given is None:
-        named = [name for name in policies if get_policy(name).name in shipped] if options.get("tune") else []
-    else:
-        named = [] if isinstance(given, Mapping) else list(given)
+    settings, listed = tuning["policies"], options["tune"] or []
+    if settings is None:
+        named = policies if listed is True else listed
         for name in named:
-            if get_policy(name).name not in shipped:
-                raise unknown("tuning.policies", get_policy(name).name, shipped)
-    settings = given if isinstance(given, Mapping) else {name: shipped[get_policy(name).name] for name in named}
+            if get_policy(name).name not in shipped and listed is not True:
+                raise unknown("tune", get_policy(name).name, shipped)
+        settings = {name: shipped[get_policy(name).name] for name in named if get_policy(name).name in shipped}
     both = sorted(set(seeds_of(options["seeds"])) & set(seeds_of(tuning["seeds"], "tuning.seeds")))
     if settings and both:
         raise UserError(f"tuning.seeds: seed {both[0]} is measured, too; expected others than seeds={options['seeds']}")

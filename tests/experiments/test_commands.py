@@ -108,12 +108,12 @@ def test_a_trace_is_tuned_on_its_first_part_and_measured_on_the_rest():
 
 
 def test_compare_says_what_holds_of_some_policies_alone():
-    words = ["compare", "policies=[vllm_fcfs,vllm_fcfs:prefix_caching=on]", "seeds=1", "cluster=mixed_7b", "workers=1",
+    words = ["compare", "policies=[vllm_fcfs:prefix_caching=off,vllm_fcfs]", "seeds=1", "cluster=mixed_7b", "workers=1",
              "cluster.kv_offloading_gib=2", "offline.rate=0.5", *LOAD, "out=two"]
     assert main(words) == 0
     assert summary("two")["notes"][-1] == (
-        "vllm_fcfs, seed 1: kv_offloading_gib=2 is not used: it is memory for a prefix cache, and policy 'vllm_fcfs' "
-        "keeps none here (prefix_caching).")
+        "vllm_fcfs:prefix_caching=off, seed 1: kv_offloading_gib=2 is not used: it is memory for a prefix cache, and "
+        "policy 'vllm_fcfs' keeps none here (prefix_caching).")
 
 
 def test_capacity_of_one_policy_runs_its_baselines(capsys):
