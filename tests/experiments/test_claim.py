@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.generators.claims import BEGIN, body
@@ -97,6 +97,7 @@ def test_a_claim_whose_blocks_do_not_overlap_is_open(every: tuple[float, float],
     assert worst([verdict, HOLDS]) == verdict and worst([OPEN, NOT]) == NOT
 
 
+@settings(deadline=None)
 @given(st.integers(2, 4), st.integers(0, 2**31))
 def test_what_is_sustained_lies_inside_its_interval(seeds: int, key: int) -> None:
     draw = np.random.default_rng(key)
