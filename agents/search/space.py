@@ -69,7 +69,9 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether a value lies within."""
-        return value in self.choices if self.choices else self.low <= value <= self.high
+        if self.choices:
+            return value in self.choices
+        return value == self.default or self.low <= value <= self.high
 
     def __str__(self) -> str:
         if self.choices:

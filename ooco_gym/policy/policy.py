@@ -38,7 +38,7 @@ class Param:
     choices: tuple[str, ...] = ()
     default: float | str | None = None
     file: bool = False
-    usual: tuple[float, float] | None = None  # what a search tries where the value is 0, for "found by itself"
+    usual: tuple[int, int] | None = None  # lowest and highest of a search, where 0 means "found by itself"
 
     @property
     def whole(self) -> bool:

@@ -23,7 +23,7 @@ from ooco_gym.simulation import Simulation, simulate
 POLICIES = ("vllm_fcfs", "vllm_priority")
 VALUES = st.fixed_dictionaries({"max_num_batched_tokens": st.sampled_from((1, 16, 100, 2048)),
                                 "max_num_seqs": st.sampled_from((1, 3, 16, 63)),
-                                "reserved_blocks": st.sampled_from((0, 1))})
+                                "reserved_blocks": st.sampled_from((0, 1)), "prefix_caching": st.just("off")})
 
 
 @st.composite

@@ -232,7 +232,7 @@ def test_the_summary_says_what_was_loaded() -> None:
     found = on["kv_offloading"]
     assert found["loaded_tokens"] > 0 and 0 < found["hit_rate"] < 1 and found["host_blocks"] > 1200
     assert on["online"]["hit_rate"] > off["online"]["hit_rate"]
-    without = simulate(large, "vllm_fcfs")
+    without = simulate(large, "vllm_fcfs:prefix_caching=off")
     assert "kv_offloading" not in without.summary
     assert without.notes[-1] == ("kv_offloading_gib=16 is not used: it is memory for a prefix cache, and policy "
                                  "'vllm_fcfs' keeps none here (prefix_caching)")
