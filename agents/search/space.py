@@ -69,9 +69,7 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether a value lies within."""
-        if self.choices:
-            return value in self.choices
-        return value == self.default or self.low <= value <= self.high
+        return value in self.choices if self.choices else self.low <= value <= self.high
 
     def __str__(self) -> str:
         if self.choices:
@@ -222,7 +220,7 @@ def space_of(policy: Policy, settings: Mapping[str, Any], fixed: Sequence[str] =
                 raise UserError(f"agent.params: {one.name} is a choice among {', '.join(map(str, one.choices))}, and "
                                 "this search turns numbers alone; give it with the policy "
                                 f"(agent.policy={policy.name}:{one.name}={one.choices[0]}), or use 'ooco-gym tune'")
-            if not one.holds(one.default):
+            if one.default != 0 and not one.holds(one.default):  # 0: found by itself
                 raise UserError(f"agent.space.{one.name}: {one} does not hold {one.default}, the value that the policy "
                                 "ships with and from which the search starts")
     if not ranges and not places:

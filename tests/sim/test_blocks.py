@@ -52,7 +52,8 @@ def test_a_cache_changes_time_but_no_token(setup: Setup, rows: list[Any]) -> Non
     """The same requests finish with the same tokens, and what is found need not be computed."""
     trace = shared_trace(rows)
     on = Episode(setup, trace=trace).play(round(1e15)).state
-    off = Episode(setup.with_(values=(("prefix_caching", "off"), *setup.values[1:])), trace=trace).play(round(1e15)).state
+    plain = setup.with_(values=(("prefix_caching", "off"), *setup.values[1:]))
+    off = Episode(plain, trace=trace).play(round(1e15)).state
     counted = on.requests["status"] == s.FINISHED
     assert np.array_equal(on.requests["generated_tokens"][counted], on.requests["output_tokens"][counted])
     assert (off.requests["cached_tokens"] <= 0).all()
