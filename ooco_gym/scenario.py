@@ -109,7 +109,8 @@ class Scenario:
         online, dataset = split_workload(of_trace(self.workload))
         trace = from_file(online)
         usual = {"mode": "rate", "rate": 0.0 if trace and dataset is None else 1.0}
-        values = {"workload": online, "offline": with_dataset(usual if self.offline is None else self.offline, dataset),
+        offline = {**usual, **(self.offline or {})} if set(self.offline or ()) <= {"own"} else self.offline
+        values = {"workload": online, "offline": with_dataset(offline, dataset),
                   "cluster": (TRACE_CLUSTER if trace else CLUSTER) if self.cluster is None else self.cluster,
                   "_open": ("cluster",) * (self.cluster is None) + ("offline",) * (self.offline is dataset is None)}
         for name, value in values.items():
@@ -359,6 +360,12 @@ class ResolvedScenario:
         """Itself, or where its cluster was left open what `Scenario.on_kind` says of that."""
         given = self.given
         return given.on_kind(mixed).resolve(like=self) if "cluster" in given._open else self
+
+    def draw(self, start_s: float, duration_s: float) -> Trace:
+        """The workload's own requests in a window, as `Workload.draw` gives them; without the offline ones where
+        `offline.own` leaves these out."""
+        trace = self.workload.draw(start_s=start_s, duration_s=duration_s, seed=self.seed, rate_scale=self.rate_scale)
+        return trace if self.offline.own else trace.take(self.promised(trace).online)
 
     def promised(self, trace: Trace) -> Trace:
         """The trace with each request under the promise of its class, where there are named ones."""

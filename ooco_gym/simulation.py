@@ -102,13 +102,10 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
         raise UserError(f"duration_s={duration_s:g} with a warm-up of {warmup_s:g} s and a drain of {drain_s:g} "
                         f"s is longer than the simulator's clock reaches, {LONGEST_S:g} s; play a shorter window "
                         "(start_s chooses where in a trace)")
-    online = known.workload.draw(start_s=begin_s, duration_s=total_s, seed=seed,
-                                 rate_scale=known.rate_scale).shift(-begin_s)
+    online = known.draw(begin_s, total_s).shift(-begin_s)
     if known.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
         raise UserError(f"workload: no request of the trace falls into the window of {duration_s:g} s from "
                         f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
-    if not known.offline.own:
-        online = online.take(known.promised(online).online)
     at_s = warmup_s if known.offline.mode == "jobs" else 0.0
     load = known.offline.draw(duration_s=total_s, seed=seed, start_s=at_s)
     trace = known.promised(merge(online, load))

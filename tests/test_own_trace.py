@@ -215,6 +215,8 @@ def test_an_online_rate_is_that_of_online_requests_and_not_of_all_rows(classes: 
     span_s = window_s[1] - window_s[0]
     assert requests.online.sum() / span_s == pytest.approx(20.0, rel=0.02)
     assert scenario.rates() == pytest.approx((20.0, 10.0), rel=0.01)
+    own_out = requests_of(Scenario(workload="mixed.csv", classes=classes, offline={"own": False}))[0]
+    assert own_out.online.all() and len(own_out) == 4000, "and no synthetic load in their place"
     alone, _ = requests_of(scenario.online_alone())
     assert alone.online.all() and alone.online.sum() == requests.online.sum()
 
@@ -228,3 +230,9 @@ def test_what_online_requests_take_alone_in_a_plan_is_without_the_traces_offline
     row = found["results"][0]
     assert "at 1 online requests a second and 3 offline ones of its own and 0 more" in found["question"]
     assert row["online_alone_chips"] == 1 < row["chips"]
+
+
+def test_a_trace_without_its_offline_rows_is_played_and_said_so(capsys: Any) -> None:
+    found = run("simulate", "policy=deadline", f"workload.path={written()}", "offline.own=false")
+    assert (found["online"]["arrived"], found["offline"]["arrived"]) == (ROWS - int(OFFLINE.sum()), 0)
+    assert f"{ROWS - int(OFFLINE.sum())} online and 0 offline requests; offline load: none" in capsys.readouterr().out

@@ -80,7 +80,8 @@ def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
              "offline": load_yaml("offline", "ooc")}
     for group in left_open(given):
         said = {key: value for key, value in given[group].items() if value is not None and key != "name"}
-        given[group] = None if trace and group == "offline" and not said else {**usual[group], **said}
+        alone = trace and group == "offline" and set(said) <= {"own"}  # no synthetic load is asked for
+        given[group] = said or None if alone else {**usual[group], **said}
     if isinstance(given.get("slo"), Mapping):
         given["slo"] = _slo(given)
     return Scenario.from_config(given)
@@ -229,8 +230,7 @@ def say_played(scenario: Scenario | ResolvedScenario, besides: str = "", seeds: 
     if not scenario.from_file:
         return []
     known = scenario.resolve()
-    trace = known.workload.draw(start_s=known.start_s, duration_s=known.duration_s, seed=known.seed,
-                                rate_scale=known.rate_scale)
+    trace = known.draw(known.start_s, known.duration_s)
     line, notes = _words(known, known.promised(trace), besides), list(trace.notes)
     if seeds > 1 and known.rate_scale * known.workload.factor == 1.0 and not (_synthetic(known) or besides):
         notes.append("every seed plays these same requests, so that intervals over seeds say nothing of other days: "

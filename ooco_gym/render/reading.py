@@ -100,7 +100,9 @@ def _most(rows: Sequence[Row]) -> str:
     """Who sustains most, in a sentence, and who does by tokens computed where that is another one."""
     best = max(rows, key=lambda row: row["total_tokens_per_s"])
     if not best["rate"] > 0:
-        return "None sustains any offline load: even without it too many online requests are late."
+        return "None sustains any offline load: even without it " + (
+            "the backlog of the workload's own offline requests grows (offline.own=false leaves them out)." if all(
+                row["limited_by"] == "backlog" for row in rows) else "too many online requests are late.")
     level = [row for row in rows if row["total_tokens_per_s"] >= (1 - LEVEL) * best["total_tokens_per_s"]]
     amount = f"{number(best['rate'])} offline requests/s ({number(best['total_tokens_per_s'])} total tokens/s)"
     names = [f"`{row['tuned_as'] or row['policy']}`" for row in level]
