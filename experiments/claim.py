@@ -29,7 +29,7 @@ GROUP = "claim"
 NEEDED = ("title", "page", "statement")
 PLAYED = ("axes", "metrics", "tests", "blocks")
 KEYS = (*NEEDED, *PLAYED, "policy", "scenario", "set", "hold", "play", "data", "found")
-HOLDS, NOT, OPEN = "holds", "does not hold", "open"
+HOLDS, NOT, OPEN, SHOWN = "holds", "does not hold", "open", "shown only"
 
 
 def claim_of(name: str) -> Figure:
@@ -99,10 +99,13 @@ def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -
 
 def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]],
                holds: Sequence[float | None] | None) -> str:
-    """Whether a whole interval lies in the range; open where the intervals of two blocks do not overlap."""
+    """Whether a whole interval lies in the range; open where the intervals of two blocks do not overlap; shown only
+    where there is no range."""
+    if not holds:
+        return SHOWN
     if len(blocks) > 1 and max(one["ci_low"] for one in blocks) > min(one["ci_high"] for one in blocks):
         return OPEN
-    return HOLDS if all(inside(every[key], *(holds or (None, None))) for key in ("ci_low", "ci_high")) else NOT
+    return HOLDS if all(inside(every[key], *holds) for key in ("ci_low", "ci_high")) else NOT
 
 
 def worst(verdicts: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from experiments.figure_points import Row
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import resampled_estimate, spread
 
+MOST = 1e6  # stands for a ratio over nothing: quantiles between two infinities would be none
 VERDICTS = ("reproduced", "direction only", "not")
 Test = Mapping[str, Any]
 KEYS = ("form", "what", "of", "with", "at", "a", "b", "best", "take", "along", "falls", "order", "most", "least",
@@ -63,7 +64,7 @@ def verdict_of(tests: Sequence[Mapping[str, Any]]) -> str:
 
 def inside(value: float, low: float | None, high: float | None) -> bool:
     """Whether a number lies between two ends, None for none."""
-    return bool(np.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
+    return bool(not np.isnan(value) and (low is None or value >= low) and (high is None or value <= high))
 
 
 # --- Points ---------------------------------------------------------------------------------------------------------
@@ -120,8 +121,16 @@ def _compared(test: Test, rows: Sequence[Row]) -> np.ndarray:
     if test["form"] == "log_ratio":
         values = np.log(a + float(test.get("floor", 0.0))) - np.log(b + float(test.get("floor", 0.0)))
     else:
-        values = a - b if test["form"] == "difference" else a / np.where(b != 0, b, np.nan)
+        values = a - b if test["form"] == "difference" else _over(a, b, rows[0])
     return _taken(values, test.get("take", "mean"))
+
+
+def _over(a: np.ndarray, b: np.ndarray, row: Row) -> np.ndarray:
+    """Ratios. Of resamples one in which `b` sustains nothing is above every number, or level where `a` neither does."""
+    ratios = np.divide(a, b, out=np.full(a.shape, np.nan), where=b != 0)
+    if row.seeds in (0, a.shape[-1]):
+        return ratios
+    return np.where(b != 0, ratios, np.where(a > 0, MOST, 1.0))
 
 
 def _kept(test: Test, rows: Sequence[Row]) -> np.ndarray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from docs.generators.claims import BEGIN, body
 from docs.generators.marked import END
-from experiments.claim import GROUP, HOLDS, NOT, OPEN, claim_of, verdict_of, worst
+from experiments.claim import GROUP, HOLDS, NOT, OPEN, SHOWN, claim_of, verdict_of, worst
 from experiments.common.policies import seeds_of
 from experiments.common.rate_search import Limits, Point
 from experiments.figure import names_of
@@ -95,6 +95,7 @@ def test_a_claim_whose_blocks_do_not_overlap_is_open(every: tuple[float, float],
     ends: Any = [dict(zip(("ci_low", "ci_high"), one, strict=True)) for one in (every, *blocks)]
     assert verdict_of(ends[0], ends[1:], holds) == verdict
     assert worst([verdict, HOLDS]) == verdict and worst([OPEN, NOT]) == NOT
+    assert verdict_of(ends[0], ends[1:], None) == SHOWN
 
 
 @settings(deadline=None)
@@ -109,3 +110,10 @@ def test_what_is_sustained_lies_inside_its_interval(seeds: int, key: int) -> Non
     rows = rows_of([(point, found)], {"rate": "sustained.rate"})
     one = judged({"what": "w", "form": "value", "of": "rate", "reproduced": [0.0, None]}, rows)
     assert one["ci_low"] <= one["ours"] <= one["ci_high"]
+
+
+def test_a_resample_in_which_the_other_sustains_nothing_leaves_the_ratio_a_number() -> None:
+    rows = [Row({"policy": "a"}, {"rate": np.array([0.0, 2.0, 3.0, 4.0, 3.0])}, seeds=2),
+            Row({"policy": "b"}, {"rate": np.array([0.0, 0.0, 2.0, 2.0, 2.0])}, seeds=2)]
+    one = judged({"what": "w", "form": "ratio", "of": "rate", "a": {"policy": "a"}, "b": {"policy": "b"}}, rows)
+    assert one["ours"] == 1.5 and one["ci_low"] >= 1.0
