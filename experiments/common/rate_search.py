@@ -32,8 +32,7 @@ class Limits:
     Attributes:
         violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
         kept_up: smallest share of what arrived offline in the second half that is done in it, mean over seeds.
-        kept_up_service: the same by reference GPU time, so that hard requests are not left lying; laxer, for it jumps
-            with each long request.
+        kept_up_service: the same of its reference GPU time, begun in it, so that hard requests are not left lying.
     """
 
     violations: float = VIOLATION_BUDGET
@@ -44,11 +43,12 @@ class Limits:
         """When a rate holds, in a sentence."""
         late = f"at most {percent(self.violations)} of the online requests are late"
         kept = [f"{percent(share, 0)} {of}" for share, of in (
-            (self.kept_up, "of the requests"), (self.kept_up_service, "of their reference GPU time")) if share > 0]
+            (self.kept_up, "of the requests are done in it, those under way at its edges by the share computed"),
+            (self.kept_up_service, "of their reference GPU time is begun in it")) if share > 0]
         if not kept:
             return f"A rate holds while {late}, however the offline backlog grows."
         return (f"A rate holds while {late} and, of what arrives offline in the window's second half, at least "
-                f"{' and '.join(kept)} are done in it; what is under way at its edges counts by the share computed.")
+                f"{', and at least '.join(kept)}.")
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
         """How near figures are to the first limit that they meet: 1 is at the limit."""
@@ -65,7 +65,7 @@ class Point:
         rate: offline requests per second.
         violations: share of online requests that violate.
         kept_up: done in the window's second half, over what arrived in it; 1 where nothing arrived.
-        kept_up_service: the same by reference GPU time.
+        kept_up_service: begun in it, over what arrived, by reference GPU time.
         total_tokens_per_s: offline prompt and output tokens completed per second.
         service_per_s: offline reference GPU-seconds completed per second.
         wasted_per_s: tokens recomputed per second.

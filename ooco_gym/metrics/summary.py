@@ -281,9 +281,10 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
 def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
     """How well offline service kept up with what arrived in the window's second half; below 1, the backlog grew.
 
-    What was done in that half over what arrived in it, by requests and by reference GPU time (which shows hard requests
-    left lying, but jumps with long requests). A request that is under way at an edge of the half counts by the share
-    of its tokens computed on this side of the edge. None where nothing arrived in it (docs/protocol.md, capacity).
+    By requests, what was done in that half over what arrived in it, where a request that is under way at an edge counts
+    by the share of its tokens computed on this side of the edge. By reference GPU time, which shows hard requests left
+    lying, what was begun in it over what arrived: the work left of single long requests says nothing of a backlog. None
+    where nothing arrived in it (docs/protocol.md, capacity).
     """
     half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
     arrival_s = offline["arrival_ps"] / PS_PER_S
@@ -292,8 +293,10 @@ def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float], end_s: f
         return {"kept_up_share": None, "kept_up_service_share": None}
     service_s = offline["service_ps"] / PS_PER_S
     done = computed_share(offline, half[1], end_s) - computed_share(offline, half[0], end_s)
+    first_s = offline["first_token_ps"] / PS_PER_S
+    begun = (offline["first_token_ps"] > 0) & (first_s >= half[0]) & (first_s < half[1])
     return {"kept_up_share": float(done.sum() / arrived.sum()),
-            "kept_up_service_share": float((service_s * done).sum() / service_s[arrived].sum())}
+            "kept_up_service_share": float(service_s[begun].sum() / service_s[arrived].sum())}
 
 
 def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarray:

@@ -84,6 +84,7 @@ def test_a_request_under_way_at_an_edge_is_kept_up_with_by_the_share_computed_th
     waits = request(online=0, arrival_s=2700.0)
     offline = summarise(run_of(table(before, within, ends, stays, waits)))["offline"]
     assert offline["kept_up_share"] == pytest.approx((0.25 + 1.0 + 0.625 + 0.6) / 4)
+    assert offline["kept_up_service_share"] == pytest.approx(3 / 4), "of what arrived three were begun"
     assert offline["finished"] == 2, "what is completed counts as before"
 
 
