@@ -189,7 +189,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     if unreached := summary.get("sessions", {}).get("turns_not_reached"):
         lines.append(f"{unreached:,} turns of closed sessions never came: a turn before them was rejected, or had not "
                      "finished when the run ended.")
-    if offline["evictions"] > THRASH * max(1, offline["finished"]):
+    if offline["arrived"] + offline["finished"] and offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
     kept_up = offline["kept_up_share"]

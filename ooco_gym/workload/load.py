@@ -33,6 +33,7 @@ TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale",
 """What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
+_STARTS_WITHIN = 24  # starts that are tried within one length of a window, where that gives closer ones
 
 
 class MixPart(NamedTuple):
@@ -208,7 +209,8 @@ class WorkloadPart:
                 self.source.arrivals.tide, duration_s)
         first_s = math.floor(self.source.first_s)
         last_s = max(0.0, self.source.last_s - first_s - duration_s)
-        starts = first_s + np.arange(0.0, last_s + _START_STEP_S, _START_STEP_S)
+        step_s = max(1.0, math.floor(min(_START_STEP_S, duration_s / _STARTS_WITHIN)))
+        starts = first_s + np.minimum(np.arange(0.0, last_s + step_s, step_s), math.ceil(last_s))
         counts = np.diff(self.source.counts_before(np.stack([starts, starts + duration_s])), axis=0)[0]
         return float(starts[np.argmax(counts)])
 

@@ -153,3 +153,15 @@ def test_the_command_imports_gzip_and_simulates_a_window(tmp_path: Path,
     trace = read_trace(path)
     played = json.loads((tmp_path / "run" / "summary.json").read_text())["online"]
     assert played["arrived"] == len(trace.slice_time(10.0, 15.0)) > 100
+
+
+@pytest.mark.parametrize(("duration_s", "begin_s"), [(100.0, 328.0), (300.0, 300.0), (560.0, 29.0)])
+def test_the_busiest_part_of_a_short_trace_is_found_and_lies_within_it(tmp_path, duration_s, begin_s):
+    """Three requests a second from 330 s on for 90 s, one in ten seconds before and after, 590 s in all."""
+    arrival_s = np.sort(np.concatenate([np.arange(0.0, 590.0, 10.0), 330.0 + np.arange(0.0, 90.0, 1 / 3)]))
+    trace = Trace(arrival_s, np.full(len(arrival_s), 10), np.full(len(arrival_s), 10))
+    path = tmp_path / "trace.parquet"
+    write_trace(trace, path)
+    found = resolve_workload(str(path)).peak_start_s(duration_s)
+    counts = [np.sum((arrival_s >= start) & (arrival_s < start + duration_s)) for start in (found, begin_s)]
+    assert counts[0] >= 0.99 * counts[1] and found + duration_s <= 591.0
