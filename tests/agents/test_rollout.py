@@ -117,9 +117,7 @@ def test_two_windows_allow_no_verdict(tmp_path):
     assert summary["verdict"]["headroom"] is None
     said = "Too few windows for a verdict: 2, at least 5."
     assert said in (tmp_path / "headroom.md").read_text(encoding="utf-8")
-    text = document._headroom(summary, 1800.0)[0]
-    assert said in text and "windows are 8 s long, the environment's own episodes 1800 s" in text
-    assert "windows are" not in document._headroom(summary, 8.0)[0]
+    assert said in document._headroom(summary)[0]
 
 
 @pytest.mark.parametrize("count,headroom", [(4, None), (5, True)])

@@ -153,10 +153,11 @@ def test_other_weights_take_nothing_from_the_shipped_ones(tmp_path):
 
 
 def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
-    exported("learned_deadline", tmp_path / "plain", forms=["npz"])
-    exported("learned_deadline:chunk_efficiency=1.0", tmp_path / "chunks", forms=["npz"])
-    plain, chunks = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("plain", "chunks"))
-    assert "constants" not in plain and chunks["constants"] == {"chunk_efficiency": 1.0}
+    own = get_policy("deadline").values["chunk_efficiency"]
+    exported("learned_deadline", tmp_path / "shipped", forms=["npz"])
+    exported(f"learned_deadline:chunk_efficiency={own}", tmp_path / "alike", forms=["npz"])
+    shipped, alike = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("shipped", "alike"))
+    assert shipped["constants"] == {"chunk_efficiency": 0.0} and "constants" not in alike
 
 
 @pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
