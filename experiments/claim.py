@@ -7,6 +7,7 @@ fixed before the first play. What was measured on an engine, or by code that has
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.figure import Figure, names_of, play, read
 from experiments.figure_page import by_blocks, section_of_claim
-from experiments.figure_tests import inside, judged
+from experiments.figure_tests import judged
 from ooco_gym.files import as_json
 from ooco_gym.report import Column, Table, console, write_page
 
@@ -29,7 +30,7 @@ GROUP = "claim"
 NEEDED = ("title", "page", "statement")
 PLAYED = ("axes", "metrics", "tests", "blocks")
 KEYS = (*NEEDED, *PLAYED, "policy", "scenario", "set", "hold", "play", "data", "found")
-HOLDS, NOT, OPEN, SHOWN = "holds", "does not hold", "open", "shown only"
+HOLDS, NOT, UNDECIDED, OPEN, SHOWN = "holds", "does not hold", "undecided", "open", "shown only"
 
 
 def claim_of(name: str) -> Figure:
@@ -62,14 +63,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs:
         for one in claims:
             if "data" in one.spec:
-                console().print(f"{one.name}: {one.spec['found']} ({one.spec['data']})", highlight=False)
+                found = f"measured, not played: {one.spec['found']} ({one.spec['data']})"
+                console().print(f"{one.name}: {found}", highlight=False)
                 continue
             with jobs.progress(f"claim {one.name}"):
                 found, rows = played(one, given, jobs)
             answers.append(found)
             sections.append(section_of_claim(one.spec, found, rows))
-            console().print(f"{one.name}: {found['verdict']}. " + "; ".join(
-                f"{test['what']}: {by_blocks(test)}" for test in found["tests"]), highlight=False)
+            tests = [f"{test['what']}: {by_blocks(test)}{_wanted(test['holds'])}" for test in found["tests"]]
+            console().print(f"{one.name}: {found['verdict']}. {'; '.join(tests)}", highlight=False)
     if sections:
         write_page(Path(options["out"]) / "claims.html", "Claims played again", sections)
     return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}
@@ -99,15 +101,25 @@ def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -
 
 def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]],
                holds: Sequence[float | None] | None) -> str:
-    """Whether a whole interval lies in the range; open where the intervals of two blocks do not overlap; shown only
-    where there is no range."""
+    """Whether a whole interval lies in the range, or beyond it; undecided where it reaches across an end, open where
+    the intervals of two blocks do not overlap, shown only where there is no range."""
     if not holds:
         return SHOWN
     if len(blocks) > 1 and max(one["ci_low"] for one in blocks) > min(one["ci_high"] for one in blocks):
         return OPEN
-    return HOLDS if all(inside(every[key], *holds) for key in ("ci_low", "ci_high")) else NOT
+    low, high = (-math.inf if holds[0] is None else holds[0]), (math.inf if holds[1] is None else holds[1])
+    if every["ci_high"] < low or every["ci_low"] > high:
+        return NOT
+    return HOLDS if low <= every["ci_low"] and every["ci_high"] <= high else UNDECIDED
+
+
+def _wanted(holds: Sequence[float | None] | None) -> str:
+    """Where the interval must lie, in words."""
+    words = zip(("at least", "at most"), holds or (), strict=False)
+    ends = [f"{word} {end:g}" for word, end in words if end is not None]
+    return f", wanted {' and '.join(ends)}" if ends else ""
 
 
 def worst(verdicts: Sequence[str]) -> str:
     """The verdict of a claim of several tests."""
-    return next((one for one in (NOT, OPEN) if one in verdicts), HOLDS)
+    return next((one for one in (NOT, OPEN, UNDECIDED) if one in verdicts), HOLDS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from docs.generators.claims import BEGIN, body
 from docs.generators.marked import END
-from experiments.claim import GROUP, HOLDS, NOT, OPEN, SHOWN, claim_of, verdict_of, worst
+from experiments.claim import GROUP, HOLDS, NOT, OPEN, SHOWN, UNDECIDED, claim_of, verdict_of, worst
 from experiments.common.policies import seeds_of
 from experiments.common.rate_search import Limits, Point
 from experiments.figure import names_of
@@ -87,8 +87,9 @@ def test_a_claim_is_played_on_any_seeds_and_by_its_blocks(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("every", "blocks", "holds", "verdict"), [
-    ((1.1, 1.3), [(1.0, 1.2), (1.1, 1.5)], [1.0, None], HOLDS), ((0.9, 1.3), [], [1.0, None], NOT),
-    ((1.3, 1.6), [(1.1, 1.2), (1.4, 1.5)], [1.0, None], OPEN), ((float("nan"),) * 2, [], [1.0, None], NOT),
+    ((1.1, 1.3), [(1.0, 1.2), (1.1, 1.5)], [1.0, None], HOLDS), ((0.9, 1.3), [], [1.0, None], UNDECIDED),
+    ((0.7, 0.9), [], [1.0, None], NOT), ((1.3, 1.6), [(1.1, 1.2), (1.4, 1.5)], [1.0, None], OPEN),
+    ((float("nan"),) * 2, [], [1.0, None], UNDECIDED),
 ])
 def test_a_claim_whose_blocks_do_not_overlap_is_open(every: tuple[float, float], blocks: list[tuple[float, float]],
                                                     holds: list[float | None], verdict: str) -> None:
