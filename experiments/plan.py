@@ -235,10 +235,12 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
         load += " in the day's mean"
     added = f"{number(offline)} offline ones of its own and {number(rate)} more" if offline else \
         f"{number(rate)} offline ones"
-    asked = "The fewest chips" if options["chips"] is None else f"{options['chips']} chips"
-    limit = percent(float(options["limits"]["violations"]), 0)
-    return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most "
-            f"{limit} of the online requests may violate")
+    model, _, chips = scenario.load_cluster().hardware()
+    kind = f"{' and '.join(dict.fromkeys(chips))} chips with {model}"
+    asked = f"The fewest {kind}" if options["chips"] is None else f"{options['chips']} {kind}"
+    limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
+    return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most {limit} of the online requests "
+            f"may violate a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
@@ -251,12 +253,14 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
                Column("one fewer", lambda row: "–" if row["one_fewer"] is None else
                       f"{percent(row['one_fewer']['violations'])}, {percent(row['one_fewer']['kept_up'], 0)} kept up"),
                Column("online alone", "online_alone_chips"),
-               Column("carries at most, offline/s", "carried_rate", ".3g"),
+               Column("carries at most besides, offline/s", "carried_rate", ".3g"),
                Column("cost/h", "cost_per_hour", ".4g"),
                Column("cost per million offline total tokens", "cost_per_million_offline_total_tokens", ".3g"))
     return Table.of(columns, rows, question, f"Means over {seeds} seed{'s' * (seeds > 1)}. {limits.words()} "
-                    "One fewer: violations, and the share of the offline work that is kept up with. The cost of "
-                    "offline tokens (prompt and output) is that of the chips beyond what online requests take alone.")
+                    "One fewer: violations, and the share of the offline work that is kept up with. What chips "
+                    "carry besides is synthetic, of the lengths that offline names, on top of a trace's own. The cost "
+                    "of offline tokens (prompt and output) is that of the chips beyond what online requests take "
+                    "alone.")
 
 
 def _split(row: Mapping[str, Any]) -> str:
