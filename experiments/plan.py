@@ -239,8 +239,8 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
     kind = f"{' and '.join(dict.fromkeys(chips))} chips with {model}"
     asked = f"The fewest {kind}" if options["chips"] is None else f"{options['chips']} {kind}"
     limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
-    return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most {limit} of the online requests "
-            f"may violate a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
+    return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most {limit} of the online "
+            f"requests may violate a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
