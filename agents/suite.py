@@ -131,7 +131,8 @@ def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int
         base: Any = made.unwrapped
         config: EpisodeConfig = under(base.config, asked["changes"], f"suite.tasks.{task}")
     if not Path(policy).is_dir() and function_of(policy) is None:
-        get_policy(policy).vector()  # says which parameter has no value
+        if get_policy(policy).prepare is None:
+            get_policy(policy).vector()  # says which parameter has no value
         population = Population([config.window(game.seed, game.number).resolve() for game in games])
         outcome = population.play([Candidate(get_policy(policy))])[0]
         return {key: outcome[key].tolist() for key in FIGURES}

@@ -166,6 +166,7 @@ def first_step_fits(state, instance):
 
 ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
 ITL_WIDTH = math.log(1.02)
+US = np.uint64(PS_PER_US)
 MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
 
 
@@ -309,15 +310,21 @@ def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
 def _growth_times_us(state, instance, last):
     """When the members with lanes take the blocks of their tokens up to lane step `last`, summed over the blocks, in
     whole us: each as the step that makes its first token begins."""
-    spec, ends = state.instances[instance], state.ends[instance]
-    size, total, time_ps, context = state.config.block_tokens, np.int64(0), spec.start_ps, spec.context
-    index = -spec.lane_held % size
-    for _ in range(spec.lane_held, last):
-        time_ps += decode_latency(state, spec.table, spec.batch_size, context)
-        context += spec.batch_size
-        total += ends[index] * (time_ps // PS_PER_US)
+    spec, ends, size = state.instances[instance], state.ends[instance], state.config.block_tokens
+    steps = last - spec.lane_held
+    if steps <= 0:
+        return np.int64(0)
+    lines, n = state.decode_lines[spec.table, spec.batch_size], spec.batch_size
+    one, other = lines[0] + lines[1] * spec.context, lines[2] + lines[3] * spec.context
+    more, other_more = lines[1] * n, lines[3] * n
+    total, time_ps, index = np.uint64(0), np.uint64(spec.start_ps), -spec.lane_held % size
+    for _ in range(steps):
+        time_ps += np.uint64(max(one, other))
+        one += more
+        other += other_more
+        total += np.uint64(ends[index]) * (time_ps // US)  # unsigned: a multiplication in the place of a division
         index = index - 1 if index > 0 else size - 1
-    return total
+    return np.int64(total)
 
 
 @inner
