@@ -70,6 +70,19 @@ def test_requests_of_no_session_share_prompts_alone(tmp_path) -> None:
     assert found(apart, tmp_path).tolist() == [0, 512]
 
 
+@pytest.mark.parametrize(("cluster", "policy", "words"), [
+    ("mixed_7b", "deadline", "policy 'deadline' computes them anew (policy.prefix_caching=on keeps them"),
+    ("mixed_7b", "bros", "policy 'bros' has no prefix cache"), ("pair_7b", "ooco", "pools keep no prefix cache"),
+    ("mixed_7b", "vllm_fcfs", ""),
+])
+def test_a_trace_with_prefixes_is_noted_where_nothing_keeps_them(tmp_path, cluster, policy, words) -> None:
+    """1,024 of the 3,072 prompt tokens lie in the first prompt's prefix."""
+    write_trace(turns([(1024, 8), (2048, 8)], [[1, 2], [1, 2, 3, 4]]), tmp_path / "trace.parquet")
+    scenario = Scenario(**{**ONE_ENGINE, "cluster": cluster}, workload={"path": str(tmp_path / "trace.parquet")})
+    said = [note for note in simulate(scenario, policy).notes if "lie in prefixes that an earlier prompt has" in note]
+    assert (len(said) == 1 and said[0].startswith("33 %") and words in said[0]) if words else not said
+
+
 @given(st.lists(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 300), st.integers(1, 400)), min_size=1,
                          max_size=5), min_size=1, max_size=4), st.sampled_from((16, 64, 512)), st.booleans())
 def test_equal_names_are_equal_tokens(sessions, span, with_hashes) -> None:
