@@ -20,6 +20,7 @@ The schedule itself is in `ooco_gym/policy/mixed.py`, as other rules build on it
 from collections.abc import Mapping
 from typing import Any
 
+from ooco_gym.perf.memory import batch_defaults
 from ooco_gym.policy.mixed import schedule_v1
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
@@ -48,14 +49,13 @@ PARAMS = (
 
 
 def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
-    """The token budget and the seats of a server where none are given, by the card's memory (vLLM:
-    `EngineArgs.get_batch_defaults`; A100s have the smaller ones)."""
-    gib, release = facts.memory_bytes / 2**30, ENGINE_VERSIONS.index(str(policy.values["engine_version"]))
-    large = gib >= 70 and "a100" not in facts.chip
-    tokens = int(policy.values["max_num_batched_tokens"]) or (
-        16_384 if gib >= 160 and release <= LARGEST_CARDS else 8192 if large else 2048)
-    seats = int(policy.values["max_num_seqs"]) or min(1024 if large else 256, tokens, facts.max_batch)
+    """The token budget and the seats of a server where none are given, by the card's memory (`batch_defaults`)."""
+    release = ENGINE_VERSIONS.index(str(policy.values["engine_version"]))
+    tokens, seats = batch_defaults(facts.chip, facts.memory_bytes, release <= LARGEST_CARDS)
+    tokens = int(policy.values["max_num_batched_tokens"]) or tokens
+    seats = int(policy.values["max_num_seqs"]) or min(seats, tokens, facts.max_batch)
     return {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
+
 
 
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,

@@ -12,6 +12,7 @@ from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.deployment import timing_values
 from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
 
 NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib")
@@ -51,6 +52,9 @@ class Cluster:
     max_batch: int = 1024
     slo: str = "chat"
     twin: Any = None
+    memory: str = "fraction"  # `vllm`: kv_fraction of the real memory, less the engine's own peak (`Deployment`)
+    max_num_batched_tokens: int = 0  # that the engine was started with, as its peak has it; 0: as shipped on the card
+    max_num_seqs: int = 0
     engine_clock: Any = None  # host time of iterations (`EngineClock`): a name in conf/engine_clock, or a mapping
 
     @classmethod
@@ -74,6 +78,8 @@ class Cluster:
                 raise UserError(f"cluster '{name}': pool '{role}' needs at least one instance")
         if "model" not in raw:
             raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
+        check_account(account := raw.get("memory", "fraction"))
+        raw.setdefault("kv_fraction", GPU_MEMORY_UTILIZATION[account])
         raw |= {key: _number(name, key, raw[key]) for key in NUMBERS if key in raw}
         cluster = cls(**{"name": "custom", **raw})
         EngineClock.load(cluster.engine_clock)
@@ -85,18 +91,19 @@ class Cluster:
             if not 0 <= getattr(cluster, key) < 1e6:
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be at least 0, below "
                                 "1,000,000")
-        for key in ("max_batch", "block_tokens"):
+        for key in ("max_batch", "block_tokens", "max_num_batched_tokens", "max_num_seqs"):
             if not is_whole(getattr(cluster, key)):
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key)!r} must be a whole number")
         if cluster.max_batch < 2 or cluster.block_tokens < 1:
             raise UserError(f"cluster '{cluster.name}': max_batch must be at least 2 and block_tokens at least 1")
         return cluster
 
-    def hardware(self) -> tuple[str, float, list[str]]:
-        """The model, the share of memory that serves it, and every chip, by name, sorted: what makes clusters equal."""
+    def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
+        """The model, what memory serves it, and every chip, by name, sorted: what makes clusters equal."""
         chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
                  for _ in range(pool.count * pool.tp * pool.pp)]
-        return label("model", self.model), self.kv_fraction, sorted(chips)
+        memory = (self.memory, self.kv_fraction, self.max_num_batched_tokens, self.max_num_seqs)
+        return label("model", self.model), memory, sorted(chips)
 
     def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
         """(role, deployment) of each instance, relaxed ones before strict ones; `timing` as `Scenario` has it."""
@@ -131,4 +138,5 @@ def _pool(group: Any, role: str) -> Pool:
 def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) -> Deployment:
     return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction,
                       block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks,
-                      expert_parallel=pool.expert_parallel, **form)
+                      expert_parallel=pool.expert_parallel, memory=cluster.memory,
+                      max_num_batched_tokens=cluster.max_num_batched_tokens, max_num_seqs=cluster.max_num_seqs, **form)

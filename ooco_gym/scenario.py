@@ -160,7 +160,7 @@ class Scenario:
         twin = Cluster.load(cluster.twin)
         if bool(twin.mixed) != mixed or twin.hardware() != cluster.hardware():
             raise UserError(f"cluster '{cluster.name}': its twin '{twin.name}' must have {kinds[mixed]}, as many chips "
-                            "of each kind, the same model and the same kv_fraction")
+                            "of each kind, the same model and the same share of memory (memory, kv_fraction)")
         return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
 
     def load_slo(self) -> Slo:

@@ -15,7 +15,7 @@ from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_valu
 from ooco_gym.perf.kernels import ExtendedParameters
 
 _OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
-              "allreduce_latency_s", "allreduce_bytes_per_s", "units", "peak_fp8_flops_per_s"}
+              "allreduce_latency_s", "allreduce_bytes_per_s", "units", "peak_fp8_flops_per_s", "device_memory_bytes"}
 _AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
 
 
@@ -82,6 +82,9 @@ class ChipSpec:
     title: str = ""
     peak_fp8_flops_per_s: float = 0.0
     """Datasheet, dense 8-bit; 0: the chip multiplies in 16 bits alone."""
+    device_memory_bytes: float = 0.0
+    """What the driver reports to an engine (`torch.cuda.mem_get_info`), where `memory_bytes` is the datasheet's; 0: not
+    known."""
     units: int = 0
     """Streaming multiprocessors (compute units) by the datasheet, which only `like` looks at; 0: not known."""
     like: str = ""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
 CAPACITY = "capacity"
-_DEPLOYMENT = ("chip", "model", "tp", "pp", "expert_parallel", "kv_fraction", "timing")
+_DEPLOYMENT = ("chip", "model", "tp", "pp", "expert_parallel", "memory", "kv_fraction", "max_num_batched_tokens",
+               "max_num_seqs", "timing")
 SCHEMA = "ooco-gym/perf/3"
 _THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch")
 _SHORT = {MEMORY: "memory", COMMUNICATION: "links"}
@@ -72,6 +73,9 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         "capacity": {
             "parameters": deployment.model.parameters, "weight_bytes": deployment.weight_bytes,
             "kv_bytes_per_token": deployment.kv_bytes_per_token, "kv_tokens": deployment.kv_tokens,
+            "memory": deployment.memory, "kv_fraction": deployment.kv_fraction, "card_bytes": deployment.card_bytes,
+            "peak_bytes": deployment.peak_bytes, "kv_bytes": deployment.kv_capacity_bytes,
+            "profiled": deployment.batch_limits if deployment.memory == "vllm" else None,
         },
         "saturation": {"bs_sat": deployment.bs_sat, "prefill_tokens": prefill_saturation(deployment)},
         "decode": decode,
@@ -98,6 +102,7 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
     return [
         (f"KV capacity: {capacity['kv_tokens']:,} tokens of {capacity['kv_bytes_per_token']:,} bytes beside "
          f"{capacity['weight_bytes'] / 1e9:.1f} GB of weights ({capacity['parameters'] / 1e9:.2f} billion parameters)"),
+        _pool_line(capacity, figures["tp"] * figures["pp"]),
         (f"Decode GEMMs saturate at a batch of {saturation['bs_sat']} (bs_sat): from there on every linear layer is "
          "bound by compute"),
         (f"{prefill_from} compute-bound operators take more than half of the operators' time "
@@ -106,6 +111,18 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
          f"and output tokens/s, {rate['output_tokens_per_s']:,.0f} of them output; {rate['prefill_share']:.0%} of "
          "the time goes to prefill"),
     ]
+
+
+def _pool_line(capacity: dict[str, Any], chips: int) -> str:
+    """What the KV pool of one chip is made of."""
+    peak, one, whole = "", capacity["kv_bytes"] / chips, capacity["card_bytes"]
+    if capacity["profiled"]:
+        tokens, seats = capacity["profiled"]
+        peak = (f", {capacity['peak_bytes'] / 1e9:.2f} for what the engine profiles ({tokens:,} tokens, "
+                f"{seats:,} sequences)")
+    return (f"Of a chip (memory={capacity['memory']}): {capacity['kv_fraction']:g} of {whole / 1e9:.2f} GB, less "
+            f"{capacity['weight_bytes'] / chips / 1e9:.2f} for weights{peak}: {one / 1e9:.2f} GB "
+            f"({one / 2**30:.2f} GiB) of KV cache")
 
 
 def _bound(row: dict[str, Any]) -> str:

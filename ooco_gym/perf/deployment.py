@@ -9,6 +9,7 @@ from typing import Any
 from ooco_gym import resources
 from ooco_gym.errors import UserError, nearest, whole_number
 from ooco_gym.perf.chip import ChipSpec, allreduce_remark, load_chip, with_allreduce
+from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, batch_defaults, check_account, profiled_peak_bytes, size_remark
 from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import Shard, TimingForm, expert_kernel, timing_form
 from ooco_gym.report.terminal import remark
@@ -31,6 +32,10 @@ class Deployment:
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
         expert_parallel: whether each of the `tp` chips has whole experts, rather than a part of every one.
+        memory: account of the memory: `fraction` has `kv_fraction` of the datasheet's for weights and KV cache, `vllm`
+            that share of the real memory, less the peak that the engine profiles (`ooco_gym.perf.memory`).
+        max_num_batched_tokens: with `vllm`, the token budget that the engine profiles; 0: as shipped on the card.
+        max_num_seqs: with `vllm`, the sequences that it samples then; 0: as shipped on the card.
 
     Raises:
         UserError: the weights do not fit, or the model cannot be split that way.
@@ -46,10 +51,16 @@ class Deployment:
     causal_factor: float = 1.0
     known_kv_blocks: int | None = None
     expert_parallel: bool = False
+    memory: str = "fraction"
+    max_num_batched_tokens: int = 0
+    max_num_seqs: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "block_tokens"):
             whole_number(name, getattr(self, name), 1)
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            whole_number(name, getattr(self, name), 0)
+        check_account(self.memory)
         for name in ("kv_fraction", "causal_factor"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
@@ -72,7 +83,8 @@ class Deployment:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Deployment:
         """Builds a deployment from its fields; `chip` and `model` are names, paths or mappings, `timing` is as
-        `timing_values` has it.
+        `timing_values` has it. A `memory` of None is `vllm` where the card's real memory is known, a `kv_fraction` of
+        None the account's own.
 
         Raises:
             UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
@@ -87,6 +99,10 @@ class Deployment:
             if key not in values:
                 raise UserError(f"a deployment needs the key '{key}'")
         values["chip"], values["model"] = load_chip(values["chip"]), load_model(values["model"])
+        if values.get("memory", "fraction") is None:
+            values["memory"] = "vllm" if values["chip"].device_memory_bytes else "fraction"
+        if values.get("kv_fraction", 0.9) is None:
+            values["kv_fraction"] = GPU_MEMORY_UTILIZATION.get(values.get("memory", "fraction"), 0.9)
         timing = timing_values(values.pop("timing", "ooco"))
         return cls(**(timing | values))
 
@@ -116,6 +132,8 @@ class Deployment:
     def remarks(self) -> list[str]:
         """What of the chip was not measured and what stands in for it, a sentence each."""
         found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing)]
+        if self.known_kv_blocks is None:
+            found.append(size_remark(self.chip, self.memory))
         if self.chips > 1:
             found.append(allreduce_remark(self.chip, self.tp if self.tp > 1 else self.pp))
         return [sentence for sentence in found if sentence]
@@ -136,7 +154,30 @@ class Deployment:
     @property
     def kv_capacity_bytes(self) -> float:
         """Bytes left for KV after the weights; negative where these do not fit."""
-        return self.chips * self.chip.memory_bytes * self.kv_fraction - self.weight_bytes
+        return self.usable_bytes - self.weight_bytes
+
+    @property
+    def card_bytes(self) -> float:
+        """Memory of one chip, as the account has it."""
+        real = self.chip.device_memory_bytes if self.memory == "vllm" else 0.0
+        return real or self.chip.memory_bytes
+
+    @property
+    def batch_limits(self) -> tuple[int, int]:
+        """Token budget and seats that the engine profiles its peak with."""
+        tokens, seats = batch_defaults(self.chip.name, self.chip.memory_bytes)
+        tokens = self.max_num_batched_tokens or tokens
+        return tokens, self.max_num_seqs or min(seats, tokens)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes of one chip that the engine keeps for its own work; 0 where the account has none."""
+        return self._peak_bytes(self.tp) if self.memory == "vllm" else 0.0
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes of all chips that weights and KV cache may take together."""
+        return self.chips * (self.card_bytes * self.kv_fraction - self.peak_bytes)
 
     @property
     def kv_blocks(self) -> int:
@@ -155,11 +196,14 @@ class Deployment:
         """Compute-saturated decode batch size: from here on every linear layer is bound by compute (OOCO 3.4.2)."""
         return self.form.saturation_batch(self.shard)
 
+    def _peak_bytes(self, tp: int) -> float:
+        return profiled_peak_bytes(self.model, tp, tp * self.pp, *self.batch_limits)
+
     def _does_not_fit(self) -> str:
-        needed = self.weight_bytes + self.kv_bytes_per_token * self.block_tokens
-        available = self.chips * self.chip.memory_bytes * self.kv_fraction
+        needed, available = self.weight_bytes + self.kv_bytes_per_token * self.block_tokens, self.usable_bytes
         for tp in valid_tps(self.model):
-            if tp > self.tp and tp * self.pp * self.chip.memory_bytes * self.kv_fraction >= needed:
+            kept = self._peak_bytes(tp) if self.memory == "vllm" else 0.0
+            if tp > self.tp and tp * self.pp * (self.card_bytes * self.kv_fraction - kept) >= needed:
                 advice = f"tp={tp} would do"
                 break
         else:

@@ -1,0 +1,65 @@
+"""The KV memory that vLLM leaves itself: its share of a card's real memory, less weights and a profiled peak.
+
+At its start the engine runs one iteration of `max_num_batched_tokens` tokens and one sampling of `max_num_seqs`
+sequences, and what these needed at most is not given to the KV cache (vLLM: `Worker.determine_available_memory`).
+docs/workloads.md has the engines whose pools the figures here were held against.
+"""
+
+from __future__ import annotations
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.model import ModelSpec
+
+GPU_MEMORY_UTILIZATION = {"fraction": 0.9, "vllm": 0.92}
+"""Accounts of the memory, and the share of a card that each takes unless told: of `vllm` the default since 0.21 (0.9
+before, when CUDA graphs were not counted: vllm-project/vllm#38284)."""
+SAMPLER_BYTES = 38.4
+"""Of an element of the logits, float32 copies and sorted indices together: measured peaks of vLLM 0.11 with five models
+of 128,256 to 201,088 words, 38.2 to 38.6; runs of 0.19 and 0.32 had 31 to 33."""
+LAYER_WIDTHS = 3
+"""Hidden states, and inner activations of an MLP, that are there at once."""
+ONE_CHIP_BYTES, LINKED_BYTES = 0.14e9, 0.59e9
+"""What is not PyTorch's own, of a card alone and of one that is linked to others (0.13 and 0.55 GiB measured)."""
+
+
+def check_account(name: str) -> None:
+    """Refuses an account of the memory that there is not.
+
+    Raises:
+        UserError: names the nearest.
+    """
+    if name not in GPU_MEMORY_UTILIZATION:
+        raise UserError(f"memory={name!r} must be one of {', '.join(GPU_MEMORY_UTILIZATION)}"
+                        f"{nearest(str(name), GPU_MEMORY_UTILIZATION)}")
+
+
+def batch_defaults(chip: str, memory_bytes: float, largest_cards: bool = True) -> tuple[int, int]:
+    """Token budget and seats of a server to which neither is said, by the card's memory (vLLM:
+    `EngineArgs.get_batch_defaults`; A100s have the smaller ones).
+
+    Args:
+        chip: its name.
+        memory_bytes: by the datasheet.
+        largest_cards: whether the release has a budget of its own for cards of 160 GiB and more.
+    """
+    gib = memory_bytes / 2**30
+    large = gib >= 70 and "a100" not in chip
+    return 16_384 if gib >= 160 and largest_cards else 8192 if large else 2048, 1024 if large else 256
+
+
+def profiled_peak_bytes(model: ModelSpec, tp: int, chips: int, tokens: int, seats: int) -> float:
+    """Bytes of a card that are neither weights nor KV cache: the larger of an iteration of `tokens` tokens and, beside
+    its hidden states, a sampling of `seats` sequences; of experts, the widths of those that a token goes to count."""
+    inner = max(model.intermediate, model.top_k * model.expert_intermediate + model.shared_intermediate)
+    layer = tokens * model.dtype_bytes * LAYER_WIDTHS * (model.hidden + inner / tp)
+    sampler = tokens * model.dtype_bytes * model.hidden + SAMPLER_BYTES * seats * model.vocab
+    return (LINKED_BYTES if chips > 1 else ONE_CHIP_BYTES) + max(layer, sampler)
+
+
+def size_remark(chip: ChipSpec, account: str) -> str:
+    """Says in one sentence that a card's real memory is not known; '' where it is, or is not asked for."""
+    if account != "vllm" or chip.device_memory_bytes:
+        return ""
+    return (f"chip '{chip.name}': what its driver reports of its memory is not known; memory=vllm takes the "
+            f"datasheet's {chip.memory_bytes / 1e9:g} GB (device_memory_bytes in its YAML sets it)")
