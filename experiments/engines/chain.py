@@ -139,6 +139,19 @@ def errors(model: StepModel, rows: dict[str, np.ndarray]) -> dict[str, float]:
             "bias": 100.0 * float(predicted.sum() / measured.sum() - 1.0)}
 
 
+MOST_BIAS, MOST_MAPE = 10.0, 15.0
+"""Errors in percent beyond which a fit is doubted."""
+
+
+def doubts(found: dict[str, float], what: str) -> list[str]:
+    """Says that a fit with such errors (`errors`) is not to be relied on; empty where it may be."""
+    if abs(found["bias"]) <= MOST_BIAS and found["mape"] <= MOST_MAPE:
+        return []
+    return [f"{what} are {found['mape']:.0f} % off in the mean and {found['bias']:+.0f} % in all: do not rely on this "
+            "fit; look at 'machine' in engine.json for other work, measure again on a machine that is left alone, with "
+            "more engine.design.passes"]
+
+
 def held_out(rows: dict[str, np.ndarray]) -> dict[str, float]:
     """Errors on each pass of the design by a fit to the others (a pass has sizes of its own)."""
     passes = np.unique(rows["repeat"])
@@ -327,6 +340,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     found = close(measured, out, chip, str(cfg.timing))
     console = Console()
     comparison(found).show(console, unbroken=8)
+    for sentence in found["notes"]:
+        console.print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     if found["loads"]:
         console.print(f"plots: '{out / 'chain.html'}'; the chain's own chip: '{out / 'chip' / 'chip.yaml'}', to be "
                       "used with timing=measured", highlight=False, markup=False)
@@ -420,6 +435,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
             "chip": chip or str(own.chip / "chip.yaml"), "timing": timing, "fit": summary(fitted),
             "fit_errors": own.fit["all"], "held_out_passes": own.fit["held_out"],
+            "notes": doubts(own.fit["all"], "fitted iterations"),
             "loads": loads, "worst_median_error": worst, "closed": worst is not None and worst <= LIMIT,
             "machine": engine.get("machine", [])}
 

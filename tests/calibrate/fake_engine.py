@@ -1,7 +1,8 @@
 """An engine for tests: vLLM's schedule in a few lines, time by a formula, a clock that only it moves.
 
 It runs in the driver's process, as real ones do, and takes its formula from its settings, so that a test knows exactly
-what must come out.
+what must come out. With `asynchronous`, it has vLLM's queue of two: while one batch runs on its device, the host, which
+needs `us["host"]` for each, launches the next as if the first were over.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ class FakeEngine:
     def __init__(self, settings: dict[str, Any]) -> None:
         if settings.get("fail_at_start"):
             raise RuntimeError("no memory left")
-        self.settings, self.now_s, self.rounds = settings, 0.0, 0
+        self.settings, self.now_s, self.rounds, self.device_s = settings, 0.0, 0, 0.0
         self.waiting: list[dict[str, Any]] = []
         self.running: list[dict[str, Any]] = []
-        self.pending: list[tuple[Batch, list[str], list[str]]] = []
+        self.pending: list[tuple[float, Outcome]] = []
 
     def describe(self) -> dict[str, Any]:
         keys = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_tokens", "num_blocks")
         return {"engine": "fake 1.0", "model": "formula", "device": "paper", "threads": 1,
+                "asynchronous": bool(self.settings.get("asynchronous")),
                 **{key: self.settings[key] for key in keys}}
 
     def clock(self) -> float:
@@ -48,23 +50,30 @@ class FakeEngine:
     def busy(self) -> bool:
         return bool(self.waiting or self.running or self.pending)
 
-    def step(self, began_s: float) -> Outcome:
+    def step(self, batch: Batch) -> Outcome:
         self.rounds += 1
         if self.rounds == self.settings.get("fail_at_round"):
             raise RuntimeError("out of tokens")
         if self.rounds == self.settings.get("exit_at_round"):
             raise SystemExit(3)
-        batch, tokens, finished = self._schedule(began_s)
-        if batch is None:
+        tokens, finished = self._schedule(batch)
+        launched = bool(batch.n_prefill or batch.n_decode)
+        if launched:
+            factor = self.settings["us"]
+            self.now_s += 1e-6 * factor.get("host", 0.0)
+            self.device_s = max(self.now_s, self.device_s) + 1e-6 * (
+                factor["step"] + factor["token"] * (batch.n_decode + batch.prefill_tokens)
+                + factor["sequence"] * batch.sequences_sampled + factor["work"] * batch.prefill_work
+                + factor["context"] * batch.decode_context_sum)
+            self.pending.append((self.device_s, Outcome(tokens, finished, [batch])))
+        if not self.pending or (launched and self.settings.get("asynchronous") and len(self.pending) < 2):
             return Outcome([], [], [])
-        factor = self.settings["us"]
-        self.now_s += 1e-6 * (factor["step"] + factor["token"] * (batch.n_decode + batch.prefill_tokens)
-                              + factor["sequence"] * batch.sequences_sampled + factor["work"] * batch.prefill_work
-                              + factor["context"] * batch.decode_context_sum)
-        return Outcome(tokens, finished, [batch])
+        end_s, outcome = self.pending.pop(0)
+        self.now_s = max(self.now_s, end_s)
+        return outcome
 
-    def _schedule(self, began_s: float) -> tuple[Batch | None, list[str], list[str]]:
-        budget, batch = self.settings["max_num_batched_tokens"], Batch(began_s)
+    def _schedule(self, batch: Batch) -> tuple[list[str], list[str]]:
+        budget = self.settings["max_num_batched_tokens"]
         tokens, finished = [], []
         for one in [*self.running, *self.waiting]:
             fresh = one not in self.running
@@ -87,7 +96,7 @@ class FakeEngine:
         for one in [one for one in self.running if one["made"] >= one["output"]]:
             finished.append(one["name"])
             self.running.remove(one)
-        return (batch if batch.n_prefill or batch.n_decode else None), tokens, finished
+        return tokens, finished
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.settings["block_tokens"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ooco_gym.calibrate.measure import measure
+from ooco_gym.calibrate.measure.interpreter import VARIABLE
 from ooco_gym.calibrate.measure.run import ITERATIONS, REQUESTS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
@@ -84,6 +86,34 @@ def test_all_kinds_of_iterations_are_measured_in_every_pass(measured: tuple[Path
     assert pieces                                            # of prompts longer than an iteration takes
 
 
+HOST_US = 400.0
+"""Of an iteration, less than any takes on the device."""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_queue_of_two_is_dated_as_it_runs(tmp_path: Path, asynchronous: bool) -> None:
+    """Device times of all iterations are known; the host's come on top where nothing runs beside it."""
+    settings = {**plan()["settings"], "us": {**US, "host": HOST_US}, "asynchronous": asynchronous}
+    found = measure(plan(settings=settings, design__passes=1, serve__duration_s=0.5), tmp_path)
+    assert found["asynchronous"] is asynchronous
+    rows = pq.read_table(tmp_path / "iterations.parquet").to_pylist()
+    kinds = [row["label"].rpartition("/")[2] for row in rows]
+    assert set(kinds) == {"fill", "decode", "mixed", "prefill", "stream"}
+    assert all(row["n_decode"] and row["n_prefill"] for row, kind in zip(rows, kinds, strict=True) if kind == "mixed")
+    host_us = np.array([row["time_us"] for row in rows]) - formula_us(rows)
+    seen = np.rint(host_us / HOST_US)
+    assert host_us == pytest.approx(HOST_US * seen, abs=1e-3)
+    assert set(seen) == ({0, 1} if asynchronous else {1})
+    for kind in ("decode", "mixed", "fill", "prefill") if asynchronous else ():
+        which = [i for i, one in enumerate(kinds) if one == kind]
+        # What is not queued waits for its own launch: the first of each fill and of prompts alone.
+        begun = len({rows[i]["label"] for i in which}) if kind in ("fill", "prefill") else 0
+        assert seen[which].sum() == begun
+    for file in tmp_path.glob("serve/*/iterations.parquet"):
+        rows = pq.read_table(file).to_pylist()
+        assert sum(row["time_us"] for row in rows) >= formula_us(rows).sum()
+
+
 def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]]) -> None:
     out, summary = measured
     assert list(summary["serving"]) == ["light", "half", "saturated"]
@@ -107,6 +137,28 @@ def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]])
         ttft[name] = np.median(columns["first_token_s"] - columns["arrival_s"])
         assert summary["serving"][name]["requests"] == table.num_rows
     assert ttft["light"] < 0.2 * ttft["saturated"]
+
+
+@pytest.mark.oracle
+def test_a_vllm_with_a_queue_of_two_is_measured(tmp_path: Path) -> None:
+    """The real engine with its asynchronous scheduler: each state is measured, and no token is lost."""
+    if not os.environ.get(VARIABLE):
+        pytest.skip(f"needs a Python with vLLM: `make test-oracle`, or ${VARIABLE}")
+    small = plan(adapter=str(Path(__file__).with_name("async_cpu_engine.py")), model=None, design__passes=1,
+                 python=os.environ[VARIABLE].split(",")[0], environment=load_yaml("engine", "vllm")["environment"],
+                 serve__loads={"half": 0.5}, serve__duration_s=1.0)
+    small["settings"] = {**load_yaml("engine", "vllm")["settings"], "max_num_seqs": 4, "max_model_len": 256,
+                         "max_num_batched_tokens": 64}
+    assert measure(small, tmp_path)["asynchronous"]
+    rows = pq.read_table(tmp_path / "iterations.parquet").to_pylist()
+    assert {row["label"].rpartition("/")[2] for row in rows} == {"fill", "decode", "mixed", "prefill", "stream"}
+    assert min(row["time_us"] for row in rows) > 0
+    assert all(row["n_decode"] and row["n_prefill"] for row in rows if row["label"].endswith("/mixed"))
+    assert not any(row["n_prefill"] for row in rows if row["label"].endswith("/decode"))
+    served = pq.read_table(tmp_path / "serve" / "half" / "iterations.parquet").to_pylist()
+    requests = pq.read_table(tmp_path / "serve" / "half" / "requests.parquet").to_pylist()
+    assert sum(row["prefill_tokens"] for row in served) == sum(row["prompt_tokens"] for row in requests)
+    assert sum(row["sequences_sampled"] for row in served) >= sum(row["output_tokens"] for row in requests)
 
 
 def test_an_interpreter_without_the_engine_is_one_sentence(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.engines.chain import (
     close,
+    doubts,
     errors,
     fit_iterations,
     held_out,
@@ -55,6 +57,16 @@ def test_the_chain_comes_out_even(measured: Path, tmp_path: Path) -> None:
     assert "half" in page and "TTFT of each request (s): simulated over recorded" in page
     saturated = found["loads"]["saturated"]
     assert saturated["ttft_median_ms_real"] > 5 * found["loads"]["light"]["ttft_median_ms_real"]
+
+
+def test_a_poor_fit_is_said_in_one_sentence(measured: Path, tmp_path: Path) -> None:
+    rows = read_iterations(measured / "iterations.parquet")
+    assert doubts(errors(fit_iterations(rows), rows), "fitted iterations") == []
+    late = {**rows, "time_us": rows["time_us"] * np.where(np.arange(len(rows["time_us"])) % 2, 1.9, 1.0)}
+    said = doubts(errors(fit_iterations(late), late), "fitted iterations")
+    assert len(said) == 1 and said[0].startswith("fitted iterations are ") and "measure again" in said[0]
+    assert doubts({"mape": 14.0, "bias": -10.5}, "x") and doubts({"mape": 15.5, "bias": 0.0}, "x")
+    assert not doubts({"mape": 14.9, "bias": -9.9}, "x")
 
 
 def test_what_is_no_measurement_is_one_sentence(tmp_path: Path, measured: Path) -> None:

@@ -46,7 +46,7 @@ def test_sizes_reach_from_first_to_last_in_no_larger_steps(first: int, last: int
 
 limits = st.builds(Limits, max_num_seqs=st.integers(1, 256), max_num_batched_tokens=st.integers(256, 8192),
                    max_model_len=st.integers(64, 16_384), kv_tokens=st.integers(512, 200_000),
-                   block_tokens=st.sampled_from([1, 16, 128]))
+                   block_tokens=st.sampled_from([1, 16, 128]), asynchronous=st.booleans())
 
 
 @settings(deadline=None, max_examples=60)
@@ -64,19 +64,23 @@ def test_no_case_asks_for_more_than_the_engine_has(limits: Limits, seed: int) ->
         longest = max((length for group in case["prefills"] for length in group), default=0)
         assert 1 <= max(longest, case["context"]) < limits.max_model_len
         # Each request in the state grows by one token an iteration, of which at most one is spent on each prompt's
-        # piece and one on each filling iteration.
+        # piece and one on each filling iteration; an asynchronous engine has one more in its queue after each run.
         pieces = sum(-(-length // max(1, limits.max_num_batched_tokens - case["decodes"]))
                      for group in case["prefills"] for length in group)
+        queued = int(limits.asynchronous)
+        assert case.get("run", 1) == (3 if queued and case["decodes"] else 1)
+        pieces = pieces * case.get("run", 1) + queued * (len(case["prefills"]) + 1)
         filling = -(-case["decodes"] * case["context"] // limits.max_num_batched_tokens)
         end = case["context"] + filling + case["steps"] + pieces
         assert not case["decodes"] or end <= limits.max_model_len
         held = case["decodes"] * (-(-end // limits.block_tokens) * limits.block_tokens)
         if case["decodes"]:
-            held += -(-longest // limits.block_tokens) * limits.block_tokens
+            held += (1 + queued) * -(-longest // limits.block_tokens) * limits.block_tokens
         else:
             held = sum(-(-length // limits.block_tokens) * limits.block_tokens for length in case["prefills"][0])
         assert held <= limits.kv_tokens
-        assert case["decodes"] + bool(case["prefills"]) <= limits.max_num_seqs or not case["decodes"]
+        beside = (1 + queued) * bool(case["prefills"])
+        assert case["decodes"] + beside <= limits.max_num_seqs or not case["decodes"]
 
 
 def test_a_pass_covers_all_sizes_and_all_kinds() -> None:

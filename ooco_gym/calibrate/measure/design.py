@@ -14,24 +14,28 @@ DECODE_FACTOR, CONTEXT_FACTOR, PREFILL_FACTOR = 2.0, 4.0, 4.0  # steps of the gr
 FIRST_CONTEXT, FIRST_PREFILL = 16, 8  # tokens
 SPREAD = 0.25  # sizes differ by up to this much from pass to pass: kernels like round numbers
 STREAM_ROUNDS, STREAM_OUTPUT = 4, 64  # of a stream: requests for each concurrent one, and longest output in tokens
+RUN = 3  # pieces of prompts in a row beside decodes, of an asynchronous engine: the one in the middle has its own time
 BURST, MOST_REQUESTS = 400, 750  # requests that measure the capacity, and of a load each time
 
 
 class Limits(NamedTuple):
     """What an engine can hold, as it tells after its start: most requests and most tokens in one iteration, longest
-    request (prompt and output together), tokens that its KV memory holds, and tokens of one block."""
+    request (prompt and output together), tokens that its KV memory holds, tokens of one block, and whether it schedules
+    an iteration while another runs."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     kv_tokens: int
     block_tokens: int
+    asynchronous: bool = False
 
     @classmethod
     def of(cls, engine: dict[str, Any]) -> Limits:
         """Reads them from `engine.json`'s content (one block is the engine's own)."""
         return cls(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"],
-                   (engine["num_blocks"] - 1) * engine["block_tokens"], engine["block_tokens"])
+                   (engine["num_blocks"] - 1) * engine["block_tokens"], engine["block_tokens"],
+                   bool(engine.get("asynchronous")))
 
     def in_blocks(self, tokens: int) -> int:
         """Tokens of memory that so many take, in whole blocks."""
@@ -71,21 +75,25 @@ def every_size(limits: Limits) -> dict[str, Any]:
 
 def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
     """States of requests that decode, with pieces of prompts that come in between."""
-    cases = []
+    queued = int(limits.asynchronous)
+    cases, run = [], RUN if queued else 1
     for decodes in sizes(1, limits.max_num_seqs, DECODE_FACTOR):
         space = min(limits.max_num_batched_tokens - decodes, limits.max_model_len - 1)
-        lengths = sizes(FIRST_PREFILL, space, PREFILL_FACTOR) if decodes < limits.max_num_seqs else []
+        lengths = sizes(FIRST_PREFILL, space, PREFILL_FACTOR) if decodes + queued < limits.max_num_seqs else []
         prefills = [[_varied(length, draws, space)] for length in lengths]
-        # The requests grow by a token in every iteration: while the state is filled, then here, then beside a prompt.
+        # The requests grow by a token in every iteration: while the state is filled, then here, then beside a prompt,
+        # and where an iteration was queued already.
         filled = min(plan["fill_tokens"], decodes * limits.max_model_len)
-        growth = -(-filled // limits.max_num_batched_tokens) + 2 + plan["decode_steps"] + len(prefills)
+        growth = -(-filled // limits.max_num_batched_tokens) + 2 + queued + plan["decode_steps"]
+        growth += (run + queued) * len(prefills)
         longest = limits.max_model_len - growth
         for size in sizes(FIRST_CONTEXT, longest, CONTEXT_FACTOR):
             context = _varied(size, draws, longest)
-            held = decodes * limits.in_blocks(context + growth) + limits.in_blocks(space if prefills else 0)
+            held = decodes * limits.in_blocks(context + growth) + (
+                (1 + queued) * limits.in_blocks(space if prefills else 0))
             if decodes * context <= plan["fill_tokens"] and held <= limits.kv_tokens:
                 cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
-                              "steps": plan["decode_steps"], "prefills": prefills})
+                              "steps": plan["decode_steps"], "prefills": prefills, "run": run})
     return cases
 
 

@@ -93,7 +93,7 @@ def _measure(driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: 
     served: dict[str, list[dict[str, Rows]]] = {name: [] for name in shares}
     for number in range(passes):
         steps = ask(f"pass {number + 1}", do="cases", cases=design(limits, plan["design"], draws))["steps"]
-        rows += [{**step, "repeat": number} for step in steps if step["label"] != "drain"]
+        rows += [{**step, "repeat": number} for step in steps]
         for name, answers in served.items() if number < passes - 1 or passes == 1 else ():
             requests = poisson(serve, rates[name], limits.max_model_len, draws)
             answers.append(ask(name, do="serve", requests=requests))

@@ -18,9 +18,12 @@ _PATIENCE = 10_000                  # rounds that bring nothing (with asynchrono
 class Batch:
     """What one iteration computed: requests that decoded one token and the tokens that their attention read, pieces of
     prompts with sums over these of `q` (new tokens), `kv` (context with the new tokens) and `q * kv`, and the requests
-    for which a token was sampled. `began_s` is when the driver began the round that scheduled it."""
+    for which a token was sampled. The loop says when, under which label and in which of its rounds it was asked for;
+    the engine fills in the rest."""
 
     began_s: float
+    label: str = ""
+    number: int = 0
     n_decode: int = 0
     decode_context_sum: int = 0
     n_prefill: int = 0
@@ -58,8 +61,8 @@ class Engine(Protocol):
     `describe` tells settings and limits: at least `engine`, `model`, `device`, `threads`, `max_num_seqs`,
     `max_num_batched_tokens`, `max_model_len`, `block_tokens` and `num_blocks`. `prepare` makes a request, whose output
     has exactly so many tokens, ahead of time: what a server's front end does in a process of its own (tokens, checks)
-    must not count; `add` hands it to the engine, `abort` drops requests by name. `step` runs the engine once; with
-    asynchronous scheduling, the iterations that it completes are earlier ones.
+    must not count; `add` hands it to the engine, `abort` drops requests by name. `step` runs the engine once and fills
+    `batch` with what it schedules; with asynchronous scheduling, the iterations that it completes are earlier ones.
     """
 
     def describe(self) -> dict[str, Any]: ...
@@ -69,14 +72,17 @@ class Engine(Protocol):
     def add(self, request: Any) -> None: ...
     def abort(self, names: list[str]) -> None: ...
     def busy(self) -> bool: ...
-    def step(self, began_s: float) -> Outcome: ...
+    def step(self, batch: Batch) -> Outcome: ...
 
 
 class Loop:
-    """Calls the engine and keeps every iteration.
+    """Calls the engine and keeps its iterations.
 
     The time of an iteration is the whole interval that it occupies: from the end of the one before (or, after a pause,
-    from the moment at which a request was there) to its own end, with everything that the host does in between.
+    from the moment at which a request was there) to its own end, with everything that the host does in between. A round
+    that only queues an iteration ends none and moves nothing. Where an iteration was queued behind another one, the
+    launch of the second delays the end of the first; the two are kept where they have one label, which designed states
+    of one kind share, and left out where they have not.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -84,33 +90,52 @@ class Loop:
         self.steps: list[dict[str, Any]] = []
         self.ended_s = engine.clock()
         self.paused = True
+        self._number = 0
+        self._last: tuple[str, int] = ("", 0)  # label and round in which an iteration ended
         self._empty = 0
         gc.collect()
         gc.freeze()  # later collections, which would look like slow iterations, leave out what is there
 
     def round(self, arrivals: list[Request], label: str) -> Outcome:
-        """Hands in requests and steps the engine once; `label` is kept with the iterations that end by it."""
-        began_s = self.engine.clock() if self.paused else self.ended_s
+        """Hands in requests and steps the engine once; `label` is kept with the iteration that it schedules."""
+        self._number += 1
+        batch = Batch(self.engine.clock() if self.paused else self.ended_s, label, self._number)
         for _, request in arrivals:
             self.engine.add(request)
-        outcome = self.engine.step(began_s)
+        outcome, self.paused = self.engine.step(batch), False
         self._empty = 0 if outcome.batches else self._empty + 1
         if self._empty > _PATIENCE:
             raise RuntimeError("the engine computes nothing although requests wait; do they fit its memory?")
-        before_s, self.ended_s, self.paused = self.ended_s, self.engine.clock(), False
-        for batch in outcome.batches:
-            start_s = max(batch.began_s, before_s)
-            self.steps.append({**vars(batch), "tokens": batch.prefill_tokens + batch.n_decode, "began_s": start_s,
-                               "time_us": 1e6 * (self.ended_s - start_s), "label": label})
-            before_s = self.ended_s
+        if outcome.batches:
+            before_s, self.ended_s = self.ended_s, self.engine.clock()
+            for one in outcome.batches:
+                self._keep(one, max(one.began_s, before_s), label)
+                before_s = self.ended_s
         return outcome
 
-    def until_first_tokens(self, requests: list[Request], label: str) -> None:
-        """Hands in requests and steps until each has a token."""
-        waiting, arrivals = {name for name, _ in requests}, requests
+    def _keep(self, batch: Batch, start_s: float, label: str) -> None:
+        before, ended = self._last
+        if batch.label == label and (batch.number > ended or batch.label == before):
+            self.steps.append({**vars(batch), "tokens": batch.prefill_tokens + batch.n_decode, "began_s": start_s,
+                               "time_us": 1e6 * (self.ended_s - start_s)})
+        self._last = batch.label, self._number
+
+    def until_first_tokens(self, groups: list[list[Request]], label: str, after: str = "") -> None:
+        """Hands in a group of requests a round and steps until each has a token; `after` is the label of rounds after
+        the last group."""
+        waiting, arrivals = {name for group in groups for name, _ in group}, list(groups)
         while waiting:
-            waiting -= set(self.round(arrivals, label).tokens)
-            arrivals = []
+            handed_in = bool(arrivals)
+            waiting -= set(self.round(arrivals.pop(0) if handed_in else [], label if handed_in else after or label)
+                           .tokens)
+
+    def drain(self) -> None:
+        """Steps until the engine has nothing to do, and keeps none of these iterations."""
+        kept = len(self.steps)
+        while self.engine.busy():
+            self.round([], "drain")
+        del self.steps[kept:]
+        self.paused = True
 
 
 def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,31 +144,33 @@ def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
                 for number, case in enumerate(cases)]
     loop = Loop(engine)
     for run in prepared:
-        loop.paused = True
         run(loop)
+        loop.drain()
     return {"steps": loop.steps}
 
 
 def _state(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
     """Lets `decodes` requests with prompts of `context` tokens decode for `steps` iterations, then hands in `prefills`:
-    each a group of prompt lengths, handed in at once and computed to its end while the others decode."""
+    each a group of prompt lengths, handed in at once, computed to its end while the others decode, and handed in anew
+    in so many rounds as `run` says."""
     name, output = case["name"], engine.describe()["max_model_len"] - case["context"]
     decodes = [(one, engine.prepare(one, case["context"], output))
                for one in (f"{prefix}.{i}" for i in range(case["decodes"]))]
-    groups = [[(one, engine.prepare(one, length, 1)) for one, length in (
-        (f"{prefix}.p{index}.{i}", length) for i, length in enumerate(group))]
-        for index, group in enumerate(case["prefills"])]
+    runs = [[[(one, engine.prepare(one, length, 1)) for one, length in (
+        (f"{prefix}.p{index}.{again}.{i}", length) for i, length in enumerate(group))]
+        for again in range(case.get("run", 1))] for index, group in enumerate(case["prefills"])]
 
     def run(loop: Loop) -> None:
-        loop.until_first_tokens(decodes, f"{name}/fill")
+        loop.until_first_tokens([decodes], f"{name}/fill")
         for _ in range(case["steps"] if decodes else 0):
             loop.round([], f"{name}/decode")
-        for group in groups:
-            loop.until_first_tokens(group, f"{name}/{'mixed' if decodes else 'prefill'}")
-            loop.paused = not decodes
+        for groups in runs:
+            if decodes:
+                loop.until_first_tokens(groups, f"{name}/mixed", f"{name}/decode")
+            else:
+                loop.until_first_tokens(groups, f"{name}/prefill")
+                loop.drain()  # a prompt alone has nothing in flight before it
         engine.abort([one for one, _ in decodes])
-        while engine.busy():
-            loop.round([], "drain")
 
     return run
 

@@ -29,7 +29,7 @@ class VllmEngine:
 
         self._engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True, **settings))
         self._scheduler = self._engine.engine_core.engine_core.scheduler
-        self._began_s = 0.0
+        self._batch = Batch(0.0)
         self._scheduled: deque[tuple[Any, Batch]] = deque()
         self._done: list[Batch] = []
         self._parameters: dict[int, Any] = {}
@@ -59,7 +59,7 @@ class VllmEngine:
             name, {"prompt_token_ids": prompt}, self._sampling(output_tokens), self._engine.get_supported_tasks())
 
     def add(self, request: Any) -> None:
-        name = request.request_id
+        name, request.arrival_time = request.request_id, time.time()  # not when it was prepared
         self._inside[name] = self._engine.add_request(name, request, request.params) or request.request_id
 
     def abort(self, names: list[str]) -> None:
@@ -70,8 +70,8 @@ class VllmEngine:
     def busy(self) -> bool:
         return self._engine.has_unfinished_requests() or bool(self._scheduled)
 
-    def step(self, began_s: float) -> Outcome:
-        self._began_s, self._done = began_s, []
+    def step(self, batch: Batch) -> Outcome:
+        self._batch, self._done = batch, []
         outputs = self._engine.step()
         tokens = [output.request_id for output in outputs if output.outputs[0].token_ids]
         finished = [output.request_id for output in outputs if output.finished]
@@ -116,7 +116,8 @@ class VllmEngine:
         def watched_schedule(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
             if output.total_num_scheduled_tokens:
-                self._scheduled.append((output, self._batch(output)))
+                self._fill(output)
+                self._scheduled.append((output, self._batch))
             return output
 
         def watched_update(output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,17 +127,15 @@ class VllmEngine:
 
         self._scheduler.schedule, self._scheduler.update_from_output = watched_schedule, watched_update
 
-    def _batch(self, output: Any) -> Batch:
+    def _fill(self, output: Any) -> None:
         """Reads what was scheduled; the requests' computed tokens count this iteration's already."""
-        batch = Batch(self._began_s)
         for name, tokens in output.num_scheduled_tokens.items():
             request = self._scheduler.requests[name]
             context = request.num_computed_tokens
             if tokens == 1 and context > request.num_prompt_tokens:
-                batch.decode(context)
+                self._batch.decode(context)
             else:
-                batch.piece(tokens, context, not request.is_prefill_chunk)
-        return batch
+                self._batch.piece(tokens, context, not request.is_prefill_chunk)
 
 
 def _processor() -> str:
