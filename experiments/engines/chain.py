@@ -11,19 +11,23 @@ nowhere; nothing is negative. The formula becomes a chip with operator tables, w
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
 
+from experiments.engines.host import CLOCK_FILE, Timed, described, fit_clock, groups, robust_nnls, summed, write_clock
 from experiments.engines.served import compare, read_measured, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
-from ooco_gym.perf import load_model
+from ooco_gym.perf import cost_table, load_model
+from ooco_gym.perf.deployment import Deployment
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
-from ooco_gym.report import NONE, Section, Table, write_page
+from ooco_gym.report import Section, Table, write_page
 from ooco_gym.runtime.beliefs import FITTED_FILE, FITTED_SCHEMA
 from ooco_gym.workload import Trace
 
@@ -31,8 +35,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _SUMS = ("sequences_sampled", "n_prefill", "prefill_work", "prefill_context_sum", "decode_context_sum")
-NEEDED = ("tokens", "n_decode", *_SUMS, "time_us")
-_OUTLIER, _ROUNDS = 2.0, 5
+NEEDED = ("tokens", "n_decode", "prefill_tokens", *_SUMS, "time_us", "began_s")
 
 
 class Curve(NamedTuple):
@@ -86,8 +89,9 @@ class StepModel(NamedTuple):
         return total + sum(factor * rows[name] for factor, name in zip(factors, _SUMS, strict=True))
 
 
-def read_iterations(path: Path) -> dict[str, np.ndarray]:
-    """The columns that the fit needs, with `repeat` and `label`, of an `iterations.parquet`.
+def read_iterations(path: Path, asynchronous: bool = False) -> dict[str, np.ndarray]:
+    """The columns that fits need, with `repeat` and `label`, of an `iterations.parquet`; of an asynchronous engine with
+    `group` (`host.groups`), which fits and errors sum over.
 
     Raises:
         UserError: there is none, or it lacks a column.
@@ -96,14 +100,12 @@ def read_iterations(path: Path) -> dict[str, np.ndarray]:
     for name in NEEDED:
         if name not in table:
             raise UserError(f"'{path}' has no column '{name}'; expected the iterations of `ooco-gym calibrate measure`")
-    return {name: table[name] for name in (*NEEDED, "repeat", "label") if name in table}
+    rows = {name: table[name] for name in (*NEEDED, "repeat", "label") if name in table}
+    return {**rows, "group": groups(table)} if asynchronous else rows
 
 
 def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
-    """Fits the model by least squares of errors relative to the prediction.
-
-    Relative to the measurement, they would draw the fit to the quick ones among equal iterations. What takes more than
-    twice as long as predicted was disturbed, and is left out.
+    """Fits the model by robust least squares (`host.robust_nnls`).
 
     Args:
         rows: columns of `iterations.parquet`, [n] each.
@@ -111,30 +113,24 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
     Raises:
         UserError: fewer iterations than the model has terms.
     """
-    from scipy.optimize import nnls
-
     knots, requests = _knots(rows["tokens"], 1, 2.0), _knots(rows["n_decode"], 0, 4.0)
     terms = _terms(rows, knots, requests)
     time_us = rows["time_us"].astype(np.float64)
     if len(time_us) < 4 * terms.shape[1]:
         raise UserError(f"{len(time_us)} iterations are too few to fit {terms.shape[1]} terms; raise "
                         "engine.design.passes")
-    scale, kept = time_us, np.ones(len(time_us), dtype=bool)
-    for _ in range(_ROUNDS):
-        found, _ = nnls(terms[kept] / scale[kept, None], time_us[kept] / scale[kept])
-        scale = terms @ found
-        kept = time_us <= _OUTLIER * scale
+    found = robust_nnls(summed(rows, terms), summed(rows, time_us))
     plain, dense, decode = np.split(found, [2 + len(_SUMS), 1 + len(_SUMS) + len(knots)])
     step, pieces, sequence, prompt, work, context, decode_context = (float(value) for value in plain)
     return StepModel(step, pieces, sequence, prompt, work, context, decode_context, _curve(knots, dense),
                      _curve(requests, decode))
 
 
-def errors(model: StepModel, rows: dict[str, np.ndarray]) -> dict[str, float]:
+def errors(model: StepModel | Timed, rows: dict[str, np.ndarray]) -> dict[str, float]:
     """How far predictions are from measured iterations: MAPE, p95 and worst, bias of the sum; in percent."""
-    predicted, measured = model.time_us(rows), rows["time_us"]
+    predicted, measured = summed(rows, model.time_us(rows)), summed(rows, rows["time_us"])
     relative = 100.0 * np.abs(predicted / measured - 1.0)
-    return {"iterations": float(len(measured)), "mape": float(relative.mean()),
+    return {"iterations": float(len(rows["time_us"])), "mape": float(relative.mean()),
             "p95": float(np.quantile(relative, 0.95)), "worst": float(relative.max()),
             "bias": 100.0 * float(predicted.sum() / measured.sum() - 1.0)}
 
@@ -337,7 +333,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"timing={cfg.timing}: the chain's own fit is of whole iterations, which only timing=measured "
                         "looks up; give a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
     measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else measure(cfg, out / "measured")
-    found = close(measured, out, chip, str(cfg.timing))
+    if cfg.engine_clock is not None and chip is None:
+        raise UserError(f"engine_clock={cfg.engine_clock}: the chain's own fit is of whole iterations, host and all; "
+                        "give a chip fitted to kernels besides, such as chip=h100 timing=extended")
+    found = close(measured, out, chip, str(cfg.timing), cfg.engine_clock)
     console = Console()
     comparison(found).show(console, unbroken=8)
     for sentence in found["notes"]:
@@ -345,6 +344,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if found["loads"]:
         console.print(f"plots: '{out / 'chain.html'}'; the chain's own chip: '{out / 'chip' / 'chip.yaml'}', to be "
                       "used with timing=measured", highlight=False, markup=False)
+    if cfg.engine_clock == "fit":
+        console.print(f"host time beside {chip}, timing={cfg.timing}: {described(found['clock'])}; written: "
+                      f"'{out / CLOCK_FILE}', to be used as cluster.engine_clock={out / CLOCK_FILE}", highlight=False,
+                      markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "measured": str(measured), **found}
 
 
@@ -360,9 +363,11 @@ def measure(cfg: DictConfig, folder: Path) -> Path:
 
 
 class Engine(NamedTuple):
-    """A measured engine: `engine.json`, the cluster that stands for it, its chip's folder, the fit and its errors."""
+    """A measured engine: `engine.json`, the designed iterations, the cluster that stands for it, its chip's folder, the
+    fit and its errors."""
 
     facts: dict[str, Any]
+    rows: dict[str, np.ndarray]
     cluster: dict[str, Any]
     chip: Path
     fitted: StepModel
@@ -386,16 +391,37 @@ def fitted_engine(measured: Path, out: Path) -> Engine:
     if not path.is_file():
         raise UserError(f"'{measured}' holds no measurement: expected engine.json, as `ooco-gym calibrate measure` "
                         "writes it")
-    facts, rows = json.loads(path.read_text(encoding="utf-8")), read_iterations(measured / "iterations.parquet")
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    rows = read_iterations(measured / "iterations.parquet", bool(facts.get("asynchronous")))
     fitted, model = fit_iterations(rows), model_of(facts)
     chip = write_chip(out / "chip", fitted, facts, model)
     cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
                "max_batch": facts["max_num_seqs"],
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
-    return Engine(facts, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
+    return Engine(facts, rows, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
 
 
-def close(measured: Path, out: Path, chip: str | None = None, timing: str = "measured") -> dict[str, Any]:
+def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tuple[dict[str, Any], Timed]:
+    """The cluster on a chip that was fitted elsewhere, and its times; the clock `fit` is fitted to the designed
+    iterations and written to `out`."""
+    facts, model = own.facts, own.cluster["model"]
+    table = cost_table(Deployment.from_config({"chip": chip, "model": model, "timing": timing,
+                                               "block_tokens": facts["block_tokens"],
+                                               "known_kv_blocks": facts["num_blocks"]}))
+    if clock == "fit":
+        mode = "asynchronous" if facts.get("asynchronous") else "synchronous"
+        said = (f"{len(own.rows['time_us']):,} iterations of {facts['engine']}, {mode}, with {facts.get('model')} on "
+                f"{facts.get('cpu') if facts['device'] == 'cpu' else facts['device']}")
+        clock = fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}")
+        found = errors(Timed(table, clock), own.rows)
+        said = f"{clock.source}; MAPE {found['mape']:.1f} %, bias {found['bias']:+.1f} %"
+        clock = str(write_clock(out / CLOCK_FILE, replace(clock, source=said)))
+    cluster = {**own.cluster, "mixed": [{**own.cluster["mixed"][0], "chip": chip}], "engine_clock": clock}
+    return cluster, Timed(table, EngineClock.load(clock))
+
+
+def close(measured: Path, out: Path, chip: str | None = None, timing: str = "measured",
+          clock: Any = None) -> dict[str, Any]:
     """The links after the first: fit, simulate, compare.
 
     Args:
@@ -403,20 +429,24 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
         out: where the chip and the page `chain.html` are written.
         chip: name or YAML of a chip to simulate with, fitted elsewhere; None takes the fit's own.
         timing: form with which it is simulated.
+        clock: host time beside such a chip (`cluster.engine_clock`), or `fit`.
 
     Returns:
         The fit with its errors (of iterations, in percent), and for each load how the simulated medians and means
         differ from the real ones.
     """
     own = fitted_engine(measured, out)
-    engine, fitted, cluster = own.facts, own.fitted, own.cluster
+    engine, cluster, fit = own.facts, own.cluster, own.fit
+    fitted: StepModel | Timed = own.fitted
     if chip is not None:
-        cluster = {**cluster, "mixed": [{**cluster["mixed"][0], "chip": chip}]}
+        cluster, fitted = with_chip(own, chip, timing, clock, out)
+        clock, fit = asdict(fitted.clock), {"all": errors(fitted, own.rows), "held_out": {}}
     loads: dict[str, Any] = {}
     sections: list[Section] = []
     for name in engine["serving"]:
         folder = measured / "serve" / name
-        requests, steps = read_measured(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
+        requests, steps = read_measured(folder / "requests.parquet"), read_iterations(
+            folder / "iterations.parquet", bool(engine.get("asynchronous")))
         real = served(requests["arrival_s"], requests["first_token_s"], requests["last_token_s"],
                       requests["output_tokens"])
         trace = Trace(arrival_s=requests["arrival_s"], prompt_tokens=requests["prompt_tokens"].astype(np.int32),
@@ -426,16 +456,16 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
         again = serve_again(trace, cluster, limits, timing, float(requests["last_token_s"].max()))
         loads[name] = {"requests": len(requests["arrival_s"]), **compare(real, again.served),
                        "iterations_real": len(steps["time_us"]), "iterations_simulated": again.iterations,
-                       "iteration_errors": errors(fitted, steps) if chip is None else None}
+                       "iteration_errors": errors(fitted, steps)}
         end_s = float(requests["last_token_s"].max())
         sections.append(Section(name, figures=[served_figure(real, {timing: again}, {}, end_s)]))
     if sections:
         write_page(out / "chain.html", f"{engine['engine']} and its simulation", sections)
     worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
-            "chip": chip or str(own.chip / "chip.yaml"), "timing": timing, "fit": summary(fitted),
-            "fit_errors": own.fit["all"], "held_out_passes": own.fit["held_out"],
-            "notes": doubts(own.fit["all"], "fitted iterations"),
+            "chip": chip or str(own.chip / "chip.yaml"), "timing": timing, "fit": summary(own.fitted),
+            "clock": clock, "fit_errors": fit["all"],
+            "held_out_passes": fit["held_out"], "notes": doubts(fit["all"], "fitted iterations"),
             "loads": loads, "worst_median_error": worst, "closed": worst is not None and worst <= LIMIT,
             "machine": engine.get("machine", [])}
 
@@ -448,7 +478,6 @@ def comparison(found: dict[str, Any]) -> Table:
         for key in ("ttft", "tpot"):
             real, ours, error = (load[f"{key}_median_{part}"] for part in ("ms_real", "ms_simulated", "error"))
             cells += [f"{real:.4g}", f"{ours:.4g}", f"{error:+.1f} %"]
-        timed = load["iteration_errors"]  # of the chain's own fit only
-        rows.append((name, *cells, f"{timed['bias']:+.1f} %" if timed else NONE))
+        rows.append((name, *cells, f"{load['iteration_errors']['bias']:+.1f} %"))
     return Table(f"{found['engine']['engine']}: medians in ms, real and simulated; bias of iteration times",
                  ("load", "TTFT", "sim.", "error", "TPOT", "sim.", "error", "bias"), rows)

@@ -19,6 +19,7 @@ from experiments.engines.chain import (
 )
 from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
+from ooco_gym.perf.engine_clock import EngineClock
 from tests.calibrate.test_measure import plan
 
 MODEL = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -90,7 +91,7 @@ def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureF
 
     with pytest.raises(UserError, match=r"'chian' \(did you mean 'chain'\?\)"):
         calibrate(OmegaConf.create({"action": "chian"}))
-    keys = {"action": "chain", "measured": str(measured), "chip": None, "timing": "measured"}
+    keys = {"action": "chain", "measured": str(measured), "chip": None, "timing": "measured", "engine_clock": None}
     found = calibrate(OmegaConf.create({**keys, "out": str(tmp_path / "own")}))
     assert found["schema"] == "ooco-gym/engine_chain/1" and found["closed"]
     assert "saturated" in capsys.readouterr().out
@@ -99,3 +100,12 @@ def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureF
     other = calibrate(OmegaConf.create({
         **keys, "chip": "a100_80g", "timing": "ooco", "out": str(tmp_path / "other")}))
     assert not other["closed"]                                      # a GPU is no match for the fake engine
+    hosted = calibrate(OmegaConf.create({**keys, "chip": "a100_80g", "timing": "ooco", "engine_clock": "fit",
+                                         "out": str(tmp_path / "hosted")}))
+    assert "host time beside a100_80g" in capsys.readouterr().out
+    clock = EngineClock.load(str(tmp_path / "hosted" / "clock.yaml"))
+    assert clock.decode_s > 5e-4 and "fake 1.0, synchronous" in clock.source
+    assert hosted["clock"]["decode_s"] == clock.decode_s and hosted["worst_median_error"] < other["worst_median_error"]
+    assert abs(hosted["fit_errors"]["bias"]) < 5.0 < abs(other["fit_errors"]["bias"])
+    with pytest.raises(UserError, match="engine_clock=fit: the chain's own fit is of whole iterations"):
+        calibrate(OmegaConf.create({**keys, "engine_clock": "fit", "out": str(tmp_path / "none")}))

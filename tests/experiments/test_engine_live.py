@@ -128,7 +128,7 @@ def made_engine(folder: Path) -> Engine:
     chip = write_chip(folder / "chip", fitted, facts, model)
     cluster = {"name": "measured", "model": model, "block_tokens": 16, "max_batch": 9,
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": 256}]}
-    return Engine(facts, cluster, chip.parent, fitted, {})
+    return Engine(facts, {}, cluster, chip.parent, fitted, {})
 
 
 def made_study(engine: Engine, out: Path, **changes: Any) -> Study:

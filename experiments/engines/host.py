@@ -1,0 +1,133 @@
+"""The engine's clock (`ooco_gym.perf.engine_clock`) fitted to measured iterations: what they take beyond the kernels.
+
+Beyond what the chip's kernels take under a timing form, an iteration takes `decode_s` (of decodes alone) or
+`prefill_s + prefill_token_s * tokens` (with pieces of prompts), and `sequence_s` for each request that gets a token:
+least squares of errors relative to the prediction, nothing negative, disturbed iterations left out.
+
+Of an asynchronous engine the launch of an iteration delays the end of the one before, so that neighbours have something
+of each other's time; their sum is right. There `TOGETHER` iterations in a row count as one (column `group`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write
+from ooco_gym.perf import CostTable, mixed_latency_ps
+from ooco_gym.perf.engine_clock import EngineClock
+
+TOGETHER = 8
+_OUTLIER, _ROUNDS = 2.0, 5
+_PS_PER_US, _PAUSE_S = 1e6, 1e-6
+_CONSTANTS = ("decode_s", "prefill_s", "prefill_token_s", "sequence_s")
+CLOCK_FILE = "clock.yaml"
+
+
+class Timed(NamedTuple):
+    """An engine as its chip's cost table and its clock have it."""
+
+    table: CostTable
+    clock: EngineClock
+
+    def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Predicted times of iterations, from the columns of `iterations.parquet`, float64[n] in microseconds."""
+        return kernels_us(self.table, rows) + 1e6 * _terms(rows) @ [getattr(self.clock, name) for name in _CONSTANTS]
+
+
+def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
+    """What the chip takes for iterations, float64[n] in microseconds.
+
+    Of pieces of prompts only sums are known: as many alike stand for them as have the same work, which is exact where
+    they have earlier context in proportion to their length (whole prompts have none).
+    """
+    tokens, context, work = (rows[name].astype(np.float64) for name in (
+        "prefill_tokens", "prefill_context_sum", "prefill_work"))
+    prompts = np.rint(np.clip(tokens * context / np.maximum(work, 1.0), rows["n_prefill"] > 0, rows["n_prefill"]))
+    places = np.arange(max(1, int(prompts.max(initial=0))))
+    each = np.maximum(prompts, 1.0)
+    new = np.where(places < prompts[:, None], (tokens[:, None] + places) // each[:, None], 0.0)
+    before = np.rint(np.maximum(0.0, work / np.maximum(tokens, 1.0) - tokens / each))[:, None]
+    return mixed_latency_ps(table, new, before, rows["n_decode"], rows["decode_context_sum"],
+                            rows["sequences_sampled"] - rows["n_decode"]) / _PS_PER_US
+
+
+def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: str) -> EngineClock:
+    """The clock that iterations tell.
+
+    Args:
+        table: of the engine's chip and model.
+        rows: columns of `iterations.parquet`, [n] each.
+        name, source: of the clock; what was measured, in words.
+
+    Raises:
+        UserError: iterations are too few, or all without prompts, or none of decodes alone.
+    """
+    prompts = int((rows["n_prefill"] > 0).sum())
+    if min(prompts, len(rows["n_prefill"]) - prompts) < len(_CONSTANTS):
+        raise UserError(f"{prompts} iterations with prompts and {len(rows['n_prefill']) - prompts} without are too few "
+                        "to fit an engine clock; expected some of both")
+    found = robust_nnls(summed(rows, _terms(rows)), summed(rows, 1e-6 * rows["time_us"]),
+                        summed(rows, 1e-6 * kernels_us(table, rows)))
+    return EngineClock(name=name, source=source, **dict(zip(_CONSTANTS, found.tolist(), strict=True)))
+
+
+def groups(rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Numbers of groups of at most `TOGETHER` iterations in a row without a pause, int64[n]."""
+    end_s = rows["began_s"] + 1e-6 * rows["time_us"]
+    first = np.concatenate([[True], np.abs(rows["began_s"][1:] - end_s[:-1]) > _PAUSE_S])
+    run = np.cumsum(first) - 1
+    place = np.arange(len(run)) - np.flatnonzero(first)[run]
+    return np.cumsum(place % TOGETHER == 0) - 1
+
+
+def summed(rows: dict[str, np.ndarray], values: np.ndarray) -> np.ndarray:
+    """Values of iterations, [n] or [n, m]; sums over each group where rows are of an asynchronous engine."""
+    if "group" not in rows:
+        return values
+    _, place = np.unique(rows["group"], return_inverse=True)
+    found = np.zeros((place.max(initial=-1) + 1, *values.shape[1:]))
+    np.add.at(found, place, values)
+    return found
+
+
+def robust_nnls(terms: np.ndarray, times: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
+    """Weights of at least 0, float64[m], by which `terms`, float64[n, m], come with `known` nearest to `times`.
+
+    Least squares of errors relative to the prediction: relative to the measurement, they would draw the fit to the
+    quick ones among equal iterations. What takes more than twice as long as predicted was disturbed, and is left out.
+    """
+    from scipy.optimize import nnls
+
+    scale, kept, rest = times, np.ones(len(times), dtype=bool), times - known
+    found = np.zeros(terms.shape[1])
+    for _ in range(_ROUNDS):
+        found, _ = nnls(terms[kept] / scale[kept, None], rest[kept] / scale[kept])
+        scale = terms @ found + known
+        kept = times <= _OUTLIER * scale
+    return found
+
+
+def write_clock(path: Path, clock: EngineClock) -> Path:
+    """Writes a clock that `cluster.engine_clock=FILE` reads."""
+    values: dict[str, Any] = {key: float(f"{value:.3g}") if isinstance(value, float) else value
+                              for key, value in asdict(clock).items()}
+    with atomic_write(path) as temporary:
+        temporary.write_text(yaml.safe_dump(values, sort_keys=False, width=110), encoding="utf-8")
+    return path
+
+
+def described(clock: Mapping[str, Any]) -> str:
+    """A clock's figures in words."""
+    return ", ".join(f"{key} {1e3 * clock[key]:.3g} ms" for key in _CONSTANTS)
+
+
+def _terms(rows: dict[str, np.ndarray]) -> np.ndarray:
+    prompts = rows["n_prefill"] > 0
+    return np.stack([~prompts, prompts, prompts * rows["tokens"], rows["sequences_sampled"]], axis=1).astype(np.float64)
