@@ -1,8 +1,7 @@
 """What an engine's iterations take: fitted to a measurement of that very engine, or learned while it serves.
 
 `Fitted` evaluates what `ooco-gym calibrate chain` fits to `ooco-gym calibrate measure` (docs/measuring.md),
-from the `latency.json` beside the chip. `Learned` fits a sum of terms by least squares of relative errors, with
-forgetting, to the iterations that it is shown.
+from the `latency.json` beside the chip. `Learned` begins with a prior and moves it by the iterations that it is shown.
 """
 
 from __future__ import annotations
@@ -21,6 +20,11 @@ FITTED_SCHEMA = "ooco-gym/latency/1"
 FITTED_FILE = "latency.json"
 _FACTORS = ("step", "pieces", "sequence", "prompt", "work", "context", "decode_context")
 _LONGEST_TABLE = 65_536
+CERTAIN = 3
+"""Iterations for which a prior counts as to the level of `Learned`."""
+_GROUPS = 6  # of terms that move together, as `Belief.parts` has them
+_FADES, _DISTURBED, _FARTHEST = 0.75, 4.0, 100.0
+_RIDGE, _ROUNDS = 0.5, 4
 
 Sums = tuple[int, ...]
 """What an iteration is made of, as `Belief.add` counts it; its first entry is the number of new tokens."""
@@ -52,6 +56,10 @@ class Terms(NamedTuple):
     decode: Sequence[float]
 
 
+GUESS = Terms(8e-3, 2e-3, 2e-5, 0.0, 1e-9, 0.0, 1e-7, (0.0, 2e-5), (0.0, 0.0))
+"""A model of 8 billion parameters on a large GPU, roughly."""
+
+
 class Belief:
     """Terms of an iteration, and sums that they multiply: tokens, requests that make one, decodes, their contexts;
     prompts, their contexts, and the sum of new tokens times context. A single new token is a decode.
@@ -75,14 +83,16 @@ class Belief:
 
     def latency(self, sums: Sums) -> float:
         """Seconds that an iteration takes."""
+        return float(sum(self.parts(sums))) if sums[0] else 0.0
+
+    def parts(self, sums: Sums) -> tuple[float, ...]:
+        """Seconds of an iteration, which is not empty: its step, that of prompts, of new tokens, of sequences and
+        decodes, of the decodes' contexts, and of the prompts' attention."""
         tokens, sampled, decodes, decode_context, prompts, context, work = sums
-        if tokens == 0:
-            return 0.0
         one = self.terms
-        total = one.step + one.sequence * sampled + one.decode_context * decode_context + _at(one.dense, tokens)
-        if decodes:
-            total += _at(one.decode, decodes)
-        return total + one.pieces + one.prompt * prompts + one.work * work + one.context * context if prompts else total
+        return (one.step, one.pieces + one.prompt * prompts if prompts else 0.0, _at(one.dense, tokens),
+                one.sequence * sampled + (_at(one.decode, decodes) if decodes else 0.0),
+                one.decode_context * decode_context, one.work * work + one.context * context)
 
     def fill(self, state: Any) -> None:
         """Writes the terms as the only cost table of a simulator's state (`ooco_gym.perf.CostTable`)."""
@@ -135,58 +145,74 @@ class Fitted(Belief):
 
 
 class Learned(Belief):
-    """Least squares over what iterations were seen to take, with forgetting; nothing negative.
+    """Terms of a prior, each group of which has a factor that is fitted to what iterations were seen to take.
+
+    The factors' common level is the median of seen over believed, of the iterations and of `CERTAIN` that took what
+    the prior says. Then come least squares of relative errors with a ridge towards that level. An error far beyond
+    others (a graph is captured, the machine was busy) weighs little, whichever iteration has it.
 
     Args:
-        step_s: what an iteration takes at first guess, seconds.
-        token_s: what a new token adds to it at first guess.
-        memory: how many iterations are remembered, by exponential forgetting.
-        every: iterations between two fits.
+        prior: what iterations take before any was seen; None: a model of 8 billion parameters on a large GPU.
+        memory: how many iterations are remembered.
+        every: most iterations between two fits; after few iterations fits come sooner.
+
+    Attributes:
+        seen: iterations so far.
     """
 
-    def __init__(self, step_s: float = 0.01, token_s: float = 1e-4, memory: int = 2000, every: int = 50) -> None:
-        weights = [step_s, 0.0, token_s, 0.0, 0.0, 0.0]
-        super().__init__(_terms_of(weights))
-        self._keep, self._every, self.seen = 1.0 - 1.0 / memory, every, 0
-        self._scale = np.array([1.0, 1.0, 100.0, 10.0, 1e4, 1e5])
-        size = len(weights)
-        guess = np.array(weights) * self._scale
-        self._gram = np.eye(size) * 1e-2  # the guess counts as much as a few iterations
-        self._moment = self._gram @ guess
+    def __init__(self, prior: Terms | None = None, memory: int = 512, every: int = 50) -> None:
+        self._prior = Belief(prior or GUESS)
+        super().__init__(self._prior.terms)
+        self.seen, self._every, self._next = 0, every, 1
+        self._rows, self._seconds = np.zeros((memory, _GROUPS)), np.zeros(memory)
+        self._row, self._took_s, self._factors = np.zeros(_GROUPS), 0.0, np.ones(_GROUPS)
 
-    def observe(self, sums: Sums, seconds: float) -> None:
-        """An iteration of these sums took so long; one that took far longer than predicted was disturbed."""
+    def observe(self, sums: Sums, seconds: float, follows: bool = False) -> None:
+        """An iteration of these sums took so long.
+
+        Args:
+            sums: what it was made of.
+            seconds: from the end of the one before it, or from its own beginning, to its end.
+            follows: it was scheduled while the one before it ran. How late the host sees an end then depends on what
+                it is at, and what one iteration seems to take too much the next takes too little. So such ones are
+                looked at together with those before them, of which each counts `_FADES` of the one after it.
+        """
         if sums[0] == 0 or not 0.0 < seconds < math.inf:
             return
-        believed = self.latency(sums)
-        if self.seen > self._every and seconds > 4.0 * believed:
-            return
-        tokens, sampled, _, decode_context, prompts, _, work = sums
-        row = np.array([1.0, prompts > 0, tokens, sampled, decode_context, work]) / self._scale / seconds
-        self._gram = self._keep * self._gram + np.outer(row, row)
-        self._moment = self._keep * self._moment + row
+        row, kept = np.array(self._prior.parts(sums)), _FADES if follows else 0.0
+        disturbed = seconds > _DISTURBED * self.latency(sums)
+        if disturbed:
+            kept = 0.0
+        self._row, self._took_s = kept * self._row + row, kept * self._took_s + seconds
+        place = self.seen % len(self._rows)
+        self._rows[place], self._seconds[place] = self._row, self._took_s
+        if disturbed:
+            self._row, self._took_s = np.zeros(_GROUPS), 0.0
         self.seen += 1
-        if self.seen % self._every == 0:
-            self.terms = _terms_of((_non_negative(self._gram, self._moment) / self._scale).tolist())
+        if self.seen >= self._next:
+            self._next = self.seen + min(self._every, 1 + self.seen // 10)
+            self._fit()
+
+    def _fit(self) -> None:
+        rows, seconds = self._rows[: self.seen], self._seconds[: self.seen]
+        ratios = np.concatenate([np.ones(CERTAIN), seconds / rows.sum(axis=1)])
+        level = min(max(float(np.median(ratios)), 1.0 / _FARTHEST), _FARTHEST)
+        for _ in range(_ROUNDS):
+            believed = rows @ self._factors
+            shares, ratio = level * rows / believed[:, None], seconds / believed
+            weighed = shares.T / (1.0 + (ratio - 1.0) ** 2)
+            ridge = _RIDGE * np.maximum(shares.mean(axis=0), 0.02) + CERTAIN / (1.0 + self.seen)
+            found = np.linalg.solve(weighed @ shares + np.diag(ridge), weighed @ ratio + ridge)
+            self._factors = level * np.clip(found, 1.0 / _FARTHEST, _FARTHEST)
+        self.terms = _scaled(self._prior.terms, self._factors.tolist())
 
 
-def _terms_of(weights: Sequence[float]) -> Terms:
-    step, pieces, token, sequence, context, work = weights
-    return Terms(step, pieces, sequence, 0.0, work, 0.0, context, (0.0, token), (0.0, 0.0))
-
-
-def _non_negative(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
-    """Least squares with no negative weight: what would be negative is left out, one after the other."""
-    kept = list(range(len(moment)))
-    while kept:
-        part = gram[np.ix_(kept, kept)] + 1e-9 * np.trace(gram) * np.eye(len(kept))
-        found = np.linalg.solve(part, moment[kept])
-        if (found >= 0.0).all():
-            break
-        kept.pop(int(np.argmin(found)))
-    weights = np.zeros(len(moment))
-    weights[kept] = found if kept else 0.0
-    return weights
+def _scaled(terms: Terms, factors: Sequence[float]) -> Terms:
+    """Terms of which each group of `Belief.parts` has a factor."""
+    step, prompt, dense, sequence, context, work = factors
+    return Terms(step * terms.step, prompt * terms.pieces, sequence * terms.sequence, prompt * terms.prompt,
+                 work * terms.work, work * terms.context, context * terms.decode_context,
+                 (dense * np.asarray(terms.dense)).tolist(), (sequence * np.asarray(terms.decode)).tolist())
 
 
 def _table(curve: Mapping[str, Sequence[float]]) -> list[float]:

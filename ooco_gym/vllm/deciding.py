@@ -16,16 +16,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import prometheus_client
 
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.beliefs import Belief, Fitted, Learned
+from ooco_gym.runtime.beliefs import Belief, Fitted, Learned, Sums
 from ooco_gym.runtime.bundle import Policy
 from ooco_gym.runtime.features import ENGINE, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Plan, Rule
+from ooco_gym.vllm.prior import prior_of
 from ooco_gym.vllm.replica import Compiled, Replica
 from ooco_gym.vllm.rules import RULES, make_rule
 from ooco_gym.vllm.settings import LEARNED, STOCK, Settings
@@ -110,6 +111,61 @@ class Watch:
             self._logged_s = now_s
 
 
+# --- What iterations take -------------------------------------------------------------------------------------------
+class Flight(NamedTuple):
+    """An iteration that was scheduled and has not ended: what names it, what it is made of, when it was scheduled, what
+    it was predicted to take, and how much of that is slack of online decodes."""
+
+    output: Any
+    sums: Sums
+    scheduled_s: float
+    predicted_s: float
+    spent_s: float
+
+
+class Flights:
+    """The iterations under way, of which asynchronous scheduling has two: when the next begins, and what each took.
+
+    An iteration begins when it is scheduled, or when the one before it ends, and ends when the engine has its tokens:
+    what a decision must foresee. How long the next will wait for those under way is counted from the last end that was
+    seen, so that errors of predictions do not add up.
+
+    Args:
+        decider: its belief is asked, and is shown what iterations took, if it is learned; its watch counts them.
+    """
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+        self._flights: list[Flight] = []
+        self._ended_s = 0.0
+
+    def begins(self, now_s: float) -> float:
+        """When an iteration begins that is scheduled now."""
+        end_s = self._ended_s
+        for flight in self._flights:
+            end_s = max(end_s, flight.scheduled_s) + flight.predicted_s
+        return max(now_s, end_s)
+
+    def fly(self, output: Any, sums: Sums, alone: Sums, now_s: float) -> None:
+        """An iteration begins; `alone`: what its online decodes by themselves are made of."""
+        belief = self._decider.belief
+        predicted_s = belief.latency(sums)
+        spent_s = max(0.0, predicted_s - belief.latency(alone)) if alone[0] else 0.0
+        self._flights.append(Flight(output, sums, now_s, predicted_s, spent_s))
+
+    def land(self, output: Any, now_s: float) -> None:
+        """An iteration is over."""
+        place = next((place for place, one in enumerate(self._flights) if one.output is output), None)
+        if place is None:
+            return
+        flight, before_s, belief = self._flights[place], self._ended_s, self._decider.belief
+        del self._flights[: place + 1]
+        self._ended_s, took_s = now_s, now_s - max(flight.scheduled_s, before_s)
+        self._decider.watch.took(flight.predicted_s, took_s, flight.spent_s)
+        if isinstance(belief, Learned):
+            belief.observe(flight.sums, took_s, follows=flight.scheduled_s < before_s)
+
+
 # --- Asking ---------------------------------------------------------------------------------------------------------
 class NonsenseError(ValueError):
     """An answer that cannot be followed."""
@@ -126,7 +182,9 @@ class Decider:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.perf_counter) -> None:
         self.settings, self.clock = settings, clock
-        self.belief: Fitted | Learned = Learned() if settings.belief == LEARNED else Fitted.load(settings.belief)
+        self.belief: Fitted | Learned = (
+            Fitted.load(settings.belief) if settings.belief != LEARNED
+            else Learned(None if settings.prior is None else prior_of(settings.prior)))
         self.watch = Watch()
         if settings.metrics_port is not None:
             _serve(settings.metrics_port, settings.metrics_address)

@@ -29,10 +29,10 @@ from vllm.v1.request import RequestStatus
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.beliefs import Learned
+from ooco_gym.runtime.beliefs import Sums
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm.admitter import pieces_of
-from ooco_gym.vllm.deciding import LOG, Decider
+from ooco_gym.vllm.deciding import LOG, Decider, Flights
 from ooco_gym.vllm.settings import Class, Settings, read_settings
 
 TESTED = ("0.32.0", "0.33.0")
@@ -46,7 +46,7 @@ TOUCHED = {
                  "block_size", "scheduler_config", "cache_config"),
     "Request": ("request_id", "priority", "arrival_time", "status", "num_tokens", "num_output_tokens",
                 "num_computed_tokens", "num_prompt_tokens", "max_tokens", "num_output_placeholders",
-                "num_stale_output_tokens", "sampling_params", "block_hashes"),
+                "num_stale_output_tokens", "sampling_params", "block_hashes", "is_prefill_chunk"),
     "RequestStatus": ("WAITING", "PREEMPTED"),
 }
 # vLLM's CPU worker looks for `kernel` in the `__dict__` of all that modules hold (0.32's `_rebind_kernels`). Numba has
@@ -189,8 +189,7 @@ class OocoScheduler(Scheduler):
         self.ooco = Decider(settings)
         self._ooco_caps: dict[str, int] | None = None
         self._ooco_stamp, self._ooco_read_s = version_of(self._ooco_file or ""), 0.0
-        self._ooco_flights: list[tuple[int, Any, float, float, float]] = []
-        self._ooco_ended_s = 0.0
+        self._ooco_flights = Flights(self.ooco)
         self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
         self._ooco_skip = False  # the last plan gave no tokens after all
 
@@ -215,13 +214,14 @@ class OocoScheduler(Scheduler):
             output = super().schedule(*args, **kwargs)
         else:
             output = self._ooco_carry_out(plan, args, kwargs)
-        self._ooco_fly(output, plan, now)
+        if output.total_num_scheduled_tokens:
+            self._ooco_flights.fly(output, *self._ooco_sums(output), now)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """An iteration is over."""
         now = time.time()
-        self._ooco_land(scheduler_output, now)
+        self._ooco_flights.land(scheduler_output, now)
         awaited = [request for name in scheduler_output.num_scheduled_tokens
                    if (request := self.requests.get(name)) is not None and request.ooco.first_token_s is None]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -252,13 +252,11 @@ class OocoScheduler(Scheduler):
     def _ooco_describe(self, now: float) -> Engine:
         """The engine as a rule sees it; times are those at which the iteration will begin."""
         pool = self.kv_cache_manager.block_pool
-        flying = self._ooco_flights[-1][3] if self._ooco_flights else 0.0
-        begins = max(now, flying)
         held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         running = [_running(request, held) for request in self.running
                    if not _ends(request)]
-        return Engine(begins, running, self._ooco_line(True), self._ooco_line(False), pool.get_num_free_blocks(),
-                      pool.num_gpu_blocks - 1, self.block_size,
+        return Engine(self._ooco_flights.begins(now), running, self._ooco_line(True), self._ooco_line(False),
+                      pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, self.block_size,
                       self.max_num_active_reqs - len(self.running) + len(running),
                       min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens),
                       self._ooco_tpot_s, self._ooco_waiting() if self.ooco.learned is not None else (0, 0, 0, 0))
@@ -328,34 +326,22 @@ class OocoScheduler(Scheduler):
         return output
 
     # --- What iterations take ---
-    def _ooco_fly(self, output: SchedulerOutput, plan: Plan | None, now: float) -> None:
-        """Notes an iteration that begins; what it is made of is counted after vLLM has advanced the requests."""
-        if output.total_num_scheduled_tokens == 0:
-            return
-        belief = self.ooco.belief
-        sums, alone = belief.none, belief.none
+    def _ooco_sums(self, output: SchedulerOutput) -> tuple[Sums, Sums]:
+        """What an iteration is made of, as `Belief.add` counts it, and its online decodes alone; vLLM has advanced its
+        requests."""
+        sampled = decodes = context = online = online_context = prompts = prompt_context = work = 0
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.requests[name]
-            whole = not request.is_prefill_chunk
-            sums = belief.add(sums, tokens, request.num_computed_tokens, whole)
-            if request.ooco.online and tokens == 1 and request.num_output_tokens > 0:
-                alone = belief.add(alone, tokens, request.num_computed_tokens, whole)
-        predicted = belief.latency(sums)
-        begins = max(now, self._ooco_flights[-1][3]) if self._ooco_flights else now
-        spent = max(0.0, predicted - belief.latency(alone)) if alone[0] else 0.0
-        self._ooco_flights.append((id(output), sums, now, begins + predicted, spent))
-
-    def _ooco_land(self, output: SchedulerOutput, now: float) -> None:
-        """Notes what an iteration took: from its beginning, or the end of the one before it."""
-        for index, (name, sums, scheduled, _, spent) in enumerate(self._ooco_flights):
-            if name == id(output):
-                took = now - max(scheduled, self._ooco_ended_s)
-                del self._ooco_flights[: index + 1]
-                self.ooco.watch.took(self.ooco.belief.latency(sums), took, spent)
-                if isinstance(self.ooco.belief, Learned):
-                    self.ooco.belief.observe(sums, took)
-                self._ooco_ended_s = now
-                return
+            reach = request.num_computed_tokens
+            sampled += not request.is_prefill_chunk
+            if tokens != 1:
+                prompts, prompt_context, work = prompts + 1, prompt_context + reach, work + tokens * reach
+                continue
+            decodes, context = decodes + 1, context + reach
+            if request.ooco.online and reach > request.num_prompt_tokens:
+                online, online_context = online + 1, online_context + reach
+        return ((output.total_num_scheduled_tokens, sampled, decodes, context, prompts, prompt_context, work),
+                (online, online, online, online_context, 0, 0, 0))
 
     # --- Settings ---
     def _ooco_field(self, request: EngineRequest) -> Any:

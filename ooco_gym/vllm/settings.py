@@ -49,6 +49,7 @@ class Settings:
     classes: tuple[Class, ...] = (Class("online", 0, 2.0, 0.05), Class("offline", 1))  # in the order of priorities
     field: str | None = None
     belief: str = LEARNED
+    prior: Mapping[str, Any] | None = None
     violation_budget: float = 0.03
     shadow: bool = False
     metrics_port: int | None = None
@@ -105,6 +106,8 @@ def parse_settings(values: Mapping[str, Any], where: str = "settings",
              f"{STOCK}, {', '.join(RULES)}, or module:name"),
             ("bundle", settings.bundle is None or Path(str(settings.bundle)).is_dir(), "the folder of an exported "
              "policy, which is there"),
+            ("prior", settings.prior is None or (isinstance(settings.prior, Mapping) and settings.belief == LEARNED),
+             f"chip and model from which belief '{LEARNED}' begins, such as {{chip: h100, model: llama_3_1_8b}}"),
             ("violation_budget", is_number(settings.violation_budget) and settings.violation_budget > 0,
              "a number above 0"),
             ("shadow", isinstance(settings.shadow, bool), "true or false"),
