@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite.binding import ffi
 from numba import extending, njit
 from numba.core import cgutils, typeinfer, types
 from numba.core.dispatcher import Dispatcher
@@ -23,6 +24,9 @@ from ooco_gym.compile.parts import PartCompiler
 from ooco_gym.compile.source_cache import SourceCache, note_not_kept
 
 watch()
+# vLLM's CPU worker looks for `kernel` in the `__dict__` of all that modules hold (0.32's `_rebind_kernels`), and
+# llvmlite's library takes any name for one of its functions: here it has an empty one.
+ffi.lib._fntab.setdefault("__dict__", {})
 
 
 def jit(signature: Any = None, **options: Any) -> Any:

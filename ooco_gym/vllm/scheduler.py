@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import vllm
-from llvmlite.binding import ffi
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -43,15 +42,12 @@ TOUCHED = {
     "instance": ("running", "waiting", "kv_holding_waiting", "requests", "policy", "kv_cache_manager", "connector",
                  "max_num_scheduled_tokens", "max_num_active_reqs", "prev_step_scheduled_req_ids", "deferred_waiting",
                  "need_mamba_block_aligned_split", "is_encoder_decoder", "_pause_state", "kv_cache_config",
-                 "block_size", "scheduler_config", "cache_config"),
+                 "block_size", "scheduler_config", "cache_config", "vllm_config"),
     "Request": ("request_id", "priority", "arrival_time", "status", "num_tokens", "num_output_tokens",
                 "num_computed_tokens", "num_prompt_tokens", "max_tokens", "num_output_placeholders",
                 "num_stale_output_tokens", "sampling_params", "block_hashes", "is_prefill_chunk"),
     "RequestStatus": ("WAITING", "PREEMPTED"),
 }
-# vLLM's CPU worker looks for `kernel` in the `__dict__` of all that modules hold (0.32's `_rebind_kernels`). Numba has
-# loaded llvmlite's library by then, which takes any name for one of its functions.
-ffi.lib._fntab.setdefault("__dict__", {})
 _SETTINGS_EVERY_S = 1.0
 _WHOLE = 1 << 30  # tokens of a decode: as many as vLLM itself gives it
 
@@ -368,12 +364,20 @@ class OocoScheduler(Scheduler):
 
     def _ooco_refuse(self) -> None:
         """Raises where the engine is one that a plan cannot steer."""
-        reasons = {"a KV connector": self.connector is not None, "an encoder and a decoder": self.is_encoder_decoder,
-                   "several groups of KV blocks": len(self.kv_cache_config.kv_cache_groups) != 1,
-                   "Mamba layers aligned to blocks": self.need_mamba_block_aligned_split}
-        for name, there in reasons.items():
+        ranks = self.vllm_config.parallel_config.data_parallel_size  # 1 where ranks are engines by themselves
+        for there, name, why in (
+                (self.connector is not None, "a KV connector",
+                 "a plan does not know what tokens it holds, nor when a request that waits for them may be computed"),
+                (self.is_encoder_decoder, "an encoder and a decoder", "a plan counts no encoder inputs"),
+                (len(self.kv_cache_config.kv_cache_groups) != 1, "several groups of KV blocks (hybrid attention)",
+                 "a plan counts the blocks of one group, of which each token needs its share for good"),
+                (self.need_mamba_block_aligned_split, "Mamba layers aligned to blocks",
+                 "vLLM shortens pieces of prompts to whole blocks, and a plan does not"),
+                (ranks > 1, f"{ranks} data-parallel ranks of a model with experts",
+                 "ranks step together, so that an iteration lasts as long as on the rank that is slowest, and a "
+                 "scheduler is not told what the others have")):
             if there:
-                raise UserError(f"ooco_gym.runtime.vllm cannot schedule an engine with {name}; start it without "
+                raise UserError(f"ooco_gym.runtime.vllm cannot schedule an engine with {name}: {why}; start it without "
                                 "--scheduler-cls")
 
 

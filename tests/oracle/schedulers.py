@@ -12,7 +12,7 @@ import numpy as np
 
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver, find_python
 from ooco_gym.perf import Deployment, load_chip, load_model
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.policy.decisions import addresses
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Machine, Rules, build_state
@@ -32,6 +32,16 @@ def pythons(given: str | None) -> list[Path]:
         UserError: one of them is none.
     """
     return [find_python(name or None) for name in (given or os.environ.get(VARIABLE) or "").split(",")]
+
+
+def shipped_bundles(folder: Path) -> dict[str, Path]:
+    """A bundle of each policy of conf/policy whose weights an engine can run, in a folder of its name."""
+    from agents.policies.export import main as export
+
+    names = [name for name in list_policies() if get_policy(name).linear and get_policy(name).values.get("weights")]
+    for name in names:
+        export({"policy": name, "out": str(folder / name), "forms": ["npz"]})
+    return {name: folder / name for name in names}
 
 
 class Oracle:

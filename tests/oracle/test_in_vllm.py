@@ -6,6 +6,7 @@ Without a model: vLLM's own scheduler, its memory and its records, and a made-up
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver
-from tests.oracle.schedulers import pythons
+from tests.oracle.schedulers import pythons, shipped_bundles
 
 pytestmark = pytest.mark.oracle
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,6 +48,25 @@ def test_what_we_touch_is_there(engine: Driver) -> None:
     assert found["vllm"].split("+")[0] in found["tested"]
 
 
+@pytest.mark.parametrize("engine_is,reason", [
+    ({"hybrid": True}, "several groups of KV blocks"), ({"ranks": 2}, "2 data-parallel ranks"), ({}, "")])
+def test_what_no_plan_can_steer_is_refused_with_the_reason(engine: Driver, engine_is: dict[str, Any],
+                                                           reason: str) -> None:
+    found = engine.ask({**SMALL, "do": "refused", "rule": "deadline", **engine_is})["refused"]
+    assert reason in found and ("start it without --scheduler-cls" in found) == bool(reason)
+
+
+@pytest.mark.parametrize("first", ["ooco_gym.vllm.settings", "ooco_gym.policy", "ooco_gym.runtime.vllm"])
+def test_what_is_imported_first_breaks_no_cpu_worker(first: str) -> None:
+    """vLLM's CPU worker reads what all loaded modules hold, which llvmlite's library does not expect."""
+    if not os.environ.get(VARIABLE):
+        pytest.skip(f"needs a Python with vLLM: `make test-oracle`, or ${VARIABLE}")
+    looks = f"import {first}; from vllm.triton_utils import dispatcher; dispatcher._rebind_kernels([])"
+    run = subprocess.run([pythons(os.environ[VARIABLE])[0], "-c", looks], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("rule", ["vllm", "v1"])
@@ -70,6 +90,17 @@ def test_every_request_gets_its_length(engine: Driver, rule: str, asynchronous: 
         assert found["kind"] == ("OocoAsyncScheduler" if asynchronous else "OocoScheduler")
         assert (found["wrong"], found["left"], found["leaked"]) == ([], 0, 0)
         assert found["counts"]["decisions"] > 0
+        assert not any(name.startswith("fallbacks:") for name in found["counts"]), found["counts"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_shipped_bundles_set_the_rule(engine: Driver, asynchronous: bool, tmp_path: Path) -> None:
+    bundles = shipped_bundles(tmp_path)
+    assert bundles
+    for bundle in bundles.values():
+        found = engine.ask({**SMALL, "rule": "deadline", "bundle": str(bundle), "async": asynchronous})
+        assert (found["wrong"], found["left"], found["leaked"]) == ([], 0, 0)
+        assert found["counts"]["adjustments"] > 0
         assert not any(name.startswith("fallbacks:") for name in found["counts"]), found["counts"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver, write_random_model
 from ooco_gym.runtime import write_parameters_bundle
 from ooco_gym.runtime.features import ENGINE
-from tests.oracle.schedulers import pythons
+from tests.oracle.schedulers import pythons, shipped_bundles
 
 pytestmark = pytest.mark.oracle
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -110,6 +110,15 @@ def test_a_bundle_gives_the_tokens_of_stock_scheduling(engine: Driver, model: st
     _composed(found)
     assert found["counts"]["adjustments"] > 0
     same(found, stock)
+
+
+def test_every_shipped_bundle_gives_the_tokens_of_stock_scheduling(engine: Driver, model: str, stock: dict[str, Any],
+                                                                   tmp_path: Path) -> None:
+    for name, bundle in shipped_bundles(tmp_path).items():
+        found = engine.ask({**SMALL, "model": model, "rule": "deadline", "bundle": str(bundle)})
+        _composed(found)
+        assert found["counts"]["adjustments"] > 0, name
+        same(found, stock)
 
 
 def test_on_two_threads_split_attention_sums_otherwise(model: str, tmp_path: Path, record_property: Any) -> None:

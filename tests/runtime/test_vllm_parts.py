@@ -15,6 +15,7 @@ from ooco_gym.runtime.beliefs import FITTED_SCHEMA, Fitted, Learned
 from ooco_gym.runtime.features import ENGINE
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm import deciding
+from ooco_gym.vllm.__main__ import main as warm
 from ooco_gym.vllm.deciding import MOST_IN_A_ROW, Adjuster, Decider, Watch
 from ooco_gym.vllm.rules import make_rule
 from ooco_gym.vllm.settings import Settings, parse_settings, read_settings
@@ -190,3 +191,21 @@ def test_what_a_policy_was_trained_with_counts_where_the_settings_say_nothing(tm
     strange = Settings(bundle=bundle(tmp_path / "c", constants={"offline_chunks": 1.0}))
     with pytest.raises(UserError, match="'offline_chunks', which the rule 'deadline' has not"):
         Adjuster(strange, make_rule("deadline"), watch)
+
+
+# --- python -m ooco_gym.vllm ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rule", ["deadline", "admitter", "vllm"])
+def test_what_will_be_asked_for_is_compiled_beforehand(rule: str, monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("OOCO_GYM_VLLM_RULE", rule)
+    assert warm() == 0
+    assert f"rule '{rule}': " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rule,message", [("deadlin", "rule is 'deadlin'"),
+                                          ("builtins:dict", "does not answer: fallbacks:raised")])
+def test_what_cannot_be_compiled_is_told(rule: str, message: str, monkeypatch: pytest.MonkeyPatch,
+                                         capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("OOCO_GYM_VLLM_RULE", rule)
+    assert warm() == 1
+    assert message in capsys.readouterr().err

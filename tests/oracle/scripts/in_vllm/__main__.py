@@ -1,6 +1,6 @@
 """Takes orders as lines of JSON on stdin, answers each with one line: `{"do": "play", …}` plays random requests through
-vLLM's scheduler class or one of ours, without a model; `touched` says what of vLLM's interface is missing; `generate`
-has a whole engine with a small model answer random requests."""
+vLLM's scheduler class or one of ours, without a model; `touched` says what of vLLM's interface is missing,
+`refused` why an engine is not scheduled; `generate` has a whole engine with a small model answer random requests."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def made_scheduler(order: dict[str, Any]) -> Any:
         FullAttentionSpec,
         KVCacheConfig,
         KVCacheGroupSpec,
+        SlidingWindowSpec,
     )
     from vllm.v1.structured_output import StructuredOutputManager  # pyright: ignore[reportMissingImports]
 
@@ -57,12 +58,16 @@ def made_scheduler(order: dict[str, Any]) -> Any:
     config.scheduler_config.async_scheduling = order["async"]  # a CPU's platform switches it off
     cache.num_gpu_blocks = order["blocks"]
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    memory = KVCacheConfig(num_blocks=order["blocks"], kv_cache_tensors=[], kv_cache_groups=[
-        KVCacheGroupSpec(["layer"], spec)])
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    if order.get("hybrid"):
+        groups.append(KVCacheGroupSpec(["other"], SlidingWindowSpec(
+            block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=128)))
+    config.parallel_config.data_parallel_size = order.get("ranks", 1)
+    memory = KVCacheConfig(num_blocks=order["blocks"], kv_cache_tensors=[], kv_cache_groups=groups)
     stock = AsyncScheduler if order["async"] else Scheduler
     kind = stock if order["rule"] is None else OocoScheduler
     os.environ["OOCO_GYM_VLLM_RULE"] = order["rule"] or "vllm"
-    os.environ["OOCO_GYM_VLLM_ANY_VERSION"] = "1"
+    os.environ |= {"OOCO_GYM_VLLM_ANY_VERSION": "1", "OOCO_GYM_VLLM_BUNDLE": order.get("bundle") or ""}
     return kind(vllm_config=config, kv_cache_config=memory, log_stats=True, block_size=BLOCK,
                 structured_output_manager=StructuredOutputManager(config))
 
@@ -154,6 +159,17 @@ def touched(order: dict[str, Any]) -> dict[str, Any]:
     return {"vllm": vllm.__version__, "missing": missing, "abstract": sorted(abstract), "tested": list(ours.TESTED)}
 
 
+def refused(order: dict[str, Any]) -> dict[str, Any]:
+    """Why our class schedules no such engine; nothing where it does."""
+    from ooco_gym.errors import UserError
+
+    try:
+        made_scheduler(order)
+    except UserError as error:
+        return {"refused": str(error)}
+    return {"refused": ""}
+
+
 def main() -> None:
     """Answers orders until the other side is gone."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -161,7 +177,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            answer = {"play": play, "touched": touched, "generate": generate}[order["do"]](order)
+            answer = {"play": play, "touched": touched, "refused": refused, "generate": generate}[order["do"]](order)
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import tempfile
 import time
@@ -77,8 +76,7 @@ def seen(order: dict[str, Any]) -> dict[str, float]:
         parameter = {"name": "offline_share", "base": 0.5, "scale": "linear", "step": 0.5, "low": 0.0, "high": 1.0}
         write_parameters_bundle(folder, features=ENGINE, weights=np.zeros((1, len(ENGINE) + 1)), interval_s=1.0,
                                 parameters=[parameter])
-        os.environ["OOCO_GYM_VLLM_BUNDLE"] = folder
-        player = Player(order)
+        player = Player({**order, "bundle": folder})
     for _ in range(WARM_UP):
         player.step()
     scheduler = player.scheduler

@@ -1,0 +1,37 @@
+"""`python -m ooco_gym.vllm`, in the Python that serves and with the server's settings (docs/vllm.md): compiles the
+rule, so that the first start does not wait for it, and asks it once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+
+from ooco_gym.errors import UserError
+
+
+def main() -> int:
+    """Compiles what the environment's settings ask for, and says how long it took; 1 where that cannot be done."""
+    began = time.monotonic()
+    from ooco_gym.compile import notice  # what is imported here is compiled as it is imported
+    from ooco_gym.runtime.rules import Engine, Line, Request
+    from ooco_gym.vllm.deciding import Decider
+    from ooco_gym.vllm.settings import read_settings
+
+    try:
+        decider = Decider(replace(read_settings()[0], metrics_port=None, shadow=False))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    rule, waiting = decider.settings.rule, [Request(f"r{i}", i < 2, (i, 0.0), 0.0, 2.0, 0.05, 100) for i in range(4)]
+    engine = Engine(1.0, [], Line(waiting[:2]), Line(waiting[2:]), 1000, 1000, 16, 64, 2048, 0.05, (2, 200, 2, 200))
+    if decider.decide(lambda: engine, lambda name: True) is None and decider.rule is not None:
+        print(f"error: rule '{rule}' does not answer: {', '.join(decider.watch.counts)}", file=sys.stderr)
+        return 1
+    print(f"rule '{rule}': compiled {notice.compiled()} functions in {time.monotonic() - began:.0f} s; they are kept "
+          "for later starts" if notice.compiled() else f"rule '{rule}': all is compiled")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
