@@ -14,7 +14,7 @@ from episodes_in_short import make
 from docs.generators import batching_features as document
 from ooco_gym.envs import reward as r
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
-from ooco_gym.runtime.beliefs import Learned
+from ooco_gym.runtime.beliefs import Belief, Terms
 from ooco_gym.runtime.features import ENGINE, HORIZONS_S, ArrivalRates, Blocks
 from ooco_gym.runtime.rules import Engine, Line, Request
 from ooco_gym.sim import state as s
@@ -82,7 +82,8 @@ def found(running: Sequence[Request] = (), waiting: Sequence[Request] = ()) -> d
     token."""
     engine = Engine(10.0, list(running), Line(waiting), Line(), 50, 100, 16, 4, 512, 0.05,
                     (len(waiting), sum(one.num_tokens for one in waiting), 0, 0))
-    values = Replica().observe(engine, Learned(0.01, 1e-4), ArrivalRates(10.0), Blocks(), 0.03)
+    belief = Belief(Terms(0.01, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 1e-4), (0.0, 0.0)))
+    values = Replica().observe(engine, belief, ArrivalRates(10.0), Blocks(), 0.03)
     assert values.dtype == np.float32
     return dict(zip((one.name for one in ENGINE), values.tolist(), strict=True))
 

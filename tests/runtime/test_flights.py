@@ -132,7 +132,7 @@ def test_a_wrong_belief_does_not_add_up(off: float) -> None:
 def test_ends_do_not_go_back() -> None:
     engine = Engine(TRUE.terms, 2).play(batches(2, 50))
     assert all(one < other for (_, one), (_, other) in pairwise(engine.begins))
-    engine.flights.land(object(), 1e9)  # of an iteration that nobody scheduled
+    engine.flights.land(object(), 1e9)  # of an iteration that was never scheduled
     assert len(engine.seen) == 49
 
 
