@@ -21,7 +21,7 @@ from experiments.common.store import Store
 from experiments.common.tuning import with_settings
 from experiments.compare import given_cells
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
-from ooco_gym.commands.simulate import SEARCHED, of_cell, say_played, scenario_of
+from ooco_gym.commands.simulate import SEARCHED, of_cell, say_clock, say_played, scenario_of
 from ooco_gym.errors import check_keys
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
@@ -54,6 +54,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenarios = [of_cell(base, one, options) for _, one in given_cells(options["cells"], ("workload", "cluster"))]
     for one in scenarios:
         say_played(one, SEARCHED)
+    say_clock(*scenarios)
     baselines = {where_of(one): _baselines(one, policies, options["baselines"]) for one in scenarios}
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):

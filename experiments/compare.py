@@ -19,7 +19,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import parts_of, tuned_on, with_settings, words_of
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
-from ooco_gym.commands.simulate import SEARCHED, notes_of, of_cell, say_played, scenario_of
+from ooco_gym.commands.simulate import SEARCHED, notes_of, of_cell, say_clock, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
@@ -52,6 +52,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     note = scenario.scale_note()
     first, scenario = parts_of(scenario.with_(rate_scale=scenario.online_scale()), options["tuning"], policies)
     said = say_played(scenario, seeds=len(seeds))
+    say_clock(scenario)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
         tuned = tuned_on(first, policies, options, jobs)
         tuning = words_of(scenario, options, tuned, policies) if tuned else ""
@@ -83,6 +84,7 @@ def _sustained(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[s
         cells = cells_of(cfg, options, policies, jobs)
         for cell in cells:
             say_played(cell.scenario, SEARCHED)
+        say_clock(*(cell.scenario for cell in cells))
         entries = measured(cells, policies, options, jobs)
     rows = rows_of(entries, [baseline], float(options["limits"]["violations"]), options["lead"])
     return summed_up("compare", SUSTAIN_SCHEMA, cells, rows, options, jobs, time.perf_counter() - begun,

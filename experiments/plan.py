@@ -23,7 +23,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
-from ooco_gym.commands.simulate import say_played, scenario_of
+from ooco_gym.commands.simulate import say_clock, say_played, scenario_of
 from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, atomic_write
 from ooco_gym.metrics.statistics import spread
@@ -164,6 +164,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         base = base.with_(duration_s=min(base.window()[1], base.with_(duration_s=None).window()[1]))
     base = base.with_(rate_scale=base.online_scale() if given else 1.0)
     say_played(base)
+    say_clock(base)
     rate, limits = float(options["offline"]["rate"] or 0.0), Limits(**options["limits"])
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("plan"):

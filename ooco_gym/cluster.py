@@ -10,7 +10,7 @@ from typing import Any
 from ooco_gym.errors import UserError, check_keys, is_whole
 from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
-from ooco_gym.perf.deployment import timing_values
+from ooco_gym.perf.deployment import default_timing, timing_values
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
@@ -105,9 +105,13 @@ class Cluster:
         memory = (self.memory, self.kv_fraction, self.max_num_batched_tokens, self.max_num_seqs)
         return label("model", self.model), memory, sorted(chips)
 
+    def default_timing(self) -> str:
+        """The timing form of a scenario that names none (`ooco_gym.perf.deployment.default_timing`)."""
+        return default_timing(load_chip(pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed))
+
     def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
         """(role, deployment) of each instance, relaxed ones before strict ones; `timing` as `Scenario` has it."""
-        model, form = load_model(self.model), timing_values(timing)
+        model, form = load_model(self.model), timing_values(self.default_timing() if timing is None else timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
                 for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.count]
 

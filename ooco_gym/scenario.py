@@ -63,7 +63,8 @@ class Scenario:
         lengths: what policies and agents believe of output lengths: a predictor's name, or a mapping such as
             `{predictor: lognormal, error: 0.3}` (`ooco_gym.workload.LengthPredictor`).
         timing: form of the latencies (`ooco_gym.perf.list_timings()`), or a YAML path or mapping with its `name` and,
-            if wanted, `causal_factor` and `lines_to` (`ooco_gym.perf.Deployment`).
+            if wanted, `causal_factor` (`ooco_gym.perf.Deployment`); None: `extended` where the kernels of all chips
+            were measured, else `ooco`.
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
         decision_s: the scheduler's own time, added to every iteration (not to what policies expect of it where the
             predictor is biased).
@@ -84,7 +85,7 @@ class Scenario:
     drain_s: float | None = None
     predictor: Any = "exact"
     lengths: Any = "none"
-    timing: Any = "ooco"
+    timing: Any = None
     jitter: float = 0.0
     decision_s: float = 0.0
     protocol: Any = "default"
@@ -331,6 +332,11 @@ class ResolvedScenario:
         return self.given.seed
 
     @property
+    def timing(self) -> Any:
+        """The form of the latencies, as given, or the chips' own."""
+        return self.cluster.default_timing() if self.given.timing is None else self.given.timing
+
+    @property
     def from_file(self) -> bool:
         """Whether the online requests come from a trace file (`Scenario.from_file`)."""
         return self.given.from_file
@@ -386,7 +392,8 @@ class ResolvedScenario:
                                  for one in self.classes}
         if self.lengths.predictor != "none":  # a scenario without one reads as it did before
             values["lengths"] = asdict(self.lengths)
-        return {**values, "duration_s": self.duration_s, "rate_scale": self.rate_scale, "online_rate": None,
+        return {**values, "timing": self.timing, "duration_s": self.duration_s, "rate_scale": self.rate_scale,
+                "online_rate": None,
                 **{part: asdict(getattr(self, part)) for part in ("slo", "predictor", "protocol")}}
 
 

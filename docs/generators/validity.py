@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from docs.generators.marked import merged
 from ooco_gym.calibrate import fitting, operators, sources, steps
@@ -37,6 +38,8 @@ from ooco_gym.report import NONE, Table, minus, percent
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES, PAGE = Path("results", "validity.json"), Path("docs", "validity.md")
+CLOCKS = Path("conf", "validity.yaml")
+"""What commands say of their clock (`ooco_gym.perf.validity`)."""
 BEGIN = "<!-- Written by `make validity` from results/validity.json. -->"
 HELP = """python -m docs.generators.validity [KEY=VALUE ...]
 
@@ -62,6 +65,10 @@ SPARSE_KERNELS = {
 PROFILES, RUN, DEVICE = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b", "rtx4090"
 RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
 SEED = 0
+SERVED = {"h100": [  # docs/timing.md, The engine's clock: mean TTFT and TPOT in ms, measured and simulated
+    ("vLLM 0.32.0", "none", (333, 61.7), (212, 53.4)),
+    ("vLLM 0.32.0", "vllm_eager_async", (333, 61.7), (269, 62.6)),
+    ("vLLM 0.32.0", "vllm_eager_sync", (287, 68.1), (284, 67.7))]}
 
 
 class Card(NamedTuple):
@@ -341,6 +348,27 @@ def table(figures: Mapping[str, Rowed]) -> str:
                  align="l" * 7).markdown()
 
 
+def clocks(figures: Mapping[str, Rowed]) -> str:
+    """Errors by chip and form in YAML, percent: MAPE of iterations, and means of what an engine served."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for chip, row in {**figures.get(LEFT_OUT, {}), **figures.get(UNSEEN, {})}.items():
+        for form, item in row["forms"].items():
+            mape = item.get("own", item)["mape"]
+            found.setdefault(chip, {}).setdefault(form, {})["iterations"] = round(mape, 1)
+    for row in [one for one in figures.get(REPLAYED, {}).values() if not one["what"]]:
+        for form, item in row["forms"].items():
+            errors = {key: round(item[key], 1) for key in ("ttft", "tpot")}
+            found.setdefault(DEVICE, {}).setdefault(form, {})["served"] = [
+                {"engine": row["engine"], "clock": "none", **errors}]
+    for chip, served in SERVED.items():
+        found.setdefault(chip, {}).setdefault("extended", {})["served"] = [
+            {"engine": engine, "clock": clock, "ttft": round(100 * (ttft / real_ttft - 1), 1),
+             "tpot": round(100 * (tpot / real_tpot - 1), 1)}
+            for engine, clock, (real_ttft, real_tpot), (ttft, tpot) in served]
+    return ("# How far off the clock is on each chip, percent: written by `make validity` (docs/validity.md).\n"
+            + yaml.safe_dump(found, sort_keys=True, default_flow_style=None, width=120))
+
+
 def _sparse_rows(row: Mapping[str, Any]) -> list[list[str]]:
     wanted, rows = f"`extended` ≤ {MOST_SPARSE_PERCENT:g} %", []
     for kind, item in row["composed"].items():
@@ -386,6 +414,8 @@ def measure(given: Given, out: Path) -> list[str]:
     write_json(out / FIGURES, as_json(figures, 6))
     (out / PAGE).parent.mkdir(parents=True, exist_ok=True)
     (out / PAGE).write_text(written(out), encoding="utf-8")
+    (out / CLOCKS).parent.mkdir(exist_ok=True)
+    (out / CLOCKS).write_text(clocks(figures), encoding="utf-8")
     return said
 
 

@@ -129,13 +129,19 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
 
     def values(one: Scenario) -> dict[str, Any]:
         return {"duration_s": float(one.window()[1]), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
-                "timing": label("timing", one.timing), "jitter": one.jitter, "decision_s": one.decision_s,
+                "timing": _timing_of(one), "jitter": one.jitter, "decision_s": one.decision_s,
                 "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s,
                 **({} if one.classes is None else {"classes": [asdict(each) for each in one.load_classes()]})}
 
     mine = {**values(scenario), "seeds": list(seeds), "plan": asdict(plan)}
     usual = {**values(Scenario()), "seeds": list(seeds_of(None)), "plan": asdict(PeakPlan())}
     return PROTOCOL if mine == usual else digest(mine)
+
+
+def _timing_of(scenario: Scenario) -> str:
+    """The form of the latencies where it is not the chips' own, else empty."""
+    own = scenario.load_cluster().default_timing()
+    return "" if scenario.timing in (None, own) else label("timing", scenario.timing)
 
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:

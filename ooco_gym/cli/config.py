@@ -170,13 +170,13 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
 
 
 def _left_out(key: str) -> bool:
-    """Whether it is a figure of a cluster, which its YAML may leave at the default."""
+    """Whether it is a key of a cluster, which its YAML may leave at the default."""
     group, _, name = key.partition(".")
     if group != "cluster":
         return False
-    from ooco_gym.cluster import NUMBERS  # not where a command needs none
+    from ooco_gym.cluster import Cluster  # not where a command needs none
 
-    return name in NUMBERS
+    return name in Cluster.__dataclass_fields__
 
 
 def _parse(word: str) -> Override:

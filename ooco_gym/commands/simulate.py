@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
 from ooco_gym.report import Table, as_text, at_least, console, duration, percent, show_notes
 from ooco_gym.resources import load_yaml
@@ -41,6 +42,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     scenario = scenario_of(cfg, mixed=policy_of(policy).mixed).resolve()
     said = say_played(scenario)
+    say_clock(scenario.given)
     with Console(stderr=True).status("simulating"):
         run = simulate(scenario, policy=policy)
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
@@ -221,6 +223,17 @@ def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str
         return "all of the offline backlog was done before the window began; offline.jobs=… sets a larger one."
     return (f"no offline work came in the window (offline.mode={mode}): offline.rate=1.0 asks for one request a "
             "second, offline.mode=jobs with offline.jobs=1000 for so many from the start on.")
+
+
+# --- Which clock is used --------------------------------------------------------------------------------------------
+def say_clock(*scenarios: Scenario) -> None:
+    """Prints which clock the scenarios have and how far off it is, a line each that differs."""
+    from ooco_gym.perf.validity import clock_line
+
+    clusters = [(one.load_cluster(), one.timing) for one in scenarios]
+    for line in dict.fromkeys(clock_line([one for _, one in cluster.deployments(timing)],
+                                         EngineClock.load(cluster.engine_clock)) for cluster, timing in clusters):
+        print(line)
 
 
 # --- What of a user's own trace is played, said before anything else ------------------------------------------------

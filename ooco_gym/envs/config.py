@@ -268,6 +268,8 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
             raise unknown("shift", shift, shifts)
         changes.update(_merged(chosen, _mapping(f"shifts.{shift}", shifts[shift], "scenario fields to values")))
     _check_of_windows({**(vars(given) | {"seed": None} if isinstance(given, Scenario) else fields), **changes})
+    if chosen.timing is None:  # environments are frozen: a chip whose kernels are measured later must not change them
+        changes.setdefault("timing", "ooco")
     return chosen.with_(**changes) if changes else chosen
 
 

@@ -35,7 +35,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(cfg, resolve=True)
-    deployment = Deployment.from_config({key: values[key] for key in _DEPLOYMENT if key in values})
+    given = {key: values[key] for key in _DEPLOYMENT if key in values}
+    deployment = Deployment.from_config({"timing": None, **given})
     figures = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
                     throughput=values["throughput"])
     screen = console()

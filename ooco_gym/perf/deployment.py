@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -84,7 +84,7 @@ class Deployment:
     def from_config(cls, config: Mapping[str, Any]) -> Deployment:
         """Builds a deployment from its fields; `chip` and `model` are names, paths or mappings, `timing` is as
         `timing_values` has it. A `memory` of None is `vllm` where the card's real memory is known, a `kv_fraction` of
-        None the account's own.
+        None the account's own, a `timing` of None the chip's (`default_timing`).
 
         Raises:
             UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
@@ -103,7 +103,7 @@ class Deployment:
             values["memory"] = "vllm" if values["chip"].device_memory_bytes else "fraction"
         if values.get("kv_fraction", 0.9) is None:
             values["kv_fraction"] = GPU_MEMORY_UTILIZATION.get(values.get("memory", "fraction"), 0.9)
-        timing = timing_values(values.pop("timing", "ooco"))
+        timing = timing_values(values.pop("timing", "ooco") or default_timing([values["chip"]]))
         return cls(**(timing | values))
 
     @property
@@ -241,6 +241,12 @@ def split_error(model: ModelSpec, tp: int, pp: int) -> str:
 def valid_tps(model: ModelSpec) -> list[int]:
     """Tensor-parallel degrees that the model's heads allow."""
     return [tp for tp in range(1, model.heads + 1) if not split_error(model, tp, 1)]
+
+
+def default_timing(chips: Iterable[ChipSpec]) -> str:
+    """The timing form that counts where none is named: `extended` where the kernels of all chips were measured, else
+    the paper's."""
+    return "extended" if all(chip.extended and not chip.like for chip in chips) else "ooco"
 
 
 def timing_values(timing: Any) -> dict[str, Any]:

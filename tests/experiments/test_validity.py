@@ -18,6 +18,7 @@ TOKENS = (16, 64, 256, 1024)
 def test_the_committed_table_is_what_its_figures_say():
     assert (validity.ROOT / validity.PAGE).read_text(encoding="utf-8") == validity.written(validity.ROOT)
     figures = validity.read_figures(validity.ROOT)
+    assert (validity.ROOT / validity.CLOCKS).read_text(encoding="utf-8") == validity.clocks(figures)
     assert set(figures) == set(validity.PARTS)
     assert {card.chip for card in validity.JUDGED_UNSEEN} == set(figures["unseen"])
     assert {card.chip for card in validity.CARDS} == set(figures["left_out"])
@@ -88,11 +89,12 @@ def test_chips_are_judged_by_the_newest_tables(tmp_path, tables, capsys):
 
 def test_what_is_not_measured_keeps_its_last_figures_and_the_text_around_the_table(tmp_path, monkeypatch):
     monkeypatch.delenv("OOCO_GYM_DATA", raising=False)
-    for name in (validity.FIGURES, validity.PAGE):
+    files = (validity.FIGURES, validity.PAGE, validity.CLOCKS)
+    for name in files[:2]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((validity.ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     assert validity.main([f"out={tmp_path}"]) == 0
-    for name in (validity.FIGURES, validity.PAGE):
+    for name in files:
         assert (tmp_path / name).read_text(encoding="utf-8") == (validity.ROOT / name).read_text(encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from tests.golden.digests import Digests, digest
 
 WALL = ("wall_s",)  # of a summary, what another machine changes
 LEFT = ("versions", "host", "files_sha256", "content_sha256")  # likewise, and digests of files and of times
-SHORT: dict[str, Any] = {"duration_s": 120.0, "warmup_s": 30.0, "drain_s": 30.0, "seed": 3}
+SHORT: dict[str, Any] = {"timing": "ooco", "duration_s": 120.0, "warmup_s": 30.0, "drain_s": 30.0, "seed": 3}
 # One test run of a minute is enough to see that HyGen's profiler finds the same budget.
 PROFILED = "profile_duration_s=60,profile_windows=1,profile_steps=3"
 GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}

@@ -1,0 +1,32 @@
+"""What a run's clock is, and how far off it was on that chip (docs/validity.md), in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ooco_gym.perf.deployment import Deployment
+from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.resources import load_yaml
+
+FILE = "validity"  # of conf: chips to forms to errors in percent, which `make validity` writes
+
+
+def clock_line(deployments: Iterable[Deployment], clock: EngineClock) -> str:
+    """The timing form and the engine's clock in use, and how far off they are on each chip, in words."""
+    measured, found = load_yaml("", FILE), list(deployments)
+    forms = " and ".join(dict.fromkeys(one.timing for one in found))
+    chips = dict.fromkeys(f"{one.chip.name}: {_errors(one, clock.name, measured)}" for one in found)
+    return f"clock: timing={forms}, engine clock {clock.name}; {'; '.join(chips)} (docs/validity.md)"
+
+
+def _errors(deployment: Deployment, clock: str, measured: Mapping[str, Any]) -> str:
+    chip, form = deployment.chip, deployment.timing
+    known = measured.get(chip.name, {}).get(form, {})
+    alone = (f"iterations {known['iterations']:.1f} % off in the mean" if "iterations" in known else
+             chip.sources.get(f"error.{form}") or "not held against measured iterations")
+    served = next((one for one in known.get("served", ()) if one["clock"] == clock), None)
+    if served is None:
+        return f"{alone}, not held against an engine with this clock"
+    ends = ", ".join(f"{name} {served[key]:+.0f} %" for name, key in (("TTFT", "ttft"), ("TPOT", "tpot")))
+    return f"{alone}, {served['engine']} served again {ends}".replace(" -", " −")
