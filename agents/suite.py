@@ -123,23 +123,26 @@ def play(suite: Mapping[str, Any], task: str, policy: str, windows: Sequence[int
     Raises:
         UserError: the policy cannot play it.
     """
-    asked, track = suite["tasks"][task], suite["tracks"][suite["tasks"][task]["track"]]
+    track, changes = suite["tracks"][suite["tasks"][task]["track"]], dict(suite["tasks"][task]["changes"])
+    frozen = conf_root() / "suite" / "clusters" / f"{changes.get('cluster')}.yaml"
+    if frozen.is_file():  # a cluster that has changed since
+        changes["cluster"] = load_yaml("cluster", frozen)
     env = {"name": track["env"], **load_yaml("env", track["env"]), "window_s": float(suite["horizon_s"]),
            "warmup_s": float(suite["warmup_s"])}
     games = [Window(int(suite["seeds"][index]), 0) for index in windows]
     with closing(make_env(env)) as made:
         base: Any = made.unwrapped
-        config: EpisodeConfig = under(base.config, asked["changes"], f"suite.tasks.{task}")
+        config: EpisodeConfig = under(base.config, changes, f"suite.tasks.{task}")
     if not Path(policy).is_dir() and function_of(policy) is None:
         if get_policy(policy).prepare is None:
             get_policy(policy).vector()  # says which parameter has no value
         population = Population([config.window(game.seed, game.number).resolve() for game in games])
         outcome = population.play([Candidate(get_policy(policy))])[0]
         return {key: outcome[key].tolist() for key in FIGURES}
-    if asked["changes"]:  # as a scenario, in which a share of the peak is a factor on the rate
-        changes = {key: value for key, value in asked["changes"].items() if key != "load"}
-        changes |= {"rate_scale": config.scenario.rate_scale} if "load" in asked["changes"] else {}
-        env |= {"shifts": {task: changes}, "shift": task, "vary": dict(config.vary)}
+    if changes:  # as a scenario, in which a share of the peak is a factor on the rate
+        shift = {key: value for key, value in changes.items() if key != "load"}
+        shift |= {"rate_scale": config.scenario.rate_scale} if "load" in changes else {}
+        env |= {"shifts": {task: shift}, "shift": task, "vary": dict(config.vary)}
     records = [record for part in in_processes(play_job, jobs_of(env, policy, games), workers) for record in part]
     summaries = [record["summary"] for record in records]
     return {"service": [one["offline_reference_gpu_s_per_s"] for one in summaries],
