@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.engines.host import CLOCK_FILE, Timed, described, fit_clock, groups, robust_nnls, summed, write_clock
+from experiments.engines.host import (
+    CLOCK_FILE,
+    Timed,
+    described,
+    fit_clock,
+    groups,
+    mode_of,
+    robust_nnls,
+    summed,
+    write_clock,
+)
 from experiments.engines.served import compare, read_measured, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
@@ -412,7 +422,8 @@ def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tup
         mode = "asynchronous" if facts.get("asynchronous") else "synchronous"
         said = (f"{len(own.rows['time_us']):,} iterations of {facts['engine']}, {mode}, with {facts.get('model')} on "
                 f"{facts.get('cpu') if facts['device'] == 'cpu' else facts['device']}")
-        clock = fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}")
+        clock = fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}",
+                          EngineClock(**mode_of(facts)))
         found = errors(Timed(table, clock), own.rows)
         said = f"{clock.source}; MAPE {found['mape']:.1f} %, bias {found['bias']:+.1f} %"
         clock = str(write_clock(out / CLOCK_FILE, replace(clock, source=said)))

@@ -11,7 +11,7 @@ of each other's time; their sum is right. There `TOGETHER` iterations in a row c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import yaml
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.perf import CostTable, mixed_latency_ps
-from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.perf.engine_clock import NO_HOST_TIME, EngineClock
 
 TOGETHER = 8
 _OUTLIER, _ROUNDS = 2.0, 5
@@ -58,13 +58,15 @@ def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
                             rows["sequences_sampled"] - rows["n_decode"]) / _PS_PER_US
 
 
-def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: str) -> EngineClock:
+def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: str,
+              like: EngineClock = NO_HOST_TIME) -> EngineClock:
     """The clock that iterations tell.
 
     Args:
         table: of the engine's chip and model.
         rows: columns of `iterations.parquet`, [n] each.
         name, source: of the clock; what was measured, in words.
+        like: what the clock has besides host times.
 
     Raises:
         UserError: iterations are too few, or all without prompts, or none of decodes alone.
@@ -75,7 +77,13 @@ def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: 
                         "to fit an engine clock; expected some of both")
     found = robust_nnls(summed(rows, _terms(rows)), summed(rows, 1e-6 * rows["time_us"]),
                         summed(rows, 1e-6 * kernels_us(table, rows)))
-    return EngineClock(name=name, source=source, **dict(zip(_CONSTANTS, found.tolist(), strict=True)))
+    return replace(like, name=name, source=source, **dict(zip(_CONSTANTS, found.tolist(), strict=True)))
+
+
+def mode_of(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """How an engine schedules, as `EngineClock` has it, from `engine.json`."""
+    mode = {"async_scheduling": bool(engine.get("asynchronous"))}
+    return {key: value for key, value in mode.items() if key in EngineClock.__dataclass_fields__}
 
 
 def groups(rows: dict[str, np.ndarray]) -> np.ndarray:

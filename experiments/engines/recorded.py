@@ -16,6 +16,7 @@ import numpy as np
 
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
+from ooco_gym.workload.formats import FORMATS
 from ooco_gym.workload.table_reader import Table, read_table
 from ooco_gym.workload.trace import BLOCK_TOKENS, Hashes, take_hashes
 
@@ -37,6 +38,7 @@ class Recorded:
         requests: by column, sorted by arrival; times in seconds, from the first arrival on.
         curves: `t_s, running, waiting, kv_percent` as the engine logged them; empty where it did not.
         prompts: which of the requests begin alike, as `Trace.prefix_hashes`; None where nothing says it.
+        failed: requests without a token or without times; they are left out.
     """
 
     folder: Path
@@ -44,10 +46,11 @@ class Recorded:
     requests: dict[str, np.ndarray]
     curves: dict[str, np.ndarray]
     prompts: Hashes | None = None
+    failed: int = 0
 
 
 def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
-    """Reads `requests.parquet`, `engine.json` and, where it is there, `timeseries.csv`.
+    """Reads `requests.parquet` (or another `requests.*`), `engine.json` and, where it is there, `timeseries.csv`.
 
     Args:
         folder: where they are.
@@ -57,18 +60,22 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
     Raises:
         UserError: a file, column or setting is missing, times are impossible, or prompts are not those of the requests.
     """
-    engine, table = _settings(folder / "engine.json"), read_table(folder / "requests.parquet")
-    requests = _columns(table, REQUESTS)
-    for before, after in (("arrival_s", "first_token_s"), ("first_token_s", "last_token_s")):
-        table.demand(requests[before] <= requests[after], after, f"a time in seconds, none before {before}")
-    for name in ("prompt_tokens", "output_tokens"):
-        table.demand(requests[name] >= 1, name, "at least one token")
-    if not table.rows:
-        raise UserError(f"'{table.path}' has no request")
-    hashes = _hashes(table if prompts is None else read_table(prompts), requests["prompt_tokens"].astype(np.int64))
+    engine, table = _settings(folder / "engine.json"), _requests(folder)
+    if table.form is None:
+        requests, good = _columns(table, REQUESTS), np.ones(table.rows, dtype=bool)
+        for before, after in (("arrival_s", "first_token_s"), ("first_token_s", "last_token_s")):
+            table.demand(requests[before] <= requests[after], after, f"a time in seconds, none before {before}")
+        for name in ("prompt_tokens", "output_tokens"):
+            table.demand(requests[name] >= 1, name, "at least one token")
+    else:
+        requests, good = _unfolded(table)
+    if not good.any():
+        raise UserError(f"'{table.path}' has no request" + " that got a token" * bool(table.rows))
+    tokens = np.nan_to_num(requests["prompt_tokens"]).astype(np.int64)
+    hashes = _hashes(table if prompts is None else read_table(prompts), tokens)
     if prompts is not None and hashes is None:
         raise UserError(f"'{prompts}' has no {' or '.join(TOKEN_IDS)}; expected the token ids of a prompt in each line")
-    order = np.argsort(requests["arrival_s"], kind="stable")
+    order = np.flatnonzero(good)[np.argsort(requests["arrival_s"][good], kind="stable")]
     requests = {name: values[order] for name, values in requests.items()}
     begin_s, curves = requests["arrival_s"][0], {}
     if (folder / "timeseries.csv").is_file():
@@ -77,7 +84,32 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
         curves["t_s"] = curves["t_s"] - begin_s
     for key in ("arrival_s", "first_token_s", "last_token_s"):
         requests[key] = requests[key] - begin_s
-    return Recorded(folder, engine, requests, curves, None if hashes is None else take_hashes(hashes, order))
+    return Recorded(folder, engine, requests, curves, None if hashes is None else take_hashes(hashes, order),
+                    int((~good).sum()))
+
+
+def _requests(folder: Path) -> Table:
+    """The file of requests: `requests.parquet`, or the first other one of that name."""
+    others = [path for path in sorted(folder.glob("requests.*")) if path.suffix != ".parquet"]
+    own = folder / "requests.parquet"
+    return read_table(own if own.is_file() or not others else others[0])
+
+
+def _unfolded(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Requests of a nested form (`workload.unfolding`), and which of them got tokens, bool[n]."""
+    form = FORMATS[str(table.form)]
+    fields = {**{name: form.columns[name] for name in REQUESTS[:3]}, "ttft_s": "ttft_s", "e2e_s": "e2e_s"}
+    for field in fields.values():
+        if field not in table.columns:
+            raise UserError(f"'{table.path}' ({form.name}) does not say when requests came and when they got their "
+                            f"first and last token ({field} is missing); vllm bench serve does with --save-detailed")
+    found = {name: table.numbers(field, "a number", np.nan) for name, field in fields.items()}
+    arrival_s = found["arrival_s"] / form.per_second
+    requests = {**{name: found[name] for name in REQUESTS[1:3]}, "arrival_s": arrival_s,
+                "first_token_s": arrival_s + found["ttft_s"], "last_token_s": arrival_s + found["e2e_s"]}
+    good = np.all([np.isfinite(values) for values in requests.values()], axis=0)
+    good &= (found["output_tokens"] >= 1) & (found["prompt_tokens"] >= 1) & (found["ttft_s"] > 0)
+    return {**requests, "last_token_s": np.maximum(requests["first_token_s"], requests["last_token_s"])}, good
 
 
 def _settings(path: Path) -> dict[str, Any]:

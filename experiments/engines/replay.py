@@ -7,16 +7,19 @@ by side (docs/validity.md).
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.engines.foreseen import Foreseen, fit_requests
+from experiments.engines.host import mode_of, write_clock
 from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Section, Table, console, write_page
@@ -75,15 +78,16 @@ def measured(run: Recorded) -> Served:
     return served(rows["arrival_s"], rows["first_token_s"], rows["last_token_s"], rows["output_tokens"])
 
 
-def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
-    """Serves the recorded requests again on a chip (name or YAML file), with a model (or a mapping) and a form."""
+def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any = None) -> Again:
+    """Serves the recorded requests again on a chip (name or YAML file), with a model (or a mapping) and a form;
+    `clock` is host time beside the chip's (`cluster.engine_clock`)."""
     engine = run.engine
     policy = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
               **release_of(engine)}
     # One that was preempted finds what is left of its own blocks, too.
     policy["prefix_caching"] = "on" if engine.get("prefix_caching") else "off"
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
-               "max_batch": engine["max_num_seqs"],
+               "max_batch": engine["max_num_seqs"], "engine_clock": clock,
                "mixed": [{"chip": chip, "tp": degree_of(run), "kv_blocks": engine["num_gpu_blocks"]}]}
     return serve_again(trace_of(run), cluster, policy, timing, float(run.requests["last_token_s"].max()))
 
@@ -152,18 +156,49 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     model, chip = model_of(run, cfg.model), chip_of(run, cfg.chip)
     timings = forms_of(chip, cfg.timings)
     with remarks() as remarked:
-        found, simulated = replay(run, chip, model, timings)
+        fits = fit_host(run, chip, model, timings, out) if cfg.engine_clock == "fit" else {}
+        found, simulated = replay(run, chip, model, timings, fits or cfg.engine_clock)
     figure = served_figure(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
     write_page(out / "replay.html", f"{run.folder.name}: recorded and simulated", [Section("", figures=[figure])])
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
-    said = [*_older_release(run.engine), *_unknown_prompts(run), *_allreduce(run, chip)]
+    said = [*_older_release(run.engine), *_unknown_prompts(run), *_allreduce(run, chip), *_said_of(fits)]
+    if run.failed:
+        said.append(f"left out: {run.failed} requests without a token or without times")
+    for timing, fit in fits.items():
+        console().print(f"host time beside {chip}, timing={timing}: {fit.described}; averages are {100 * fit.left:.1f} "
+                        f"% off; written: '{_clock_file(out, timing)}', to be used as cluster.engine_clock=FILE",
+                        highlight=False, markup=False, soft_wrap=True)
     for sentence in said:
         console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "sharing_ratio": sharing_ratio(trace_of(run)),
             "results": found, "notes": [*said, *remarked.values()],
+            "host": {timing: {**fit._asdict(), "like": asdict(fit.like)} for timing, fit in fits.items()},
             "page": str(out / "replay.html")}
+
+
+def fit_host(run: Recorded, chip: str, model: Any, timings: list[str], out: Path) -> dict[str, Foreseen]:
+    """Host times by timing form, fitted to the requests' own times; written to `out` as engine clocks."""
+    fits, prompts = {}, run.requests["prompt_tokens"]
+    for timing in timings:
+        def serve(clock: EngineClock, timing: str = timing) -> Served:
+            return simulate_run(run, chip, model, timing, asdict(clock)).served
+
+        fits[timing] = fit = fit_requests(serve, measured(run), prompts, EngineClock(**mode_of(run.engine)))
+        said = (f"TTFT and TPOT of {len(prompts):,} requests that {run.engine.get('engine', 'an engine')} served "
+                f"({run.folder.name}), beyond timing={timing} of {chip}: {fit.described}")
+        write_clock(_clock_file(out, timing), fit.clock(f"served_{timing}", said))
+    return fits
+
+
+def _clock_file(out: Path, timing: str) -> Path:
+    return out / f"clock_{timing}.yaml"
+
+
+def _said_of(fits: dict[str, Foreseen]) -> list[str]:
+    """What requests did not tell of host times; by timing form, where there are several."""
+    return [f"timing={timing}: {sentence}" for timing, fit in fits.items() for sentence in fit.notes]
 
 
 def _unknown_prompts(run: Recorded) -> list[str]:
@@ -214,15 +249,22 @@ def forms_of(chip: str, asked: Any) -> list[str]:
     return forms
 
 
-def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[dict[str, Any], dict[str, Again]]:
-    """Simulates a run under several timing forms.
+def replay(run: Recorded, chip: str, model: Any, timings: list[str],
+           host: Any = None) -> tuple[dict[str, Any], dict[str, Again]]:
+    """Simulates a run under several timing forms; `host` is host time beside the chip's (`cluster.engine_clock`), or
+    what `fit_host` found.
 
     Returns:
         By form, means, medians and 99th percentiles of both in milliseconds with the error in percent, and what was
         simulated.
     """
     real = measured(run)
-    simulated = {timing: simulate_run(run, chip, model, timing) for timing in timings}
+    simulated = {}
+    for timing in timings:
+        fit = host.get(timing) if isinstance(host, dict) else None
+        again = simulate_run(run, chip, model, timing, host if fit is None else asdict(
+            fit.clock("served", "", frontend=False)))
+        simulated[timing] = again if fit is None else again._replace(served=fit.seen(again.served))
     found = {timing: {**compare(real, again.served), "iterations": again.iterations,
                       "preemptions": again.preemptions, "cached_tokens": again.cached_tokens}
              for timing, again in simulated.items()}

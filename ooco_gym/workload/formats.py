@@ -18,6 +18,7 @@ EPOCH_S = 1e8       # three years: later than any trace is long
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
+TIMES = ("ttft_s", "e2e_s")  # of requests that were served: `calibrate replay` compares them
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 
 
@@ -118,14 +119,18 @@ DYNAMO = TraceFormat("dynamo", {"arrival_s": "request_received_ms", "prompt_toke
 AIPERF = TraceFormat("aiperf", {"arrival_s": "request_start_ns", "prompt_tokens": "input_sequence_length",
                                 "output_tokens": "output_sequence_length", "session": "x_correlation_id",
                                 "end_s": "request_end_ns"}, "ns",
-                     ("request_start_ns", "input_sequence_length", "output_sequence_length"))
+                     ("request_start_ns", "input_sequence_length", "output_sequence_length"), TIMES)
+
+# Spans of vLLM's requests (`--otlp-traces-endpoint`), as the OpenTelemetry collector's file exporter writes them.
+OTEL = TraceFormat("otel", {"arrival_s": "startTimeUnixNano", "prompt_tokens": "gen_ai.usage.prompt_tokens",
+                            "output_tokens": "gen_ai.usage.completion_tokens"}, "ns", unused=TIMES)
 
 # Results of `vllm bench serve --save-result --save-detailed`, and of SGLang's `bench_serving --output-details`.
 BENCH_SERVE = TraceFormat("bench_serve", {"arrival_s": "start_times", "prompt_tokens": "input_lens",
-                                          "output_tokens": "output_lens"}, "s")
+                                          "output_tokens": "output_lens"}, "s", unused=TIMES)
 
 FORMATS: dict[str, TraceFormat] = {item.name: item for item in (
-    OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT, WEKA, TRACELAB, DYNAMO, AIPERF, BENCH_SERVE)}
+    OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT, WEKA, TRACELAB, DYNAMO, AIPERF, BENCH_SERVE, OTEL)}
 
 
 def check_format(format: str) -> None:

@@ -73,7 +73,16 @@ def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
         "input_sequence_length", "error_isl", "output_sequence_length"))
     return [{**{key: about.get(key) for key in ("request_start_ns", "request_end_ns", "x_correlation_id")},
              "input_sequence_length": failed if prompt is None else prompt,
-             "output_sequence_length": 0 if one.get("error") else output}]
+             "output_sequence_length": 0 if one.get("error") else output, **_aiperf_times(about, metrics)}]
+
+
+def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """TTFT and end-to-end time, in seconds, of what was streamed."""
+    first = metrics.get("time_to_first_token", {})
+    if first.get("value") is None or about.get("request_end_ns") is None:
+        return {"ttft_s": None, "e2e_s": None}
+    seconds = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}[first.get("unit", "ms")]
+    return {"ttft_s": seconds * first["value"], "e2e_s": 1e-9 * (about["request_end_ns"] - about["request_start_ns"])}
 
 
 def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
@@ -82,7 +91,24 @@ def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     lists = {name: one[name] for name in ("start_times", "input_lens", "output_lens") if name in one}
     if "start_times" in lists:
         lists["start_times"] = [time_s - min(one["start_times"]) for time_s in one["start_times"]]
+    if "ttfts" in one and "itls" in one:
+        lists["ttft_s"] = one["ttfts"]
+        lists["e2e_s"] = [first + sum(gaps) for first, gaps in zip(one["ttfts"], one["itls"], strict=True)]
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """Spans in the JSON of OpenTelemetry's protocol: vLLM has one for each request, from its arrival on."""
+    spans = [span for resource in one["resourceSpans"] for scope in resource.get("scopeSpans", ())
+             for span in scope.get("spans", ()) if span.get("name") == "llm_request"]
+    rows = []
+    for span in spans:
+        about = {item["key"]: float(next(iter(item["value"].values()))) for item in span["attributes"]
+                 if item["key"].startswith(("gen_ai.usage.", "gen_ai.latency."))}
+        rows.append({"startTimeUnixNano": int(span["startTimeUnixNano"]), **{field: about.get(key) for field, key in (
+            ("gen_ai.usage.prompt_tokens",) * 2, ("gen_ai.usage.completion_tokens",) * 2,
+            ("ttft_s", "gen_ai.latency.time_to_first_token"), ("e2e_s", "gen_ai.latency.e2e"))}})
+    return rows
 
 
 class Form(NamedTuple):
@@ -96,6 +122,7 @@ FORMS = {"weka": Form(frozenset({"requests", "block_size"}), _weka),
          "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), _tracelab),
          "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), _dynamo),
          "aiperf": Form(frozenset({"metadata", "metrics"}), _aiperf),
+         "otel": Form(frozenset({"resourceSpans"}), _otel),
          "bench_serve": Form(frozenset({"input_lens", "output_lens"}), _bench_serve)}
 
 

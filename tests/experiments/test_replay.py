@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from experiments.engines.foreseen import fit_requests
 from experiments.engines.recorded import Recorded, hashes_of, read_run
-from experiments.engines.replay import release_of, replay, simulate_run
+from experiments.engines.replay import measured, release_of, replay, simulate_run
+from experiments.engines.served import Served
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
+from ooco_gym.perf.engine_clock import EngineClock
 
 ENGINE = {"engine": "vLLM", "model": "Llama-3.1-8B", "gpu": "NVIDIA H200 141 GB", "num_gpu_blocks": 700,
           "block_tokens": 16, "max_num_seqs": 32, "max_num_batched_tokens": 512}
@@ -134,15 +139,131 @@ def test_bad_runs_are_named(tmp_path: Path, change: dict, words: tuple[str, ...]
     assert all(word in str(caught.value) for word in words)
 
 
+HOST = EngineClock("made", decode_s=0.0015, prefill_s=0.006, prefill_token_s=1.5e-6)
+FRONTEND_S = 0.012
+
+
+def served_by_a_host(folder: Path, rate: float = 10.0, n: int = 300, longest: int = 6000) -> dict[str, Any]:
+    """Requests as the simulator serves them beside `HOST` and a front end, written as a recorded run."""
+    draws = np.random.Generator(np.random.Philox(1))
+    prompts = np.clip(draws.lognormal(np.log(700), 0.8, n), 10, longest).astype(int)
+    outputs = np.clip(draws.lognormal(np.log(120), 0.6, n), 2, 500).astype(int)
+    arrival_s = np.cumsum(draws.exponential(1.0 / rate, n))
+    rows: dict[str, Any] = {"arrival_s": arrival_s - arrival_s[0], "prompt_tokens": prompts, "output_tokens": outputs}
+    rows |= {"first_token_s": rows["arrival_s"], "last_token_s": rows["arrival_s"] + 60.0}
+    engine = {**ENGINE, "gpu": "NVIDIA H100 80GB HBM3", "num_gpu_blocks": 28_000, "max_num_seqs": 256,
+              "max_num_batched_tokens": 2048}
+    first = read_run(write(folder, rows, engine))
+    seen = simulate_run(first, "h100", "llama_3_1_8b", "extended", asdict(HOST)).served
+    rows["first_token_s"] = rows["arrival_s"] + seen.ttft_s + FRONTEND_S
+    rows["last_token_s"] = rows["arrival_s"] + seen.e2e_s + FRONTEND_S
+    write(folder, rows, engine)
+    return rows
+
+
+def test_host_times_are_found_again_from_requests_own_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Within what is said of each; what such requests cannot tell is said, too."""
+    served_by_a_host(tmp_path / "run")
+    code = main(["calibrate", "replay", f"run={tmp_path}/run", "timings=[extended]", "engine_clock=fit",
+                 f"out={tmp_path}/o"])
+    assert code == 0 and "host time beside h100, timing=extended: decode_s 1." in capsys.readouterr().out
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    fit = summary["host"]["extended"]
+    for name, true in {**asdict(HOST), "frontend_s": FRONTEND_S}.items():
+        if name in fit["figures"]:
+            assert abs(fit["figures"][name] - true) < fit["give_or_take"][name], name
+    assert fit["figures"]["decode_s"] == pytest.approx(HOST.decode_s, rel=0.1)
+    assert fit["figures"]["frontend_s"] == pytest.approx(FRONTEND_S, rel=0.2)
+    for key in ("ttft", "tpot", "e2e"):
+        assert abs(summary["results"]["extended"][f"{key}_mean_error"]) < 2.0
+    clock = EngineClock.load(str(tmp_path / "o" / "clock_extended.yaml"))
+    assert clock.decode_s == pytest.approx(fit["figures"]["decode_s"], rel=0.01) and "300 requests" in clock.source
+    plain = main(["calibrate", "replay", f"run={tmp_path}/run", "timings=[extended]", f"out={tmp_path}/p"])
+    assert plain == 0
+    without = json.loads((tmp_path / "p" / "summary.json").read_text())["results"]["extended"]
+    assert without["tpot_mean_error"] < -10.0
+
+
+def test_what_requests_do_not_tell_is_said(tmp_path: Path):
+    """Prompts of one length: what a prompt and what each of its tokens takes is one figure, and few are waited for."""
+    served_by_a_host(tmp_path / "run", rate=1.0, n=60, longest=10)
+    run = read_run(tmp_path / "run")
+
+    def serve(clock: EngineClock) -> Served:
+        return simulate_run(run, "h100", "llama_3_1_8b", "extended", asdict(clock)).served
+
+    fit = fit_requests(serve, measured(run), run.requests["prompt_tokens"])
+    assert any("prefill_s from frontend_s" in sentence for sentence in fit.notes)
+    few = slice(0, 20)
+    real = measured(run)
+    with pytest.raises(UserError, match="20 requests, 20 of them with more than one token, are too few"):
+        fit_requests(serve, Served(real.ttft_s[few], real.tpot_s[few], real.e2e_s[few]),
+                     run.requests["prompt_tokens"][few])
+
+
+def bench_serve(rows: dict[str, np.ndarray], failed: int) -> str:
+    ttft, rest = rows["first_token_s"] - rows["arrival_s"], rows["last_token_s"] - rows["first_token_s"]
+    gaps = [[one / 4] * 4 for one in rest]
+    outputs = rows["output_tokens"].copy()
+    outputs[failed] = 0
+    return json.dumps({"input_lens": rows["prompt_tokens"].tolist(), "output_lens": outputs.tolist(), "ttfts":
+                       ttft.tolist(), "itls": gaps, "start_times": (7e4 + rows["arrival_s"]).tolist()})
+
+
+def aiperf(rows: dict[str, np.ndarray], failed: int) -> str:
+    lines = []
+    for i, (begin, prompt, output, first, last) in enumerate(zip(*rows.values(), strict=True)):
+        metrics = {"input_sequence_length": {"value": int(prompt), "unit": "tokens"}, "output_sequence_length":
+                   {"value": int(output), "unit": "tokens"}, "time_to_first_token": {"value": 1e3 * (first - begin),
+                                                                                     "unit": "ms"}}
+        lines.append(json.dumps({"metadata": {"request_start_ns": int(1e9 * begin) + 10**18, "request_end_ns":
+                                              int(1e9 * last) + 10**18}, "metrics": metrics,
+                                 "error": {"code": 500} if i == failed else None}))
+    return "\n".join(lines) + "\n"
+
+
+def otel(rows: dict[str, np.ndarray], failed: int) -> str:
+    spans = []
+    for i, (begin, prompt, output, first, last) in enumerate(zip(*rows.values(), strict=True)):
+        about = {"usage.prompt_tokens": {"intValue": str(prompt)}, "usage.completion_tokens":
+                 {"intValue": str(0 if i == failed else output)}, "latency.time_to_first_token":
+                 {"doubleValue": first - begin}, "latency.e2e": {"doubleValue": last - begin}}
+        spans.append({"name": "llm_request", "startTimeUnixNano": str(int(1e9 * begin) + 10**18), "attributes": [
+            {"key": f"gen_ai.{key}", "value": value} for key, value in about.items()]})
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+
+
+@pytest.mark.parametrize("form", [bench_serve, aiperf, otel])
+def test_what_production_writes_is_read_as_a_run(tmp_path: Path, form: Callable[[dict[str, np.ndarray], int], str]):
+    rows = requests()
+    rows |= {"first_token_s": rows["arrival_s"] + 0.25, "last_token_s": rows["arrival_s"] + 5.0}
+    own = read_run(write(tmp_path / "run", {name: np.delete(values, 7) for name, values in rows.items()}))
+    (tmp_path / "run" / "requests.parquet").unlink()
+    (tmp_path / "run" / "requests.jsonl").write_text(form(rows, 7))
+    run = read_run(tmp_path / "run")
+    assert run.failed == 1
+    for name, values in own.requests.items():
+        assert run.requests[name] == pytest.approx(values, abs=1e-5), name
+
+
+def test_a_benchmark_without_times_of_tokens_is_one_sentence(tmp_path: Path):
+    write(tmp_path / "run", requests())
+    (tmp_path / "run" / "requests.parquet").unlink()
+    lists = {"input_lens": [5], "output_lens": [5], "start_times": [1.0]}
+    (tmp_path / "run" / "requests.json").write_text(json.dumps(lists))
+    with pytest.raises(UserError, match=r"\(bench_serve\) does not say when .* \(ttft_s is missing\).*--save-detailed"):
+        read_run(tmp_path / "run")
+
+
 @pytest.mark.data
 @pytest.mark.skipif(not os.environ.get("OOCO_GYM_DATA"), reason="OOCO_GYM_DATA does not name a folder with runs/")
 def test_a_measured_run_comes_out_within_a_few_percent(tmp_path: Path):
     """vLLM on a real GPU, its memory full: means within 4 % with the measured kernels, 8 % with the fitted ones."""
-    runs = sorted(Path(os.environ["OOCO_GYM_DATA"]).glob("runs/*/engine.json"))
+    runs = sorted(Path(os.environ["OOCO_GYM_DATA"]).glob("runs/*/requests.parquet"))
     if not runs:
-        pytest.skip("OOCO_GYM_DATA holds no runs/*/engine.json")
+        pytest.skip("OOCO_GYM_DATA holds no runs/*/requests.parquet")
     for path in runs:
-        model, fit = json.loads(path.read_text())["model"], tmp_path / "fit"
+        model, fit = json.loads(path.with_name("engine.json").read_text())["model"], tmp_path / "fit"
         assert main(["calibrate", f"data={path.parent}", "device=rtx4090", f"model={model}", f"out={fit}"]) == 0
         assert main(["calibrate", "replay", f"run={path.parent}", f"chip={fit / 'chip.yaml'}",
                      f"out={tmp_path / path.parent.name}"]) == 0

@@ -139,7 +139,7 @@ def test_missing_files_folders_and_formats(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column 'timestamp'"):
         read_trace(put(tmp_path, AZURE_2023), format="mooncake")
     assert list_formats() == ["aiperf", "azure", "bailian", "bench_serve", "burstgpt", "dynamo", "mooncake", "ooco_gym",
-                              "tracelab", "weka"]
+                              "otel", "tracelab", "weka"]
 
 
 def test_parquet_mistakes_name_the_row(tmp_path: Path) -> None:
