@@ -18,17 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.engines.host import (
-    CLOCK_FILE,
-    Timed,
-    described,
-    fit_clock,
-    groups,
-    mode_of,
-    robust_nnls,
-    summed,
-    write_clock,
-)
+from experiments.engines import host
+from experiments.engines.host import Timed, robust_nnls, summed
 from experiments.engines.served import compare, read_measured, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
@@ -111,7 +102,7 @@ def read_iterations(path: Path, asynchronous: bool = False) -> dict[str, np.ndar
         if name not in table:
             raise UserError(f"'{path}' has no column '{name}'; expected the iterations of `ooco-gym calibrate measure`")
     rows = {name: table[name] for name in (*NEEDED, "repeat", "label") if name in table}
-    return {**rows, "group": groups(table)} if asynchronous else rows
+    return {**rows, "group": host.groups(table)} if asynchronous else rows
 
 
 def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
@@ -355,9 +346,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         console.print(f"plots: '{out / 'chain.html'}'; the chain's own chip: '{out / 'chip' / 'chip.yaml'}', to be "
                       "used with timing=measured", highlight=False, markup=False)
     if cfg.engine_clock == "fit":
-        console.print(f"host time beside {chip}, timing={cfg.timing}: {described(found['clock'])}; written: "
-                      f"'{out / CLOCK_FILE}', to be used as cluster.engine_clock={out / CLOCK_FILE}", highlight=False,
-                      markup=False, soft_wrap=True)
+        figures = host.described({key: found["clock"][key] for key in host.CONSTANTS})
+        console.print(f"host time beside {chip}, timing={cfg.timing}: {figures}; written: '{out / host.CLOCK_FILE}', "
+                      "to be used as cluster.engine_clock=FILE", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "measured": str(measured), **found}
 
 
@@ -422,11 +413,11 @@ def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tup
         mode = "asynchronous" if facts.get("asynchronous") else "synchronous"
         said = (f"{len(own.rows['time_us']):,} iterations of {facts['engine']}, {mode}, with {facts.get('model')} on "
                 f"{facts.get('cpu') if facts['device'] == 'cpu' else facts['device']}")
-        clock = fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}",
-                          EngineClock(**mode_of(facts)))
+        clock = host.fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}",
+                               EngineClock(**host.mode_of(facts)))
         found = errors(Timed(table, clock), own.rows)
         said = f"{clock.source}; MAPE {found['mape']:.1f} %, bias {found['bias']:+.1f} %"
-        clock = str(write_clock(out / CLOCK_FILE, replace(clock, source=said)))
+        clock = str(host.write_clock(out / host.CLOCK_FILE, replace(clock, source=said)))
     cluster = {**own.cluster, "mixed": [{**own.cluster["mixed"][0], "chip": chip}], "engine_clock": clock}
     return cluster, Timed(table, EngineClock.load(clock))
 

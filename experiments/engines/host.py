@@ -26,7 +26,7 @@ from ooco_gym.perf.engine_clock import NO_HOST_TIME, EngineClock
 TOGETHER = 8
 _OUTLIER, _ROUNDS = 2.0, 5
 _PS_PER_US, _PAUSE_S = 1e6, 1e-6
-_CONSTANTS = ("decode_s", "prefill_s", "prefill_token_s", "sequence_s")
+CONSTANTS = ("decode_s", "prefill_s", "prefill_token_s", "sequence_s")
 CLOCK_FILE = "clock.yaml"
 
 
@@ -38,7 +38,7 @@ class Timed(NamedTuple):
 
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Predicted times of iterations, from the columns of `iterations.parquet`, float64[n] in microseconds."""
-        return kernels_us(self.table, rows) + 1e6 * _terms(rows) @ [getattr(self.clock, name) for name in _CONSTANTS]
+        return kernels_us(self.table, rows) + 1e6 * _terms(rows) @ [getattr(self.clock, name) for name in CONSTANTS]
 
 
 def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
@@ -72,12 +72,12 @@ def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: 
         UserError: iterations are too few, or all without prompts, or none of decodes alone.
     """
     prompts = int((rows["n_prefill"] > 0).sum())
-    if min(prompts, len(rows["n_prefill"]) - prompts) < len(_CONSTANTS):
+    if min(prompts, len(rows["n_prefill"]) - prompts) < len(CONSTANTS):
         raise UserError(f"{prompts} iterations with prompts and {len(rows['n_prefill']) - prompts} without are too few "
                         "to fit an engine clock; expected some of both")
     found = robust_nnls(summed(rows, _terms(rows)), summed(rows, 1e-6 * rows["time_us"]),
                         summed(rows, 1e-6 * kernels_us(table, rows)))
-    return replace(like, name=name, source=source, **dict(zip(_CONSTANTS, found.tolist(), strict=True)))
+    return replace(like, name=name, source=source, **dict(zip(CONSTANTS, found.tolist(), strict=True)))
 
 
 def mode_of(engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,9 +131,10 @@ def write_clock(path: Path, clock: EngineClock) -> Path:
     return path
 
 
-def described(clock: Mapping[str, Any]) -> str:
-    """A clock's figures in words."""
-    return ", ".join(f"{key} {1e3 * clock[key]:.3g} ms" for key in _CONSTANTS)
+def described(figures: Mapping[str, float], give_or_take: Mapping[str, float] | None = None) -> str:
+    """Figures of a clock in words, with their uncertainties where there are any."""
+    return ", ".join(f"{key} {1e3 * value:.3g}" + (f" ± {1e3 * give_or_take[key]:.2g}" if give_or_take else "") + " ms"
+                     for key, value in figures.items())
 
 
 def _terms(rows: dict[str, np.ndarray]) -> np.ndarray:

@@ -166,7 +166,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if run.failed:
         said.append(f"left out: {run.failed} requests without a token or without times")
     for timing, fit in fits.items():
-        console().print(f"host time beside {chip}, timing={timing}: {fit.described}; averages are {100 * fit.left:.1f} "
+        console().print(f"host time beside {chip}, timing={timing}: {fit}; averages are {100 * fit.left:.1f} "
                         f"% off; written: '{_clock_file(out, timing)}', to be used as cluster.engine_clock=FILE",
                         highlight=False, markup=False, soft_wrap=True)
     for sentence in said:
@@ -174,21 +174,22 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "sharing_ratio": sharing_ratio(trace_of(run)),
             "results": found, "notes": [*said, *remarked.values()],
-            "host": {timing: {**fit._asdict(), "like": asdict(fit.like)} for timing, fit in fits.items()},
+            "host": {timing: fit._asdict() for timing, fit in fits.items()},
             "page": str(out / "replay.html")}
 
 
 def fit_host(run: Recorded, chip: str, model: Any, timings: list[str], out: Path) -> dict[str, Foreseen]:
     """Host times by timing form, fitted to the requests' own times; written to `out` as engine clocks."""
-    fits, prompts = {}, run.requests["prompt_tokens"]
+    fits, prompts, like = {}, run.requests["prompt_tokens"], EngineClock(**mode_of(run.engine))
     for timing in timings:
         def serve(clock: EngineClock, timing: str = timing) -> Served:
             return simulate_run(run, chip, model, timing, asdict(clock)).served
 
-        fits[timing] = fit = fit_requests(serve, measured(run), prompts, EngineClock(**mode_of(run.engine)))
+        fits[timing] = fit = fit_requests(serve, measured(run), prompts, like)
         said = (f"TTFT and TPOT of {len(prompts):,} requests that {run.engine.get('engine', 'an engine')} served "
-                f"({run.folder.name}), beyond timing={timing} of {chip}: {fit.described}")
-        write_clock(_clock_file(out, timing), fit.clock(f"served_{timing}", said))
+                f"({run.folder.name}), beyond timing={timing} of {chip}: {fit}")
+        front = {key: fit.figures[key] for key in ("frontend_s",) if key in EngineClock.__dataclass_fields__}
+        write_clock(_clock_file(out, timing), replace(fit.clock(like), name=f"served_{timing}", source=said, **front))
     return fits
 
 
@@ -262,8 +263,8 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str],
     simulated = {}
     for timing in timings:
         fit = host.get(timing) if isinstance(host, dict) else None
-        again = simulate_run(run, chip, model, timing, host if fit is None else asdict(
-            fit.clock("served", "", frontend=False)))
+        clock = host if fit is None else asdict(fit.clock(EngineClock(**mode_of(run.engine))))
+        again = simulate_run(run, chip, model, timing, clock)
         simulated[timing] = again if fit is None else again._replace(served=fit.seen(again.served))
     found = {timing: {**compare(real, again.served), "iterations": again.iterations,
                       "preemptions": again.preemptions, "cached_tokens": again.cached_tokens}

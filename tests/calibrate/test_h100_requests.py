@@ -69,7 +69,7 @@ class Cell:
 
     def errors(self, fit: Foreseen) -> tuple[float, float]:
         """Of mean TTFT and mean TPOT, in percent."""
-        ours = fit.seen(self.serve(fit.clock("fitted", "", frontend=False)))
+        ours = fit.seen(self.serve(fit.clock()))
         return tuple(100.0 * (getattr(ours, key).mean() / getattr(self.real, key).mean() - 1.0)
                      for key in ("ttft_s", "tpot_s"))  # type: ignore[return-value]
 
