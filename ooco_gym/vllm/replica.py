@@ -239,10 +239,11 @@ class Replica:
             self._origin_s = engine.now_s - START_S
             self._memory[:] = 0.0
         origin_s, places, rows, start = self._origin_s, [], self._rows.data, 0
+        cached, shared, idle = NOTHING
         for one in self._requests:
-            place, first_s = running.get(one.id, -1), one.first_token_s
-            cached, shared, idle = found.get(one.id, NOTHING) if found else NOTHING
-            made = one.num_output_tokens
+            place, first_s, made = running.get(one.id, -1), one.first_token_s, one.num_output_tokens
+            if found:
+                cached, shared, idle = found.get(one.id, NOTHING)
             places.append(place)
             PACK(rows, start, one.online, place, one.num_tokens - made, made, one.num_computed_tokens,
                  one.blocks if place >= 0 else idle, one.arrival_s - origin_s, one.ttft_slo_s, one.tpot_slo_s,

@@ -49,7 +49,6 @@ TOUCHED = {
     "RequestStatus": ("WAITING", "PREEMPTED"),
 }
 _SETTINGS_EVERY_S = 1.0
-_WHOLE = 1 << 30  # tokens of a decode: as many as vLLM itself gives it
 
 
 # --- Waiting requests -----------------------------------------------------------------------------------------------
@@ -152,13 +151,14 @@ class Waiting(RequestQueue):
 class Facts:
     """What is kept of a request beside vLLM's own record of it (`request.ooco`)."""
 
-    __slots__ = ("first_token_s", "kind", "online", "pieces", "tpot_s", "ttft_s")
+    __slots__ = ("first_token_s", "kind", "online", "pieces", "seen", "tpot_s", "ttft_s")
 
     def __init__(self, kind: Class) -> None:
         self.kind, self.online = kind, kind.online
         self.ttft_s, self.tpot_s = kind.ttft_s or 0.0, kind.tpot_s or 0.0
         self.first_token_s: float | None = None
         self.pieces: tuple[Any, ...] | None = None  # of its prompt, once it has been looked at
+        self.seen: Request | None = None  # as a rule sees it
 
 
 # --- The scheduler --------------------------------------------------------------------------------------------------
@@ -235,7 +235,10 @@ class OocoScheduler(Scheduler):
         tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         if self._ooco_caps is None:
             return tokens
-        return min(tokens, self._ooco_caps.get(request.request_id, 0))
+        most = self._ooco_caps.get(request.request_id, 0)
+        if tokens <= most or (most == 1 and _missing(request) == 1):  # a decode has as many as vLLM itself gives it
+            return tokens
+        return most
 
     # --- Composing ---
     def _ooco_plan(self, now: float, throttled: bool) -> Plan | None:
@@ -264,7 +267,7 @@ class OocoScheduler(Scheduler):
 
     def _ooco_line(self, online: bool) -> Line:
         """The waiting requests of a class that may be scheduled, described as they are looked at."""
-        return Line((self._ooco_waiter(request) for request in list(self.waiting.lines[online])
+        return Line((self._ooco_waiter(request) for request in self.waiting.lines[online]
                      if self._ooco_ready(request)),
                     lambda name: self._ooco_waiter(self.requests[name]) if self._ooco_waits(name) else None)
 
@@ -273,9 +276,10 @@ class OocoScheduler(Scheduler):
         facts, cached = request.ooco, self.cache_config.enable_prefix_caching
         if cached and not facts.online and facts.pieces is None:
             facts.pieces = pieces_of(request.block_hashes, request.num_prompt_tokens, self.block_size)
-        return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s,
-                       facts.tpot_s, request.num_tokens, request.num_output_tokens, first_token_s=facts.first_token_s,
-                       look_up=self._ooco_look_up(request) if cached else None, pieces=facts.pieces or ())
+        seen = _seen(request, request.num_tokens)
+        seen.num_computed_tokens, seen.blocks, seen.pieces = 0, 0, facts.pieces or ()
+        seen.look_up = self._ooco_look_up(request) if cached else None
+        return seen
 
     def _ooco_waits(self, name: str) -> bool:
         request = self.requests.get(name)
@@ -308,8 +312,7 @@ class OocoScheduler(Scheduler):
         self.prev_step_scheduled_req_ids.difference_update(again)
         self.ooco.watch.count("preemptions", len(plan.preempted))
         self.ooco.watch.count("parked", len(self.running) + len(plan.admitted) - len(plan.tokens))
-        decodes = {request.request_id for request in self.running if _missing(request) == 1}
-        self._ooco_caps = {name: _WHOLE if name in decodes else tokens for name, tokens in plan.tokens.items()}
+        self._ooco_caps = plan.tokens
         self.waiting.show([self.requests[name] for name in plan.admitted])
         try:
             output = super().schedule(*args, **kwargs)
@@ -399,15 +402,24 @@ def check_version(version: str, any_version: bool) -> None:
 
 
 def _running(request: EngineRequest, held: Mapping[str, Any]) -> Request:
-    """A running request as a rule sees it; `held`: the blocks of each. An engine asks this of all in each iteration."""
-    facts, flying = request.ooco, request.num_output_placeholders
-    return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s, facts.tpot_s,
-                   request.num_tokens + flying, request.num_output_tokens + flying, request.num_computed_tokens,
-                   len(held.get(request.request_id, ())), facts.first_token_s)
+    """A running request as a rule sees it; `held`: the blocks of each."""
+    seen = _seen(request, request.num_tokens + request.num_output_placeholders)
+    seen.num_computed_tokens, seen.look_up = request.num_computed_tokens, None
+    seen.blocks = len(held.get(seen.id, ()))
+    return seen
 
 
-def _order(request: EngineRequest) -> tuple[int, float, str]:
-    return request.priority, request.arrival_time, request.request_id
+def _seen(request: EngineRequest, num_tokens: int) -> Request:
+    """A request as a rule sees it. An engine describes all that run in each iteration: what stays is written once."""
+    facts = request.ooco
+    seen = facts.seen
+    if seen is None:
+        order = request.priority, request.arrival_time, request.request_id
+        seen = facts.seen = Request(request.request_id, facts.online, order, request.arrival_time, facts.ttft_s,
+                                    facts.tpot_s, num_tokens)
+    seen.num_tokens, seen.num_output_tokens = num_tokens, num_tokens - request.num_prompt_tokens
+    seen.first_token_s = facts.first_token_s
+    return seen
 
 
 def _ends(request: EngineRequest) -> bool:

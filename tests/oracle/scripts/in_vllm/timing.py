@@ -1,7 +1,8 @@
 """Prints what composing takes beside vLLM's own schedule, and what it takes to see an engine.
 
-`PYTHONPATH=.:tests/oracle/scripts PYTHON_WITH_VLLM -m in_vllm.timing [RULE]`: microseconds, JSON. 130 requests decode
-in two schedulers, vLLM's own and ours, step by step in turn; both make the same batches.
+`PYTHONPATH=.:tests/oracle/scripts PYTHON_WITH_VLLM -m in_vllm.timing [RULE]`: microseconds of processor time, JSON.
+130 requests decode and 300 wait in two schedulers, vLLM's own and ours, which make the same batches step by step in
+turn.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from in_vllm.__main__ import made_requests, made_scheduler
 from ooco_gym.runtime import write_parameters_bundle
 from ooco_gym.runtime.features import ENGINE
 
-RUNNING, WARM_UP, STEPS = 130, 400, 1500
-ORDER = {"rule": "deadline", "policy": "priority", "async": False, "caching": False, "requests": RUNNING,
+RUNNING, WAITING, WARM_UP, STEPS = 130, 300, 400, 1500
+ORDER = {"rule": "deadline", "policy": "priority", "async": False, "caching": False, "requests": RUNNING + WAITING,
          "longest": 100, "outputs": 1, "seats": RUNNING, "tokens": 2048, "blocks": 20_000, "seed": 1}
 
 
@@ -39,9 +40,9 @@ class Player:
         """Schedules an iteration, and ends the one that is due."""
         from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
 
-        began = time.perf_counter()
+        began = time.thread_time()
         output = self.scheduler.schedule()
-        self.seconds.append(time.perf_counter() - began)
+        self.seconds.append(time.thread_time() - began)
         self.batch = output.num_scheduled_tokens
         names = list(output.num_scheduled_tokens)
         self.flying.append((output, names, [[] if self.scheduler.requests[name].is_prefill_chunk else [7]
@@ -57,6 +58,7 @@ def beside(order: dict[str, Any]) -> dict[str, Any]:
     """Mean and 99th percentile of both `schedule()`, and of decisions, in microseconds."""
     stock, ours = Player({**order, "rule": None}), Player(order)
     decisions, decided = [], ours.scheduler.ooco.watch.decided
+    ours.scheduler.ooco.clock = time.thread_time
     ours.scheduler.ooco.watch.decided = lambda seconds: (decisions.append(seconds), decided(seconds))
     for _ in range(WARM_UP):
         stock.step()
