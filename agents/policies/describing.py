@@ -10,6 +10,7 @@ from typing import Any
 from agents.environments import candidate_shape, make_env, observed_shapes
 from agents.policies.runs import LoadedRun, recipe_of
 from ooco_gym.envs.buffers import FIXED
+from ooco_gym.envs.config import TIMING
 from ooco_gym.envs.decision import PARTNER, kinds, meaning
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.networks import FARTHEST
@@ -62,10 +63,11 @@ def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
     """What a policy was trained on, and for: of a run's configuration."""
     env = config["env"]
     scenario = env.get("scenario") or {}
+    timing = scenario.get("timing") or TIMING
     load = {key: value for key, value in scenario.items() if key != "slo"}
     seeds = [config["seed"]] if isinstance(config.get("seed"), int) else []
     return {
-        "training": {"data": {"environment": env["id"], "scenario": dict(scenario),
+        "training": {"data": {"environment": env["id"], "scenario": {**scenario, "timing": timing},
                               "windows": (env.get("splits") or {}).get("train", [])},
                      "seeds": seeds, "agent": recipe_of(config["agent"]), "seed": config.get("seed"),
                      "timesteps": timesteps,

@@ -19,6 +19,7 @@ from ooco_gym.workload import from_file, of_trace
 
 DRAIN_S = 120.0  # most that is played after a window, to see its online requests through
 MOST_CANDIDATES = 64
+TIMING = "ooco"  # unless given: environments are frozen, and stay so where a chip gets measured kernels
 PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
 LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
@@ -268,8 +269,8 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
             raise unknown("shift", shift, shifts)
         changes.update(_merged(chosen, _mapping(f"shifts.{shift}", shifts[shift], "scenario fields to values")))
     _check_of_windows({**(vars(given) | {"seed": None} if isinstance(given, Scenario) else fields), **changes})
-    if chosen.timing is None:  # environments are frozen: a chip whose kernels are measured later must not change them
-        changes.setdefault("timing", "ooco")
+    if chosen.timing is None:
+        changes.setdefault("timing", TIMING)
     return chosen.with_(**changes) if changes else chosen
 
 

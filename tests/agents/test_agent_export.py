@@ -52,6 +52,7 @@ def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     assert len(manifest["actions"]) == A
     assert manifest["versions"]["torch"] and manifest["training"]["seed"] == 1
     assert "out" not in manifest["training"]["config"]
+    assert manifest["training"]["data"]["scenario"]["timing"] == "ooco"
 
 
 def test_graph_carries_no_paths_of_this_machine(bundle):
