@@ -24,7 +24,7 @@ CERTAIN = 3
 """Iterations for which a prior counts as to the level of `Learned`."""
 _GROUPS = 6  # of terms that move together, as `Belief.parts` has them
 _FADES, _DISTURBED, _FARTHEST = 0.75, 4.0, 100.0
-_RIDGE, _ROUNDS = 0.5, 4
+_RIDGE, _ROUNDS, _FAR = 0.5, 4, 1.5
 
 Sums = tuple[int, ...]
 """What an iteration is made of, as `Belief.add` counts it; its first entry is the number of new tokens."""
@@ -200,7 +200,7 @@ class Learned(Belief):
         for _ in range(_ROUNDS):
             believed = rows @ self._factors
             shares, ratio = level * rows / believed[:, None], seconds / believed
-            weighed = shares.T / (1.0 + (ratio - 1.0) ** 2)
+            weighed = shares.T / (1.0 + ((ratio - 1.0) / _FAR) ** 2)
             ridge = _RIDGE * np.maximum(shares.mean(axis=0), 0.02) + CERTAIN / (1.0 + self.seen)
             found = np.linalg.solve(weighed @ shares + np.diag(ridge), weighed @ ratio + ridge)
             self._factors = level * np.clip(found, 1.0 / _FARTHEST, _FARTHEST)

@@ -49,7 +49,8 @@ def test_what_we_touch_is_there(engine: Driver) -> None:
 
 
 @pytest.mark.parametrize("engine_is,reason", [
-    ({"hybrid": True}, "several groups of KV blocks"), ({"ranks": 2}, "2 data-parallel ranks"), ({}, "")])
+    ({"hybrid": True}, "several groups of KV blocks"), ({"connector": "ExampleConnector"}, "a KV connector"),
+    ({"ranks": 2}, "2 data-parallel ranks"), ({}, "")])
 def test_what_no_plan_can_steer_is_refused_with_the_reason(engine: Driver, engine_is: dict[str, Any],
                                                            reason: str) -> None:
     found = engine.ask({**SMALL, "do": "refused", "rule": "deadline", **engine_is})["refused"]

@@ -30,6 +30,7 @@ def made_scheduler(order: dict[str, Any]) -> Any:
     from vllm.config import (  # pyright: ignore[reportMissingImports]
         CacheConfig,
         DeviceConfig,
+        KVTransferConfig,
         ModelConfig,
         SchedulerConfig,
         VllmConfig,
@@ -63,6 +64,9 @@ def made_scheduler(order: dict[str, Any]) -> Any:
         groups.append(KVCacheGroupSpec(["other"], SlidingWindowSpec(
             block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32, sliding_window=128)))
     config.parallel_config.data_parallel_size = order.get("ranks", 1)
+    if order.get("connector"):
+        config.kv_transfer_config = KVTransferConfig(kv_connector=order["connector"], kv_role="kv_both")
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True
     memory = KVCacheConfig(num_blocks=order["blocks"], kv_cache_tensors=[], kv_cache_groups=groups)
     stock = AsyncScheduler if order["async"] else Scheduler
     kind = stock if order["rule"] is None else OocoScheduler
