@@ -89,7 +89,7 @@ def test_every_request_gets_its_length(engine: Driver, rule: str, asynchronous: 
         found = engine.ask({**SMALL, "rule": rule, "async": asynchronous, "seed": seed, "caching": caching,
                             "policy": policy})
         assert found["kind"] == ("OocoAsyncScheduler" if asynchronous else "OocoScheduler")
-        assert (found["wrong"], found["left"], found["leaked"]) == ([], 0, 0)
+        assert (found["wrong"], found["left"], found["leaked"], found["miscounted"]) == ([], 0, 0, 0)
         assert found["counts"]["decisions"] > 0
         assert not any(name.startswith("fallbacks:") for name in found["counts"]), found["counts"]
 

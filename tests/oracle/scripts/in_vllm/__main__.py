@@ -99,6 +99,16 @@ def made_requests(order: dict[str, Any]) -> list[Any]:
     return found
 
 
+def sums_of(scheduler: Any, output: Any) -> Any:
+    """What an iteration is made of, one request after the other."""
+    belief = scheduler.ooco.belief
+    sums = belief.none
+    for name, tokens in output.num_scheduled_tokens.items():
+        request = scheduler.requests[name]
+        sums = belief.add(sums, tokens, request.num_computed_tokens, not request.is_prefill_chunk)
+    return sums
+
+
 def play(order: dict[str, Any]) -> dict[str, Any]:
     """Plays the requests to their end, some of them aborted on the way; says what each step was, and what is left."""
     from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
@@ -107,7 +117,7 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
     scheduler, requests = made_scheduler(order), made_requests(order)
     draws, waiting, flying = random.Random(order["seed"] + 1), deque(requests), deque()
     made: dict[str, int] = dict.fromkeys((request.request_id for request in requests), 0)
-    log, aborted, steps, empty, preemptions = [], set(), 0, 0, 0
+    log, aborted, steps, empty, preemptions, miscounted = [], set(), 0, 0, 0, 0
     depth = 2 if order["async"] else 1
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     while (waiting or scheduler.has_requests() or flying) and steps < order["most_steps"]:
@@ -122,6 +132,7 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
         preemptions += len(output.preempted_req_ids or ())
         if output.total_num_scheduled_tokens:
             log.append([dict(output.num_scheduled_tokens), sorted(output.preempted_req_ids or ())])
+            miscounted += order["rule"] is not None and scheduler._ooco_sums(output)[0] != sums_of(scheduler, output)
             names = list(output.num_scheduled_tokens)
             whole = [not scheduler.requests[name].is_prefill_chunk for name in names]
             flying.append((output, names, whole))
@@ -144,7 +155,7 @@ def play(order: dict[str, Any]) -> dict[str, Any]:
     pool = scheduler.kv_cache_manager.block_pool
     return {"steps": steps, "log": log if order.get("log") else [], "wrong": wrong, "aborted": len(aborted),
             "left": scheduler.get_num_unfinished_requests(), "empty": empty, "preemptions": preemptions,
-            "leaked": free - pool.get_num_free_blocks(), "kind": type(scheduler).__name__,
+            "miscounted": miscounted, "leaked": free - pool.get_num_free_blocks(), "kind": type(scheduler).__name__,
             "counts": dict(scheduler.ooco.watch.counts) if order["rule"] else {}}
 
 
