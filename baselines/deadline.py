@@ -44,6 +44,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import GIVEN, MOST_GIVEN, Limits, decodes, fill, fill_least, token_slack
+from ooco_gym.policy.mixed import begins_ps
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length
 from ooco_gym.sim.costs import predict_prefill, steady
@@ -161,7 +162,7 @@ def survey(state, instance, settings):
 @inner
 def due_with(state, instance, slot, tokens, work_ps, settings):
     """(Prefill up to and including a prompt of which `tokens` are left in ps, whether it is due)."""
-    request, now = state.requests[slot], state.clock.now_ps
+    request, now = state.requests[slot], begins_ps(state, instance)
     work_ps += predict_prefill(state, instance, tokens)
     due_ps = request.arrival_ps + np.int64(settings.ttft_share * request.ttft_slo_ps)
     lost = request.generated_tokens > 0 or now + work_ps > request.arrival_ps + request.ttft_slo_ps

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ooco_gym.compile import inner
+from ooco_gym.policy.mixed import begins_ps
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 
@@ -137,7 +138,7 @@ def batch_time(state, load):
 @inner
 def slack(state, slot):
     """Ps from now until a request's next token is due: D(i) less what it has waited; NEVER for offline ones."""
-    request, now = state.requests[slot], state.clock.now_ps
+    request = state.requests[slot]
     if not request.urgent:
         return np.int64(NEVER)
     due = request.arrival_ps + request.ttft_slo_ps
@@ -145,7 +146,7 @@ def slack(state, slot):
         if state.params[P.due_from] == 1:
             due = request.first_token_ps
         due += np.int64(request.generated_tokens) * request.tpot_slo_ps
-    return due - now
+    return due - begins_ps(state, request.instance)
 
 
 # --- Memory of bursts to come (5.3) ---------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from ooco_gym.policy.latency_budget import (
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
     admit,
+    begins_ps,
     fits_whole,
     get_computed_tokens,
     missing,
@@ -98,11 +99,12 @@ def priorities(policy, trace, seed, predicted):
 def next_token_slack(state, slot):
     """How long until the next token of a decoding request is due, in ps."""
     request = state.requests[slot]
+    begins = begins_ps(state, request.instance)
     if request.urgent == 0:
-        return request.last_token_ps + np.int64(state.params[P.offline_tbt_s] * PS_PER_S) - state.clock.now_ps
+        return request.last_token_ps + np.int64(state.params[P.offline_tbt_s] * PS_PER_S) - begins
     if state.params[P.due_from] == FROM_ARRIVAL:
         begin_ps = max(request.arrival_ps + request.ttft_slo_ps, request.first_token_ps)
-        return begin_ps + request.generated_tokens * request.tpot_slo_ps - state.clock.now_ps
+        return begin_ps + request.generated_tokens * request.tpot_slo_ps - begins
     return token_slack(state, slot, 1.0)
 
 
@@ -176,7 +178,7 @@ def done_at(state, instance, slot):
     """When a prefill is expected to be done if it begins now, in ps."""
     rate = state.memory[instance, THROUGHPUT]
     wait_ps = remaining(state, instance, slot) / rate if rate > 0.0 else 0.0
-    return state.clock.now_ps + np.int64(min(wait_ps, float(NEVER) / 2))
+    return begins_ps(state, instance) + np.int64(min(wait_ps, float(NEVER) / 2))
 
 
 @inner

@@ -33,7 +33,7 @@ from ooco_gym.policy.mixed import (
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, route_fewest_requests, sort_ascending
 from ooco_gym.sim.sessions import arrival_order
-from ooco_gym.sim.state import BATCH, NEVER
+from ooco_gym.sim.state import BATCH, NEVER, SYNCHRONOUS
 
 PARAMS = (
     *ENGINE_PARAMS,
@@ -169,5 +169,7 @@ def schedule_v0(view):
             return tokens
 
 
-vllm_v0 = Policy("vllm_v0", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests, compose=schedule_v0)
-vllm_v0_priority = Policy("vllm_v0_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v0)
+vllm_v0 = Policy("vllm_v0", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests, compose=schedule_v0,
+                 async_scheduling=SYNCHRONOUS)
+vllm_v0_priority = Policy("vllm_v0_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v0,
+                          async_scheduling=SYNCHRONOUS)

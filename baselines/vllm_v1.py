@@ -1,7 +1,7 @@
 """vLLM's V1 scheduler: prefill chunks and decodes share every iteration's token budget.
 
 Running requests go first, then waiting ones in order until the head does not fit; a preempted request computes its
-context again (`ooco_gym/policy/mixed.py` has the rules step by step). Not in it: asynchronous scheduling, speculation.
+context again (`ooco_gym/policy/mixed.py` has the rules step by step). Not in it: speculation.
 
 `vllm_fcfs` serves in the order of arrival, offline requests treated as online ones, and preempts the request admitted
 last. `vllm_priority` orders waiting requests by class first, each class by arrival, and preempts the running offline
@@ -26,6 +26,7 @@ from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.build import Facts
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, LARGEST_CARDS
+from ooco_gym.sim.state import SEES_FINISHING
 
 ENGINE_PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
@@ -59,6 +60,6 @@ def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
 
 
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
-                   compose=schedule_v1, prepare=as_shipped)
+                   compose=schedule_v1, prepare=as_shipped, async_scheduling=SEES_FINISHING)
 vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1,
-                       prepare=as_shipped)
+                       prepare=as_shipped, async_scheduling=SEES_FINISHING)

@@ -33,7 +33,6 @@ from ooco_gym.workload.classes import promised, tightest, with_defaults, without
 from ooco_gym.workload.trace import DEFAULT_CLASSES
 
 DAY_S = 86_400.0
-LONGEST_DECISION_S = 60.0
 CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for a trace file chips that were measured
 
 
@@ -66,8 +65,6 @@ class Scenario:
             if wanted, `causal_factor` (`ooco_gym.perf.Deployment`); None: `extended` where the kernels of all chips
             were measured, else `ooco`.
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
-        decision_s: the scheduler's own time, added to every iteration (not to what policies expect of it where the
-            predictor is biased).
         protocol: `conf/protocol` name, path or mapping.
     """
 
@@ -87,7 +84,6 @@ class Scenario:
     lengths: Any = "none"
     timing: Any = None
     jitter: float = 0.0
-    decision_s: float = 0.0
     protocol: Any = "default"
     _open: ClassVar[tuple[str, ...]] = ()  # of a scenario: fields that its workload decides
 
@@ -100,7 +96,7 @@ class Scenario:
             raise UserError(f"offline={self.offline!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
         if self.start_s is not None and not is_number(self.start_s):
             raise UserError(f"start_s={self.start_s!r} must be a number of seconds")
-        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter", "decision_s"):
+        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter"):
             value = getattr(self, key)
             if value is not None and (not is_number(value) or value < 0):
                 raise UserError(f"{key}={value!r} must be a number of at least 0")
@@ -118,9 +114,6 @@ class Scenario:
             object.__setattr__(self, name, value)
         if self.jitter > 1:
             raise UserError(f"jitter={self.jitter:g} must be a relative spread from 0 to 1")
-        if self.decision_s > LONGEST_DECISION_S:
-            raise UserError(f"decision_s={self.decision_s:g} must be at most {LONGEST_DECISION_S:g} seconds an "
-                            "iteration")
         if self.duration_s == 0:
             raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
         whole_number("seed", self.seed, -(2**63), 2**63 - 1)

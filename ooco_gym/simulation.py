@@ -122,7 +122,7 @@ def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
     return Rules(ttft_s, tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
                  cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol.gate_poll_s),
                  float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
-                 given.jitter, slo.gap_s, given.decision_s, cluster.host_link_bytes_per_s,
+                 given.jitter, slo.gap_s, cluster.host_link_bytes_per_s,
                  cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30,
                  EngineClock.load(cluster.engine_clock))
 
@@ -154,6 +154,9 @@ class Simulation:
         self.scenario = scenario.resolve().for_policies(chosen.mixed)
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
+        template = EngineClock.load(self.scenario.cluster.engine_clock).template_tokens
+        if template:
+            trace = replace(trace, prompt_tokens=trace.prompt_tokens + np.int32(template))
         workload, self.turns = self.scenario.workload, None
         if workload.sessions == CLOSED:
             self.turns = close_sessions(trace.renamed(workload.name), workload.think, self.scenario.seed)
@@ -174,6 +177,9 @@ class Simulation:
         if rules.offloading_bytes and not self.state.blocks.size:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
+        if rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
+            self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
+                           f"engine has no asynchronous scheduling, which engine_clock={rules.engine_clock.name} has",)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         self.rules = self.policy.hooks()
@@ -310,7 +316,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
         end_s = simulation.now_s + max(1 / s.PS_PER_S, math.ulp(simulation.now_s))
     computed.append(computed_tokens(state.requests))  # the second, where the window had no end of its own
     samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
-    run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
+    run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
+              seen_by_clients(state.requests, simulation.terms.engine_clock), state.instances,
               state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None,
@@ -318,6 +325,18 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run
+
+
+def seen_by_clients(requests: np.ndarray, clock: EngineClock) -> np.ndarray:
+    """Requests (`REQUEST`) with the front end's time in what their clients see: all tokens come so much later."""
+    frontend_ps = clock.frontend_ps(requests["prompt_tokens"])
+    if not frontend_ps.any():
+        return requests
+    requests = requests.copy()
+    requests["ttft_slo_ps"] += frontend_ps
+    for name in ("first_token_ps", "last_token_ps", "first_decode_ps", "finish_ps"):
+        requests[name] += np.where(requests[name] > 0, frontend_ps, 0)
+    return requests
 
 
 def computed_tokens(requests: np.ndarray) -> np.ndarray:

@@ -129,7 +129,7 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
 
     def values(one: Scenario) -> dict[str, Any]:
         return {"duration_s": float(one.window()[1]), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
-                "timing": _timing_of(one), "jitter": one.jitter, "decision_s": one.decision_s,
+                "timing": _timing_of(one), "jitter": one.jitter,
                 "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s,
                 **({} if one.classes is None else {"classes": [asdict(each) for each in one.load_classes()]})}
 

@@ -19,7 +19,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length, steady
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
-from ooco_gym.sim.step_actions import get_computed_tokens, missing
+from ooco_gym.sim.step_actions import begins_ps, get_computed_tokens, missing
 
 C = namedtuple("EngineColumns", [one.name for one in ENGINE])(*range(len(ENGINE)))
 ROW = len(ENGINE) + -len(ENGINE) % LANES
@@ -90,7 +90,7 @@ def _slack_ps(state, slot):
     """Until an online request's next token is due: by its TTFT, or so that its mean TPOT is kept."""
     request = state.requests[np.uint64(slot)]
     if request.first_token_ps == 0:
-        return request.arrival_ps + request.ttft_slo_ps - state.clock.now_ps
+        return request.arrival_ps + request.ttft_slo_ps - begins_ps(state, request.instance)
     return token_slack(state, slot, 1.0)
 
 

@@ -18,6 +18,7 @@ from ooco_gym.compile.instructions import bits_of, float_of
 from ooco_gym.policy.mixed import (
     admit,
     allocate_slots,
+    begins_ps,
     fits_whole,
     get_computed_blocks,
     has_seat,
@@ -57,7 +58,8 @@ def token_slack(state, slot, tpot_share):
     start = request.first_token_ps
     if state.config.tpot_from_decode and request.first_decode_ps > 0:
         start = request.first_decode_ps
-    return start + np.int64(tpot_share * request.tpot_slo_ps * request.generated_tokens) - state.clock.now_ps
+    due_ps = start + np.int64(tpot_share * request.tpot_slo_ps * request.generated_tokens)
+    return due_ps - begins_ps(state, request.instance)
 
 
 @inner

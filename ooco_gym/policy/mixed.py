@@ -14,10 +14,11 @@ from ooco_gym.sim.blocks import worthless
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
 from ooco_gym.sim.memory import count_up_to, past_outputs
 from ooco_gym.sim.mixed import iteration_latency
-from ooco_gym.sim.state import BATCH, CHECKPOINT, RECOMPUTE, SWAP
+from ooco_gym.sim.state import BATCH, CHECKPOINT, IDLE, RECOMPUTE, SWAP
 from ooco_gym.sim.step_actions import (
     admit,
     allocate_slots,
+    begins_ps,
     checkpoint,
     fits_chunk,
     fits_whole,
@@ -35,11 +36,11 @@ from ooco_gym.sim.step_actions import (
 )
 from ooco_gym.sim.waiting import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
 
-__all__ = ["CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots", "bucket_of", "bucket_start", "checkpoint",
-           "count_up_to", "fits_chunk", "fits_whole", "get_computed_blocks", "get_computed_tokens", "has_seat",
-           "iteration_latency", "missing", "next_in_order", "num_free_blocks", "num_new_blocks", "past_outputs",
-           "preempt", "preempt_to_head", "previous_in_order", "rank_of", "running_index", "unschedule", "wake_at",
-           "worthless"]
+__all__ = ["CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots", "begins_ps", "bucket_of", "bucket_start",
+           "checkpoint", "count_up_to", "fits_chunk", "fits_whole", "get_computed_blocks", "get_computed_tokens",
+           "has_seat", "iteration_latency", "missing", "next_in_order", "num_free_blocks", "num_new_blocks",
+           "past_outputs", "preempt", "preempt_to_head", "previous_in_order", "rank_of", "running_index", "unschedule",
+           "wake_at", "worthless"]
 
 VICTIMS = ("last", "least_computed", "least_computed_of_class")  # choices of the setting `preempt`
 LEAST_COMPUTED_OF_CLASS = VICTIMS.index("least_computed_of_class")
@@ -125,6 +126,9 @@ def continue_running(state, instance, budget):
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
     while index < spec.running and budget > 0:
         slot = batch[index]
+        if state.requests[slot].generated_tokens == state.requests[slot].output_tokens:  # its last is on its way
+            index += 1
+            continue
         tokens = min(missing(state, slot), budget)
         if not allocate_slots(state, instance, slot, tokens):
             alive, index, freed, victims = _allocate_by_preempting(state, instance, index, tokens)
@@ -160,7 +164,8 @@ def admit_waiting(state, instance, budget):
 def schedule_v1(view):
     """vLLM's V1 schedule: what runs first, then, unless a request was preempted, what waits.
 
-    Where all that an iteration did was to take memory away, the engine schedules again at once.
+    Where all that an iteration did was to take memory away, the engine schedules again at once, unless another one
+    runs (asynchronous scheduling).
     """
     state, instance = view.state, view.instance
     whole = state.config.max_num_batched_tokens
@@ -168,5 +173,5 @@ def schedule_v1(view):
         budget, preempted = continue_running(state, instance, whole)
         if preempted == 0:
             budget = admit_waiting(state, instance, budget)
-        if preempted == 0 or budget < whole:
+        if preempted == 0 or budget < whole or state.instances[instance].activity != IDLE:
             return whole - budget

@@ -100,6 +100,9 @@ class Policy:
             the policy, the trace, the seed and what is predicted of lengths (`workload.LengthPredictor`, or None),
             returns float64[requests].
         layout: what the weights of a learned rule belong to; the parameter `weights` names their file.
+        async_scheduling: what its `compose` makes of an engine that schedules asynchronously: HIDES_FINISHING (requests
+            whose last token is on its way are hidden from it, as our vLLM plug-in hides them), SEES_FINISHING (vLLM's
+            own scheduler) or SYNCHRONOUS (its own engine waits for the iteration before).
         linear: what these weights mean outside of the simulator; None: nothing that a bundle could say.
         file: where it was read from, as `get_policy` takes it; empty where its name is registered.
     """
@@ -120,6 +123,7 @@ class Policy:
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
     layout: Layout | None = None
+    async_scheduling: int = s.HIDES_FINISHING
     linear: SetsParameters | None = None
     file: str = ""
 
@@ -194,7 +198,10 @@ class Policy:
         numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
         flushes = self.flushes or self.mixed  # mixed instances have nothing that is written late
         ordered = {} if self.order is None else {"waiting_order": s.BY_KEY}
-        return {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()} | ordered
+        settings = {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()} | ordered
+        # What stops an iteration, or shares a block between two requests, has to know what has been computed.
+        waits = settings.get("safepoint_layers") or settings.get("bidirectional")
+        return settings | {"async_scheduling": s.SYNCHRONOUS if waits else self.async_scheduling}
 
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
         """By which waiting offline requests are found in order, smallest first: float64[requests]; None: they are not.

@@ -54,7 +54,6 @@ class Rules:
     belief_noise: float = 0.0
     jitter: float = 0.0
     gap_s: float | None = None
-    decision_s: float = 0.0
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
     offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
@@ -181,8 +180,14 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if turns is not None and pool.turns:
         state.successor[:], state.think_ps[:] = -1, -1
         state.successor[turns.previous[waits]] = np.flatnonzero(waits)
-        state.think_ps[waits] = np.rint(np.minimum(turns.think_s[waits] * s.PS_PER_S, s.NEVER)).astype(np.int64)
+        after = rules.engine_clock.frontend_ps(trace.prompt_tokens[turns.previous[waits]])  # the answer on its way
+        think_ps = turns.think_s[waits] * s.PS_PER_S + after
+        state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
     _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
+    if rules.engine_clock.async_scheduling and all(machine.role == "mixed" for machine in machines):
+        state.config.async_scheduling = settings["async_scheduling"]
+        state.config.schedule_ps = round(rules.engine_clock.schedule_s * s.PS_PER_S)
+    settings = {name: value for name, value in settings.items() if name != "async_scheduling"}
     _charge_host(state, len(unique), rules)
     handle = s.handle_of(state)  # must live as long as its address is used
     work_out_alone(handle.address)
@@ -294,6 +299,8 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
                               ("tpot_slo_ps", trace.tpot_slo_s, rules.tpot_s)):
         seconds = np.full(len(trace), default) if own is None else np.where(np.isnan(own), default, own)
         requests[key] = np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
+    frontend_ps = rules.engine_clock.frontend_ps(trace.prompt_tokens)
+    requests["ttft_slo_ps"] = np.maximum(requests["ttft_slo_ps"] - frontend_ps, 1)  # what is left of it to the engine
     # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
     requests["tpot_slo_ps"] = np.minimum(requests["tpot_slo_ps"], s.NEVER // requests["output_tokens"].astype(np.int64))
     if trace.deadline_s is not None:
@@ -322,15 +329,17 @@ def _price_requests(state: s.State, prefill: CostTable, decode: CostTable) -> No
 
 
 def _charge_host(state: s.State, truths: int, rules: Rules) -> None:
-    """Lets every iteration take its host time as well; what a request is worth stays as it is."""
-    clock, ps = rules.engine_clock, s.PS_PER_S
-    sequences = np.rint(clock.sequence_s * ps * np.arange(state.head_ps.shape[1])).astype(np.int64)
-    tokens = np.rint(clock.prefill_token_s * ps * np.arange(state.prefill_ps.shape[1])).astype(np.int64)
-    decode_ps, prefill_ps = (round((rules.decision_s + own_s) * ps) for own_s in (clock.decode_s, clock.prefill_s))
-    state.decode_lines[:truths, 1:, 0::2] += (decode_ps + sequences[1:])[:, None]
-    state.prefill_ps[:truths, 1:] += prefill_ps + tokens[1:]
-    state.head_ps[:truths] += sequences
-    state.tables["prefill_slope_ps"][:truths] += round(clock.prefill_token_s * ps)
+    """Lets every iteration take its host time as well, and policies believe so; what a request is worth stays."""
+    clock = rules.engine_clock
+    schedule_s = 0.0 if state.config.async_scheduling else clock.schedule_s
+    for rows, factor in ((slice(truths), 1.0), (slice(truths, None), rules.belief_factor)):
+        ps = factor * s.PS_PER_S
+        sequences = np.rint(clock.sequence_s * ps * np.arange(state.head_ps.shape[1])).astype(np.int64)
+        tokens = np.rint(clock.prefill_token_s * ps * np.arange(state.prefill_ps.shape[1])).astype(np.int64)
+        state.decode_lines[rows, 1:, 0::2] += (round((schedule_s + clock.decode_s) * ps) + sequences[1:])[:, None]
+        state.prefill_ps[rows, 1:] += round((schedule_s + clock.prefill_s) * ps) + tokens[1:]
+        state.head_ps[rows] += sequences
+        state.tables["prefill_slope_ps"][rows] += round(clock.prefill_token_s * ps)
 
 
 def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,

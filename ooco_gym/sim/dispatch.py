@@ -124,11 +124,7 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
     """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
     spec = state.instances[instance]
     if spec.role == s.MIXED:
-        if spec.activity == s.IDLE:
-            if ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
-                return UNANSWERED
-            start_mixed(state, instance)
-        return DONE
+        return _dispatch_mixed(state, instance, compose)
     while spec.activity == s.IDLE:
         if spec.stage == CHOOSE:
             if spec.role == s.RELAXED:
@@ -158,6 +154,24 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
         done = _make_room(state, instance, evict_hook)
         if done >= 0:
             return done
+    return DONE
+
+
+@inlined
+def _dispatch_mixed(state, instance, compose):
+    """Has the next iteration composed, and begins it. With asynchronous scheduling the one after it is composed at once
+    (vLLM: `step_with_batch_queue`)."""
+    spec = state.instances[instance]
+    ahead = state.config.async_scheduling != s.SYNCHRONOUS
+    while spec.activity == s.IDLE or (ahead and spec.composed == 0):
+        if ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
+            return UNANSWERED
+        if spec.activity == s.MIXING:
+            spec.composed = 1
+            return DONE
+        start_mixed(state, instance)
+        if spec.activity == s.IDLE:
+            return DONE
     return DONE
 
 

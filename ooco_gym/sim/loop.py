@@ -53,7 +53,7 @@ def sweep_deadlines(state, time_ps):
         clock.next_deadline_ps = deadline_ps
         if deadline_ps >= min(time_ps, end_of_episode(state)):
             return
-        if request.first_token_ps == 0:
+        if request.first_token_ps == 0 or request.first_token_ps > deadline_ps:
             charge_miss(state, slot, TTFT_BIT, deadline_ps + 1)
         pass_due(state, slot)
 

@@ -9,6 +9,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import first_step, itl_bin
+from ooco_gym.sim.blocks import cache_full_blocks, tracked
 from ooco_gym.sim.costs import (
     attention_together,
     dense_latency,
@@ -21,8 +22,8 @@ from ooco_gym.sim.costs import (
 )
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish, measured
 from ooco_gym.sim.prefill import charge_waste, new_token
-from ooco_gym.sim.queues import cancel, schedule, stop_at_layer
-from ooco_gym.sim.step_actions import leave_running, unschedule
+from ooco_gym.sim.queues import cancel, dequeue, remove_member, schedule, stop_at_layer
+from ooco_gym.sim.step_actions import leave_batch, running_index, unschedule
 
 NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # of an iteration without tokens
 
@@ -124,6 +125,11 @@ def start_mixed(state, instance):
     spec.natural_end_ps = spec.end_ps
     spec.steps_begun += 1
     spec.new_tokens = sums[0]
+    if state.config.async_scheduling:
+        spec.end_ps = max(spec.end_ps, spec.start_ps + state.config.schedule_ps)  # when the next one is composed
+        spec.natural_end_ps = spec.end_ps
+        advance(state, instance)
+        spec.composed = 0
     schedule(state, instance, spec.end_ps)
 
 
@@ -194,16 +200,16 @@ def _end_stopped(state, instance):
         state.totals.interruptions += 1
 
 
-# --- The end of an iteration ----------------------------------------------------------------------------------------
+# --- Tokens, and the end of an iteration -----------------------------------------------------------------------------
 @inner
-def end_mixed(state, instance):
-    """An iteration is over: contexts have grown, tokens are made, requests finish."""
-    spec = state.instances[instance]
-    spec.activity = s.IDLE
-    if spec.interrupted:
-        _end_stopped(state, instance)
-        return
-    begun, now, batch = spec.start_ps, state.clock.now_ps, state.members[s.BATCH, instance]
+def advance(state, instance):
+    """Contexts grow, and tokens are made that come at the iteration's end; who has all of its own is to finish then.
+
+    An iteration is over when this is done, but with asynchronous scheduling: there it has just begun, and the next one
+    is composed from contexts as they will be. What is certain of SLOs is charged at once, as of the iteration's end.
+    """
+    spec, batch = state.instances[instance], state.members[s.BATCH, instance]
+    begun, now = spec.start_ps, spec.end_ps
     gap_ps = now - begun
     spec.online_tokens, spec.offline_tokens = 0, 0
     usual, index = 0, 0
@@ -224,15 +230,64 @@ def end_mixed(state, instance):
                 if gap_ps > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
                     request.max_gap_ps = gap_ps
         elif new > 0 and _computed(state, instance, slot):
-            leave_running(state, instance, index)
-            finish(state, slot)
-            continue
+            state.members[s.FINISHING, instance, spec.suspended] = slot
+            spec.suspended += 1
+            if state.config.async_scheduling != s.SEES_FINISHING:
+                leave_batch(state, instance, index)
+                continue
         index += 1
     if usual > 0:
         state.itl[itl_bin(gap_ps)] += usual
     if gap_ps > state.config.inter_token_slo_ps:
         _charge_gaps(state, instance)
+
+
+@inner
+def end_mixed(state, instance):
+    """An iteration is over: requests finish. With asynchronous scheduling the next one, composed already, begins."""
+    spec = state.instances[instance]
+    spec.activity = s.IDLE
+    if spec.interrupted:
+        _end_stopped(state, instance)
+        return
+    if state.config.async_scheduling == s.SYNCHRONOUS:
+        advance(state, instance)
+    elif state.config.prefix_caching and tracked(state):
+        for i in range(spec.running):
+            _cache_last_block(state, instance, state.members[s.BATCH, instance, i])
+    for i in range(spec.suspended):
+        _finish(state, instance, state.members[s.FINISHING, instance, i])
+    spec.suspended = 0
     _share_time(state, instance)
+    if state.config.async_scheduling and spec.composed:
+        start_mixed(state, instance)
+
+
+@inner
+def _finish(state, instance, slot):
+    """A request has its last token."""
+    if state.requests[slot].status == s.WAITING:  # its memory was taken while that token was on its way
+        dequeue(state, instance, slot)
+    else:
+        if state.config.async_scheduling:
+            index = running_index(state, instance, slot)
+            if index >= 0:
+                leave_batch(state, instance, index)
+            if state.config.prefix_caching and tracked(state):
+                _cache_last_block(state, instance, slot)
+        remove_member(state, instance, slot)
+    finish(state, slot)
+
+
+@inner
+def _cache_last_block(state, instance, slot):
+    """Makes a block findable that the iteration has filled with a token which was not known as it was composed; where
+    the next iteration has the request too, that has done so."""
+    request, size = state.requests[slot], state.config.block_tokens
+    blocks = np.int64(request.num_computed_tokens) // size
+    if request.num_scheduled_tokens == 0 and request.last_token_ps == state.clock.now_ps and \
+            request.num_computed_tokens == blocks * size:
+        cache_full_blocks(state, instance, slot, blocks - 1, blocks)
 
 
 @inner
@@ -241,7 +296,7 @@ def _charge_gaps(state, instance):
     for i in range(state.instances[instance].running):
         slot = state.members[s.BATCH, instance, i]
         if state.requests[slot].online and state.requests[slot].max_gap_ps > state.config.inter_token_slo_ps:
-            charge_miss(state, slot, TPOT_BIT, state.clock.now_ps)
+            charge_miss(state, slot, TPOT_BIT, state.instances[instance].end_ps)
 
 
 @inner
@@ -267,9 +322,10 @@ def _share_time(state, instance):
 
 @inner
 def _computed(state, instance, slot):
-    """One request's part of an iteration is over. Whether it has finished."""
-    spec, request, now = state.instances[instance], state.requests[slot], state.clock.now_ps
-    new, elapsed, tokens = np.int64(request.num_scheduled_tokens), spec.end_ps - spec.start_ps, spec.new_tokens
+    """One request's part of an iteration is computed. Whether it has all its tokens."""
+    spec, request = state.instances[instance], state.requests[slot]
+    now = spec.end_ps
+    new, elapsed, tokens = np.int64(request.num_scheduled_tokens), now - spec.start_ps, spec.new_tokens
     request.num_scheduled_tokens = 0
     request.num_computed_tokens += new
     if request.generated_tokens == 0 or new > 1:

@@ -143,7 +143,7 @@ INSTANCE = np.dtype(
         ("arriving_pulls", np.int64),  # of those, pulled offline ones
         ("arriving_context", np.int64),  # their context lengths in all
         ("leaving", np.int64),  # pulled requests whose step here is still in progress
-        ("suspended", np.int64),  # requests of an interrupted prefill kept for resumption
+        ("suspended", np.int64),  # requests of an interrupted prefill kept for resumption; mixed: of members[FINISHING]
         ("suspended_layers", np.int64),  # layers that they have done
         ("suspended_ps", np.int64),  # instance time spent on these layers
         ("pull_wake_ps", np.int64),  # ask for a pull again at this time
@@ -151,6 +151,7 @@ INSTANCE = np.dtype(
         ("pull_due", np.int32),  # something changed since the last pull decision
         ("wants_pull", np.int32),  # the last pull decision found free space here but no request to pull
         ("queued", np.int32),  # a DISPATCH task for it is in the ring
+        ("composed", np.int32),  # the iteration after the one in progress is composed (asynchronous scheduling)
         # sums for metrics
         ("online_prefill_ps", np.int64),
         ("offline_prefill_ps", np.int64),
@@ -354,6 +355,8 @@ class Config(Record):
     rules_flush: int  # 0: all records are flushed before each rule
     engine_version: int  # of vLLM: a place in `sim.engine_versions`, 0 the newest
     offloading: int  # host memory is the second tier of the prefix cache
+    async_scheduling: int  # SYNCHRONOUS, HIDES_FINISHING or SEES_FINISHING
+    schedule_ps: int  # composing an iteration, where it is composed while another runs
     ends: int  # what the episode waits for after its window: VERDICTS, LAST_TOKENS or ALL_TOKENS
 
 

@@ -48,6 +48,12 @@ ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode", "mixed"
 
 # --- Rows of State.members: requests that hold KV memory on an instance, and those that run -------------------------
 URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
+FINISHING = SUSPENDED  # mixed instances: those whose last token comes at the end of the iteration in progress
+
+# --- How the engine of a mixed instance schedules, and what a rule sees (Config.async_scheduling) ---------------------
+SYNCHRONOUS = 0  # an iteration is composed when the last one is over
+HIDES_FINISHING = 1  # while the last one runs; of that, requests whose last token is on its way are not seen
+SEES_FINISHING = 2  # the same, and they are, as vLLM's own scheduler sees them
 
 # --- The six decision points (`policy/decisions.py`), and no point ----------------------------------------------------
 NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL = range(7)

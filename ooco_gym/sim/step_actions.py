@@ -80,8 +80,19 @@ def get_computed_tokens(state, instance, slot):
 
 @inner
 def has_seat(state, instance):
-    """Whether one more request may run."""
-    return state.instances[instance].running < state.config.max_num_seqs
+    """Whether one more request may run. One whose last token is on its way keeps its seat."""
+    spec, seats = state.instances[instance], state.config.max_num_seqs
+    if state.config.async_scheduling == s.HIDES_FINISHING:
+        return spec.running + spec.suspended < seats
+    return spec.running < seats
+
+
+@inlined
+def begins_ps(state, instance):
+    """When the iteration that is composed begins: now, or as the one in progress ends (asynchronous scheduling)."""
+    spec = state.instances[instance]
+    ahead = state.config.async_scheduling != s.SYNCHRONOUS and spec.activity == s.MIXING
+    return spec.end_ps if ahead else state.clock.now_ps
 
 
 @inner
@@ -111,6 +122,13 @@ def running_index(state, instance, slot):
     return -1
 
 
+@inlined
+def on_its_way(state, slot):
+    """Whether a request's last token is made by the iteration in progress (asynchronous scheduling), and not yet known.
+    """
+    return state.requests[slot].last_token_ps > state.clock.now_ps
+
+
 # --- What a rule may do ---------------------------------------------------------------------------------------------
 @inlined
 def allocate_slots(state, instance, slot, tokens):
@@ -118,7 +136,7 @@ def allocate_slots(state, instance, slot, tokens):
     request, size = state.requests[np.uint64(slot)], state.config.block_tokens
     reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
     if reach <= request.blocks * size and state.config.bidirectional == 0 and (
-            state.config.prefix_caching == 0 or (tokens == 1 and reach % size > 0)):
+            state.config.prefix_caching == 0 or (tokens == 1 and reach % size > (state.config.async_scheduling > 0))):
         request.num_scheduled_tokens += tokens
         return True
     return _allocate_blocks(state, instance, slot, tokens)
@@ -141,6 +159,9 @@ def _allocate_blocks(state, instance, slot, tokens):
     request.num_scheduled_tokens += tokens
     if state.config.prefix_caching and tracked(state):
         size, reach = state.config.block_tokens, request.num_computed_tokens + request.num_scheduled_tokens
+        if state.config.async_scheduling:
+            tokens += reach > tokens  # the last one before these was not known then
+            reach = min(reach, length(state, slot) - on_its_way(state, slot))
         cache_full_blocks(state, instance, slot, (reach - tokens) // size, reach // size)
         if state.config.offloading:
             offload(state, instance, slot)
@@ -301,7 +322,8 @@ def _lose(state, instance, index, how):
     else:  # what an earlier loss left to recompute beyond this point is still to be recomputed
         request.kv_lost = min(length(state, slot), request.num_computed_tokens + request.kv_lost)
         change_host(state, instance, slot, -request.host_tokens)
-    leave_running(state, instance, index)
+    remove_member(state, instance, slot)
+    leave_batch(state, instance, index)
     free_blocks(state, slot, True)
     request.num_computed_tokens = 0
     request.num_scheduled_tokens = 0
@@ -312,10 +334,9 @@ def _lose(state, instance, index, how):
 
 
 @inner
-def leave_running(state, instance, index):
+def leave_batch(state, instance, index):
     """Takes a request out of the running ones, keeping the order of the others."""
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
-    remove_member(state, instance, batch[index])
     for i in range(index, spec.running - 1):
         batch[i] = batch[i + 1]
     spec.running -= 1

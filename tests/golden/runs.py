@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ooco_gym import Scenario, simulate
+from ooco_gym.resources import load_yaml
 from tests.golden.digests import Digests, digest
 
 WALL = ("wall_s",)  # of a summary, what another machine changes
@@ -108,7 +109,8 @@ def _conditions() -> Iterator[Case]:
     for policy, cluster in (("ooco", "pair_7b"), ("vllm_priority", "mixed_7b"), ("hygen_pd", "pair_7b")):
         load = (POOLS | MIXED)[cluster][0]
         yield _case(policy, cluster, load, "biased", predictor={"name": "biased", "factor": 1.1, "noise": 0.05})
-        yield _case(policy, cluster, load, "decision time", decision_s=0.002)
+        yield _case(policy, {**load_yaml("cluster", cluster), "engine_clock": {"schedule_s": 0.002}}, load,
+                    "decision time")
         yield _case(policy, cluster, load, "first decode", slo={
             "ttft_s": 1.0, "tpot_s": 0.03, "tpot_from": "first_decode", "gap_s": 0.2})
         yield _case(policy, cluster, load, "jobs", offline={"mode": "jobs", "jobs": 60})

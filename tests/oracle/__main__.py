@@ -22,7 +22,7 @@ from tests.oracle.schedulers import CHIP, MODEL, TIMING, Oracle, episode, python
 SCHEMA = "ooco-gym/oracle_vllm/2"
 _HEADER = ("load", "policy", "steps", "identical", "preemptions", "from the cache", "TTFT s", "P99", "TPOT ms", "P99",
            "makespan s", "largest difference")
-_FUZZ_HEADER = ("policy", "prefix caching", "cases", "steps", "identical", "preemptions", "seconds")
+_FUZZ_HEADER = ("policy", "prefix caching", "asynchronous", "cases", "steps", "identical", "preemptions", "seconds")
 
 
 def study(plan: argparse.Namespace) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def markdown(found: dict[str, Any]) -> str:
 
 def _fuzz_cells(row: dict[str, Any]) -> list[str]:
     share = 100 * row["identical_steps"] / max(1, row["steps"])
-    return [row["policy"], "on" if row["prefix_caching"] else "off", f"{row['cases']:,}", f"{row['steps']:,}",
+    return [row["policy"], "on" if row["prefix_caching"] else "off", "yes" if row["async"] else "no",
+            f"{row['cases']:,}", f"{row['steps']:,}",
             "all" if row["identical_cases"] == row["cases"] else f"{share:.3f} %", f"{row['preemptions_real']:,}",
             f"{row['seconds']:.0f}"]
 
@@ -118,7 +119,8 @@ def _line(row: dict[str, Any]) -> str:
 
 def _fuzz_line(row: dict[str, Any]) -> str:
     caching = "with" if row["prefix_caching"] else "without"
-    told = (f"{row['policy']} {caching} prefix caching: {row['identical_steps']:,} of {row['steps']:,} steps of "
+    how = ", asynchronously" if row["async"] else ""
+    told = (f"{row['policy']} {caching} prefix caching{how}: {row['identical_steps']:,} of {row['steps']:,} steps of "
             f"{row['cases']:,} random cases identical, {row['preemptions_real']:,} preemptions")
     return f"{told}; first difference in {row['first_difference']}" if row["first_difference"] else told
 

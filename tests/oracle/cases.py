@@ -34,6 +34,7 @@ class Case:
         max_num_batched_tokens: as the engine's option.
         prefix_caching: whether what prompts share is kept.
         block_tokens: tokens of a KV block; a divisor of 512.
+        asynchronous: whether an iteration is scheduled while the one before it runs.
         engine_version: whose schedule ours follows, one of `ENGINE_VERSIONS`; the real one follows its own.
 
     Raises:
@@ -49,6 +50,7 @@ class Case:
     prefix_caching: bool = False
     block_tokens: int = 16
     engine_version: str = ENGINE_VERSIONS[0]
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -69,7 +71,7 @@ class Case:
         """The engine's settings, and how many tokens share a hash."""
         return {"policy": POLICIES[self.policy], "num_blocks": self.kv_blocks, "block_tokens": self.block_tokens,
                 "max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens,
-                "prefix_caching": self.prefix_caching, "hash_tokens": HASH_TOKENS}
+                "prefix_caching": self.prefix_caching, "hash_tokens": HASH_TOKENS, "async": self.asynchronous}
 
     def columns(self) -> dict[str, np.ndarray]:
         """The requests, as the driver reads them."""

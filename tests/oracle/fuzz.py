@@ -3,7 +3,8 @@
 Memory is that of the longest request and a few blocks to twice it, budgets are 16 to 8,192 tokens, blocks 16 to 128;
 requests come all at once, in bursts or one by one; with prefix caching their prompts begin alike, or they are turns of
 conversations. A quarter of the
-steps is made under each of the two policies with prefix caching off and on.
+steps is made under each of the two policies with prefix caching off and on, half of that with asynchronous scheduling
+where ours follows that release's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.oracle.compare import agreement
 from tests.oracle.schedulers import Oracle, simulate
 
 GROUPS = [(policy, caching) for policy in POLICIES for caching in (False, True)]
+ASYNCHRONOUS = ENGINE_VERSIONS[:2]  # whose asynchronous scheduling was held against ours
 _ONE = np.ones(1, np.int64)
 LARGEST = Case(Trace(_ONE, _ONE, _ONE), "vllm_fcfs", 10, max_num_batched_tokens=8192)   # whose cost tables fit all
 _LONGEST = (20, 60, 60, 500, 2600)      # tokens of prompts
@@ -36,10 +38,12 @@ def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str) -> list[dic
         engine_version: whose schedule ours follows.
 
     Returns:
-        Of each group `policy`, `prefix_caching`, `cases`, `steps`, `identical_steps`, `identical_cases`,
+        Of each group `policy`, `prefix_caching`, `async`, `cases`, `steps`, `identical_steps`, `identical_cases`,
         `preemptions_real`, `seconds`, and `first_difference` with the seeds of the first case that differs, or None.
     """
-    return [_group(oracle, place, -(-steps // len(GROUPS)), seed, engine_version) for place in range(len(GROUPS))]
+    modes = (False, True) if engine_version in ASYNCHRONOUS else (False,)
+    share = -(-steps // (len(GROUPS) * len(modes)))
+    return [_group(oracle, place, share, seed, engine_version, mode) for mode in modes for place in range(len(GROUPS))]
 
 
 def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
@@ -73,12 +77,13 @@ def _arrivals(draws: np.random.Generator, n: int) -> np.ndarray:
     return np.sort(times)
 
 
-def _group(oracle: Oracle, place: int, steps: int, seed: int, engine_version: str) -> dict[str, Any]:
+def _group(oracle: Oracle, place: int, steps: int, seed: int, engine_version: str,
+           asynchronous: bool) -> dict[str, Any]:
     policy, caching = GROUPS[place]
     cases = made = identical = same = preemptions = 0
     first, begun = None, time.perf_counter()
     while made < steps:
-        case = fuzz_case((seed, place, cases), policy, caching, engine_version)
+        case = replace(fuzz_case((seed, place, cases), policy, caching, engine_version), asynchronous=asynchronous)
         found = agreement(oracle.play(case), simulate(case))
         cases += 1
         made += found.steps
@@ -87,6 +92,7 @@ def _group(oracle: Oracle, place: int, steps: int, seed: int, engine_version: st
         preemptions += found.preemptions[0]
         if not found.whole and first is None:
             first = f"{case.trace.name}: {found.first}"
-    return {"policy": policy, "prefix_caching": caching, "cases": cases, "steps": made, "identical_steps": identical,
+    return {"policy": policy, "prefix_caching": caching, "async": asynchronous, "cases": cases, "steps": made,
+            "identical_steps": identical,
             "identical_cases": same, "preemptions_real": preemptions, "first_difference": first,
             "seconds": time.perf_counter() - begun}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from ooco_gym.workload import Trace
 from tests.oracle import schedulers
 from tests.oracle.cases import LOADS, POLICIES, Case, random_case
 from tests.oracle.compare import Played
+from tests.oracle.fuzz import ASYNCHRONOUS
 from tests.oracle.schedulers import Oracle
 
 REQUESTS = 200
 SMALL_CASES = 150
 TABLES, SMALL = "tables.npz", "small-{}.json.xz"
+SMALL_ASYNC = "small-async-{}.json.xz"
 SMALL_FIELDS = ("change_step", "change_slot", "change_tokens", "preempted_step", "preempted_slot", "finish_ps",
                 "cached_tokens")
 _SETTINGS = ("policy", "kv_blocks", "max_num_seqs", "max_num_batched_tokens", "prefix_caching", "block_tokens")
@@ -50,6 +52,10 @@ def record(folder: Path, engines: Sequence[Path], requests: int = REQUESTS) -> l
                     write_run(made[-1], case, oracle.play(case), oracle.version)
             made.append(folder / SMALL.format(engine_version_of(oracle.version)))
             _write_small(made[-1], [oracle.play(random_case(seed)) for seed in range(SMALL_CASES)])
+            if engine_version_of(oracle.version) in ASYNCHRONOUS:
+                made.append(folder / SMALL_ASYNC.format(engine_version_of(oracle.version)))
+                _write_small(made[-1], [oracle.play(replace(random_case(seed), asynchronous=True))
+                                        for seed in range(SMALL_CASES)])
     return made
 
 
@@ -61,10 +67,11 @@ def _write_small(path: Path, played: Sequence[Played]) -> None:
 
 def read_small(path: Path) -> list[tuple[Case, Played]]:
     """Reads the small cases of an engine; each is made from its number, and only `SMALL_FIELDS` are kept of it."""
-    version = path.name.removeprefix("small-").removesuffix(".json.xz")
+    kind, _, version = path.name.removesuffix(".json.xz").rpartition("-")
     with lzma.open(path, "rt", encoding="utf-8") as file:
         plain = json.load(file)
-    return [(random_case(seed, version), {key: np.array(value, np.int64) for key, value in one.items()})
+    return [(replace(random_case(seed, version), asynchronous=kind.endswith("async")),
+             {key: np.array(value, np.int64) for key, value in one.items()})
             for seed, one in enumerate(plain)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, Driver, find_python
 from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import get_policy, list_policies
-from ooco_gym.policy.decisions import addresses
+from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Machine, Rules, build_state
 from ooco_gym.sim.loop import run as run_loop
@@ -126,8 +126,8 @@ def set_tables(state: s.State, tables: dict[str, Any]) -> None:
             state.tables[key][0] = tables[key]
 
 
-def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, Any]:
-    """A mixed instance that is to serve the case, and the addresses of its policy's rules.
+def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, tuple[Any, ...]]:
+    """A mixed instance that is to serve the case, and its policy's rules.
 
     Args:
         case: what is served.
@@ -140,44 +140,53 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
     machine = Machine("mixed", Deployment(load_chip(CHIP), load_model(MODEL), timing=TIMING,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
     longest = float(case.trace.output_tokens.max()) if len(case.trace) else 1.0
-    rules = Rules(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
+    rules = Rules(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0,
+                  engine_clock=EngineClock(async_scheduling=case.asynchronous))
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
                         settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     if tables is not None:
         set_tables(state, tables)
-    return state, addresses(policy.hooks())
+    return state, policy.hooks()
 
 
 def simulate(case: Case, tables: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
     """Serves a case; returns what `Oracle.play` returns, made by the simulator."""
     state, rules = episode(case, tables)
     requests, steps = state.requests, Steps()
-    lost = requests["evictions"].copy()
-    for spec in _iterations(state, rules):
-        slots = state.members[s.BATCH, 0, : spec["running"]]
-        tokens = requests["num_scheduled_tokens"][slots]
-        given = {slot: new for slot, new in zip(slots.tolist(), tokens.tolist(), strict=True) if new}
-        preempted: list[int] = []
-        if state.totals.evictions > lost.sum():
-            now = requests["evictions"]
-            preempted = np.repeat(np.arange(len(now)), now - lost).tolist()
-            lost = now.copy()
-        steps.add(int(spec["start_ps"]), int(spec["end_ps"]), given, preempted)
-    cached = requests["cached_tokens"] if "cached_tokens" in (requests.dtype.names or ()) else np.zeros_like(lost)
+    times, composed = _play(state, rules)
+    for (start_ps, end_ps), (given, preempted) in zip(times, composed, strict=True):
+        steps.add(start_ps, end_ps, given, preempted)
     return {**steps.arrays(), "first_token_ps": requests["first_token_ps"].copy(),
-            "finish_ps": requests["finish_ps"].copy(), "cached_tokens": cached.astype(np.int32),
+            "finish_ps": requests["finish_ps"].copy(), "cached_tokens": requests["cached_tokens"].copy(),
             "preemptions": requests["evictions"].copy()}
 
 
-def _iterations(state: s.State, rules: Any) -> Iterator[Any]:
-    """Plays on event by event; yields the instance at the beginning of each iteration."""
-    spec, begun, handle = state.instances[0], -1, s.handle_of(state)
-    while (at_ps := _next_event_ps(state)) < s.NEVER:
-        if run_loop(handle.address, rules, at_ps, s.ASK) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            yield spec
+Composed = tuple[dict[int, int], list[int]]
+
+
+def _play(state: s.State, rules: tuple[Any, ...]) -> tuple[list[tuple[int, int]], list[Composed]]:
+    """When each iteration begins and ends; and its tokens by slot, and who lost memory since the one before."""
+    spec, requests, handle = state.instances[0], state.requests, s.handle_of(state)
+    outside = addresses([ask_outside if place == s.COMPOSE - 1 else rule for place, rule in enumerate(rules)])
+    times, composed, lost, answer = [], [], requests["evictions"].copy(), s.ASK
+    while (at_ps := _next_event_ps(state)) < s.NEVER or answer != s.ASK:
+        why = run_loop(handle.address, outside, min(at_ps, s.NEVER - 1), answer)
+        answer = s.ASK
+        if spec["steps_begun"] > len(times):
+            times.append((int(spec["start_ps"]), int(spec["end_ps"])))
+        if why == s.DONE:
+            break
+        if why == s.HORIZON:
+            continue
+        answer = call_rule(state, rules[s.COMPOSE - 1], 0, -1, 0)
+        slots = state.members[s.BATCH, 0, : spec["running"]]
+        tokens = requests["num_scheduled_tokens"][slots]
+        given = {slot: new for slot, new in zip(slots.tolist(), tokens.tolist(), strict=True) if new}
+        if given:
+            gone = requests["evictions"] - lost
+            composed.append((given, np.repeat(np.arange(len(gone)), gone).tolist()))
+            lost = requests["evictions"].copy()
+    return times, composed
 
 
 def _next_event_ps(state: s.State) -> int:

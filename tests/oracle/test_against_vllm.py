@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.oracle import schedulers
 from tests.oracle.cases import Case
 from tests.oracle.compare import Played, agreement
+from tests.oracle.fuzz import ASYNCHRONOUS
 from tests.oracle.restated import restate
 from tests.oracle.schedulers import Oracle
 from tests.oracle.strategies import PROFILE, cases
@@ -36,6 +37,16 @@ def test_our_schedule_is_the_real_one(oracle: Oracle, version: str, case: Case) 
 @given(case=cases(caching=True))
 def test_our_schedule_with_prefix_caching_is_the_real_one(oracle: Oracle, version: str, case: Case) -> None:
     same(oracle.play(case), schedulers.simulate(replace(case, engine_version=version)))
+
+
+@PROFILE
+@given(case=st.booleans().flatmap(cases))
+def test_our_asynchronous_schedule_is_the_real_one(oracle: Oracle, version: str, case: Case) -> None:
+    """An iteration is scheduled while the one before it runs, as in `EngineCore.step_with_batch_queue`."""
+    if version not in ASYNCHRONOUS:
+        pytest.skip(f"ours follows the asynchronous scheduling of vLLM {' and '.join(ASYNCHRONOUS)}")
+    case = replace(case, engine_version=version, asynchronous=True)
+    same(oracle.play(case), schedulers.simulate(case))
 
 
 @PROFILE

@@ -16,7 +16,7 @@ from ooco_gym.sim.engine_versions import (
 from tests.oracle import schedulers
 from tests.oracle.cases import LOADS, POLICIES
 from tests.oracle.compare import agreement
-from tests.oracle.record import SMALL, TABLES, read_arrays, read_run, read_small
+from tests.oracle.record import SMALL, SMALL_ASYNC, TABLES, read_arrays, read_run, read_small
 from tests.oracle.restated import restate
 from tests.oracle.schedulers import Oracle
 
@@ -50,6 +50,18 @@ def test_small_cases_are_as_recorded(version: str) -> None:
         for mine in (schedulers.simulate(case, tables), restate(case, tables)):
             for key, value in real.items():
                 assert np.array_equal(value, mine[key]), (case.trace.name, key)
+
+
+def test_small_asynchronous_cases_are_as_recorded() -> None:
+    """The same cases where an iteration is scheduled while the one before it runs."""
+    tables, later = read_arrays(FOLDER / TABLES), 0
+    synchronous = read_small(FOLDER / SMALL.format("0.32.0"))
+    for (case, real), (_, other) in zip(read_small(FOLDER / SMALL_ASYNC.format("0.32.0")), synchronous, strict=True):
+        mine = schedulers.simulate(case, tables)
+        for key, value in real.items():
+            assert np.array_equal(value, mine[key]), (case.trace.name, key)
+        later += not np.array_equal(real["finish_ps"], other["finish_ps"])
+    assert later > len(synchronous) / 2, "it is another schedule"
 
 
 def test_each_rule_that_changed_is_in_the_small_cases() -> None:

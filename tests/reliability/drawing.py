@@ -12,6 +12,8 @@ from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.policy.policy import Param
 
 Case = dict[str, Any]
+CLOCKS = ({}, {"async_scheduling": True}, {"async_scheduling": True, "schedule_s": 0.02, "decode_s": 0.001},
+          {"schedule_s": 60.0, "frontend_s": 0.01, "sequence_s": 1e-4})
 KINDS = ("episode", "scenario", "environment")
 SHARES = (80, 14, 6)  # of each kind, percent: the last ones take longer
 CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1), ("rtx4090", 2))
@@ -115,7 +117,7 @@ def episode(random: Random) -> Case:
     if random.random() < 0.3:
         rules |= {"jitter": random.choice((0.0, 0.1, 1.0)), "belief_noise": random.choice((0.0, 0.1, 1.0)),
                   "belief_factor": random.choice((0.01, 1.0, 1.3, 100.0)),
-                  "decision_s": random.choice((0.0, 0.002, 60.0)), "gap_s": random.choice((None, 0.02, 5.0)),
+                  "engine_clock": random.choice(CLOCKS), "gap_s": random.choice((None, 0.02, 5.0)),
                   "gate_poll_s": random.choice((0.01, 0.1, 3.0)), "host_bytes": random.choice((0.0, 2.0**26, 2.0**33)),
                   "host_link_bytes_per_s": random.choice((1e6, 25e9, 1e15))}
     outside = random.sample(POINTS, random.randint(1, 6)) if random.random() < 0.15 else []
@@ -147,7 +149,7 @@ def load_of(random: Random, limits: dict[str, float]) -> dict[str, Any]:
                                            {"predictor": "lognormal", "error": 10.0},
                                            {"predictor": "rank", "tau": 0.5}))
     if random.random() < 0.2:
-        fields["jitter"], fields["decision_s"] = random.choice((0.05, 1.0)), random.choice((0.0, 0.003, 1.0))
+        fields["jitter"] = random.choice((0.05, 1.0))
     return fields
 
 

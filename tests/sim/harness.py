@@ -13,6 +13,7 @@ import random_rules
 
 from ooco_gym.compile.references import Handle
 from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
@@ -96,6 +97,8 @@ class Episode:
         self.setup = setup
         self.trace = trace = setup.trace() if trace is None else trace
         rules = Rules(**{**DEFAULT_RULES, **setup.rules})
+        if isinstance(rules.engine_clock, dict):
+            rules = replace(rules, engine_clock=EngineClock.load(rules.engine_clock))
         machines = machines_of(setup)
         self.machines = machines
         policy = get_policy(setup.policy) if isinstance(setup.policy, str) else setup.policy

@@ -9,6 +9,11 @@ from pool_checks import check_host, check_pairs, check_pool
 from ooco_gym.sim import state as s
 
 
+def finishing_of(state: s.State, instance: int) -> list[int]:
+    """The requests whose last token comes as the iteration in progress ends (asynchronous scheduling)."""
+    return state.members[s.FINISHING, instance, : state.instances["suspended"][instance]].tolist()
+
+
 def check_memory(state: s.State) -> None:
     """Blocks are held once each, or as often as their tables say; the host's are those of what is swapped out."""
     requests, size = state.requests, state.config.block_tokens
@@ -38,13 +43,15 @@ def check_running(state: s.State) -> None:
     requests, seen = state.requests, []
     for i, spec in enumerate(state.instances):
         running = state.members[s.BATCH, i, : spec["running"]].tolist()
-        seen += running
-        assert (requests["status"][running] == s.RESIDENT).all() and (requests["instance"][running] == i).all()
-        assert spec["running"] <= state.config.max_num_seqs
+        resident = [*running, *(one for one in finishing_of(state, i) if one not in running
+                                and requests["status"][one] == s.RESIDENT)]
+        seen += resident
+        assert (requests["status"][resident] == s.RESIDENT).all() and (requests["instance"][resident] == i).all()
+        assert len(resident) <= state.config.max_num_seqs
         missing = requests["prompt_tokens"] + requests["generated_tokens"] - requests["num_computed_tokens"]
-        assert (missing[running] >= 1).all()
+        assert (missing[resident] >= 1).all()
         new = requests["num_scheduled_tokens"][running]
-        if spec["activity"] == s.MIXING:
+        if spec["activity"] == s.MIXING and state.config.async_scheduling == s.SYNCHRONOUS:
             assert 0 < new.sum() == spec["new_tokens"]
             assert (new <= missing[running]).all() and (new >= 0).all()
         for name, urgent in (("online", 1), ("offline", 0)):
@@ -60,7 +67,10 @@ def check_tokens(state: s.State) -> None:
     """No token is made twice or lost, whatever is recomputed."""
     requests = state.requests
     made, asked, done = requests["generated_tokens"], requests["output_tokens"], requests["status"] == s.FINISHED
-    assert (made[done] == asked[done]).all() and (made[~done] < asked[~done]).all() and (made >= 0).all()
+    whole = done.copy()
+    for i in range(state.instances.size):
+        whole[finishing_of(state, i)] = True
+    assert (made[whole] == asked[whole]).all() and (made[~whole] < asked[~whole]).all() and (made >= 0).all()
     assert ((made > 0) == (requests["first_token_ps"] > 0)).all()
     found = requests["cached_tokens"]
     assert (found < requests["prompt_tokens"]).all() or (requests["evictions"] > 0).any()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from invariants import check
 
 from ooco_gym import Scenario, simulate
+from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 
 MANY_EVENTS = 6000
@@ -168,6 +169,7 @@ def test_gaps_are_charged_at_once_as_step_by_step_and_as_recomputed():
 
 
 def test_decision_time_slows_iterations_but_not_what_work_is_worth():
-    quick, slow = simulate(BASE, "base_pd"), simulate(BASE.with_(decision_s=0.005), "base_pd")
+    cluster = {**load_yaml("cluster", "pair_7b"), "engine_clock": {"schedule_s": 0.005}}
+    quick, slow = simulate(BASE, "base_pd"), simulate(BASE.with_(cluster=cluster), "base_pd")
     assert slow.summary["online"]["itl_mean_s"] > quick.summary["online"]["itl_mean_s"] + 0.004
     assert np.array_equal(quick.requests["service_ps"], slow.requests["service_ps"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mixed_invariants import check_memory, check_mixed, check_tokens
 from test_blocks import ROWS, shared_trace
 
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
@@ -39,7 +40,8 @@ def episodes(draw: st.DrawFn, name: str) -> tuple[Setup, Trace]:
     prefixes = draw(st.booleans())
     host_blocks = draw(st.sampled_from((0, 23, 117, 4000)))  # of the prefix cache's second tier
     setup = Setup((), relaxed=(), strict=(), mixed=tuple(chips), policy=policy.name, values=tuple(values.items()),
-                  rules={"offloading_bytes": host_blocks * 16 * 57_344.0},
+                  rules={"offloading_bytes": host_blocks * 16 * 57_344.0,
+                         "engine_clock": EngineClock(async_scheduling=draw(st.booleans()))},
                   kv_tokens=draw(st.sampled_from((None, 2800, 6000))), window_s=(0.0, 20.0),
                   seed=draw(st.integers(0, 2**40)))
     trace = shared_trace(draw(ROWS)) if prefixes else setup.with_(requests=draw(traces())).trace()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vllm.v1.core.kv_cache_utils import (  # pyright: ignore[reportMissingImport
     get_request_block_hasher,
     init_none_hash,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
 from vllm.v1.kv_cache_interface import (  # pyright: ignore[reportMissingImports]
     FullAttentionSpec,
@@ -48,9 +49,10 @@ _MODEL = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_s
           "torch_dtype": "float32"}
 
 
-def _made(kind: Callable[..., Any], **values: Any) -> Any:
+def _made(kind: type, **values: Any) -> Any:
     """An object of the engine's, made from those of the values that this release's constructor takes."""
-    return kind(**{name: value for name, value in values.items() if name in inspect.signature(kind).parameters})
+    taken = inspect.signature(Scheduler if issubclass(kind, Scheduler) else kind).parameters
+    return kind(**{name: value for name, value in values.items() if name in taken})
 
 
 class Factory:
@@ -64,13 +66,13 @@ class Factory:
         init_none_hash(sha256)
 
     def scheduler(self, settings: dict[str, Any]) -> Any:
-        """A scheduler with `policy`, `num_blocks`, `block_tokens`, `max_num_seqs`, `max_num_batched_tokens` and
-        `prefix_caching`; everything else as the engine has it by default, but synchronous."""
+        """A scheduler with `policy`, `num_blocks`, `block_tokens`, `max_num_seqs`, `max_num_batched_tokens`,
+        `prefix_caching` and `async`; everything else as the engine has it by default."""
         size, caching = settings["block_tokens"], bool(settings["prefix_caching"])
         plan = SchedulerConfig(max_num_seqs=settings["max_num_seqs"],
                                max_num_batched_tokens=settings["max_num_batched_tokens"], max_model_len=LONGEST,
                                enable_chunked_prefill=True, is_encoder_decoder=False, policy=settings["policy"],
-                               async_scheduling=False)
+                               async_scheduling=settings["async"])
         cache = CacheConfig(block_size=size, enable_prefix_caching=caching)
         config = VllmConfig(scheduler_config=plan, model_config=self._model, cache_config=cache,
                             device_config=DeviceConfig("cpu"))
@@ -78,7 +80,8 @@ class Factory:
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
         memory = KVCacheConfig(num_blocks=settings["num_blocks"], kv_cache_tensors=[],
                                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-        return _made(Scheduler, vllm_config=config, kv_cache_config=memory, block_size=size, log_stats=False,
+        kind = AsyncScheduler if settings["async"] else Scheduler
+        return _made(kind, vllm_config=config, kv_cache_config=memory, block_size=size, log_stats=False,
                      structured_output_manager=StructuredOutputManager(config))
 
 
@@ -171,7 +174,8 @@ class _Episode:
         self._case = {key: case[key].tolist() for key in ("arrival_ps", "prompt_tokens", "output_tokens", "priority")}
         self._prompts = Prompts(case, settings["hash_tokens"])
         self._block = settings["block_tokens"] if settings["prefix_caching"] else None
-        self._arrived, self._now_ps = 0, 0
+        self._arrived, self._now_ps, self._asynchronous = 0, 0, bool(settings["async"])
+        self._queue: list[tuple[Any, set[str], int]] = []   # iterations not over: output, who gets a token, their end
         self._preempted: list[int] = []
         self._steps = Steps()
         n = len(self._case["arrival_ps"])
@@ -179,7 +183,7 @@ class _Episode:
         self._preemptions = [0] * n
 
     def turn(self) -> bool:
-        """Asks the scheduler once and lets the iteration pass. False at the end."""
+        """Asks the scheduler once; lets the oldest iteration pass where no more can be queued. False at the end."""
         arrivals = self._case["arrival_ps"]
         if not self._scheduler.get_num_unfinished_requests():
             if self._arrived == len(arrivals):
@@ -194,8 +198,11 @@ class _Episode:
         for slot in lost:
             self._preemptions[slot] += 1
         if output.total_num_scheduled_tokens > 0:
-            self._pass(output)
-        elif not lost:
+            self._begin(output)
+        # As `EngineCore.step_with_batch_queue`: two are queued before the first is waited for.
+        if self._queue and (not self._asynchronous or len(self._queue) == 2 or not output.total_num_scheduled_tokens):
+            self._end(*self._queue.pop(0))
+        elif not (output.total_num_scheduled_tokens or lost):
             if self._arrived == len(arrivals):
                 raise RuntimeError("the scheduler schedules nothing, though requests wait: one of them fits nowhere")
             self._now_ps = arrivals[self._arrived]
@@ -207,23 +214,35 @@ class _Episode:
                                             case["priority"][slot], case["arrival_ps"][slot], self._block))
         self._arrived += 1
 
-    def _pass(self, output: Any) -> None:
-        requests, begun_ps = self._scheduler.requests, self._now_ps
-        given = output.num_scheduled_tokens     # computed tokens are already those after the iteration
-        self._now_ps += self._clock.iteration_ps(
-            (new, requests[name].num_computed_tokens, requests[name].num_tokens) for name, new in given.items())
-        by_slot, sampled = {}, {}
+    def _begin(self, output: Any) -> None:
+        """An iteration is queued: it begins as the one before it ends."""
+        requests, given = self._scheduler.requests, output.num_scheduled_tokens
+        begun_ps = self._queue[-1][2] if self._queue else self._now_ps
+        by_slot, rows, whole = {}, [], set()
         for name, new in given.items():
-            slot, one = int(name), requests[name]
+            slot, one = int(name), requests[name]   # computed tokens are already those after the iteration
             by_slot[slot] = new
             if self._cached[slot] < 0:
                 self._cached[slot] = one.num_computed_tokens - new
-            whole = one.num_computed_tokens == one.num_tokens
-            sampled[name] = [self._prompts.token(slot, one.num_tokens)] if whole else []
-            if whole:
-                self._made(slot, one.num_output_tokens + 1)
-        self._steps.add(begun_ps, self._now_ps, by_slot, self._preempted)
+            length = one.num_tokens
+            if self._asynchronous:  # of which some may be on their way
+                length = one.num_computed_tokens + one.is_prefill_chunk
+            if one.num_computed_tokens == length:
+                whole.add(name)
+            rows.append((new, one.num_computed_tokens, length))
+        end_ps = begun_ps + self._clock.iteration_ps(rows)
+        self._steps.add(begun_ps, end_ps, by_slot, self._preempted)
         self._preempted = []
+        self._queue.append((output, whole, end_ps))
+
+    def _end(self, output: Any, whole: set[str], end_ps: int) -> None:
+        """An iteration is over."""
+        self._now_ps, sampled = end_ps, {}
+        for name in output.num_scheduled_tokens:
+            slot, one = int(name), self._scheduler.requests[name]
+            sampled[name] = [self._prompts.token(slot, one.num_tokens)] if name in whole else []
+            if name in whole:
+                self._made(slot, one.num_output_tokens + 1)
         self._scheduler.update_from_output(output, outcome(sampled))
 
     def _made(self, slot: int, tokens: int) -> None:
