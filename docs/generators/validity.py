@@ -65,10 +65,10 @@ SPARSE_KERNELS = {
 PROFILES, RUN, DEVICE = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b", "rtx4090"
 RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
 SEED = 0
-SERVED = {"h100": [  # docs/timing.md, The engine's clock: mean TTFT and TPOT in ms, measured and simulated
+SERVED = {"h100": [  # docs/sim_to_real.md, On a GPU: mean TTFT and TPOT in ms, measured and simulated
     ("vLLM 0.32.0", "none", (333, 61.7), (212, 53.4)),
-    ("vLLM 0.32.0", "vllm_eager_async", (333, 61.7), (269, 62.6)),
-    ("vLLM 0.32.0", "vllm_eager_sync", (287, 68.1), (284, 67.7))]}
+    ("vLLM 0.32.0", "vllm_eager_async", (333, 61.7), (336, 63.0)),
+    ("vLLM 0.32.0", "vllm_eager_sync", (287, 68.1), (253, 69.0))]}
 
 
 class Card(NamedTuple):
