@@ -397,7 +397,7 @@ def fitted_engine(measured: Path, out: Path) -> Engine:
     fitted, model = fit_iterations(rows), model_of(facts)
     chip = write_chip(out / "chip", fitted, facts, model)
     cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
-               "max_batch": facts["max_num_seqs"],
+               "max_batch": facts["max_num_seqs"], "engine_clock": asdict(host.mode_of(facts)),
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
     return Engine(facts, rows, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
 
@@ -414,10 +414,11 @@ def with_chip(own: Engine, chip: str, timing: str, clock: Any, out: Path) -> tup
         said = (f"{len(own.rows['time_us']):,} iterations of {facts['engine']}, {mode}, with {facts.get('model')} on "
                 f"{facts.get('cpu') if facts['device'] == 'cpu' else facts['device']}")
         clock = host.fit_clock(table, own.rows, f"measured_{mode}", f"{said}, beyond timing={timing} of {chip}",
-                               EngineClock(**host.mode_of(facts)))
+                               host.mode_of(facts))
         found = errors(Timed(table, clock), own.rows)
         said = f"{clock.source}; MAPE {found['mape']:.1f} %, bias {found['bias']:+.1f} %"
         clock = str(host.write_clock(out / host.CLOCK_FILE, replace(clock, source=said)))
+    clock = clock or own.cluster["engine_clock"]
     cluster = {**own.cluster, "mixed": [{**own.cluster["mixed"][0], "chip": chip}], "engine_clock": clock}
     return cluster, Timed(table, EngineClock.load(clock))
 

@@ -9,7 +9,7 @@ there tell how sure each figure is, and which figures such times do not tell apa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
@@ -24,9 +24,9 @@ from ooco_gym.perf.engine_clock import LONGEST_S, NO_HOST_TIME, EngineClock
 FIGURES = {"decode_s": 8e-3, "prefill_s": 16e-3, "prefill_token_s": 8e-6, "frontend_s": 20e-3}
 """Figures that are searched, each with the width of the first box, from 0 on."""
 _WIDTHS = np.array(list(FIGURES.values()))
-FEWEST, NOISE, ALIKE, SURE = 30, 0.02, 0.9, 3.0
+FEWEST, NOISE, ALIKE, SURE, POOR = 30, 0.02, 0.9, 3.0, 0.15
 """Requests that are needed; relative error of an average between two runs of one engine; correlation from which two
-figures are not told apart; standard errors of an uncertainty."""
+figures are not told apart; standard errors of an uncertainty; relative error from which a fit is poor."""
 _DRAWN, _ROUNDS, _SHRINKS, _TOWARDS_0 = 20, 8, 0.75, 0.003
 
 
@@ -52,28 +52,35 @@ class Foreseen(NamedTuple):
         return served._replace(ttft_s=served.ttft_s + wait_s, e2e_s=served.e2e_s + wait_s)
 
 
-def fit_requests(serve: Callable[[EngineClock], Served], real: Served, prompt_tokens: np.ndarray,
-                 like: EngineClock = NO_HOST_TIME) -> Foreseen:
-    """Host times under which `serve` gives what requests saw.
+class Load(NamedTuple):
+    """Requests of a run: what the simulator makes of them under a clock, what they saw, in the same order, and the
+    tokens of their prompts, int64[n]."""
 
-    Args:
-        serve: what the simulator makes of the same requests under a clock, in the same order.
-        real: what they saw.
-        prompt_tokens: of each, int64[n].
-        like: what the clock has besides host times.
+    serve: Callable[[EngineClock], Served]
+    real: Served
+    prompt_tokens: np.ndarray
+
+
+def fit_requests(loads: Sequence[Load], like: EngineClock = NO_HOST_TIME) -> Foreseen:
+    """Host times under which the simulator gives what requests of one engine saw; `like` says what else its clock has.
 
     Raises:
-        UserError: too few requests, or of one token each.
+        UserError: too few requests of a load, or of one token each.
     """
-    if len(prompt_tokens) < FEWEST or len(real.tpot_s) < FEWEST:
-        raise UserError(f"{len(prompt_tokens)} requests, {len(real.tpot_s)} of them with more than one token, are too "
-                        f"few to fit host times; expected {FEWEST} of these")
-    third = np.searchsorted(np.quantile(prompt_tokens, (1 / 3, 2 / 3)), prompt_tokens)
-    wanted = _averages(real, third)
-    waits = (np.arange(len(wanted)) < len(wanted) - 4) / wanted  # what a second of front end adds to each TTFT
+    for load in loads:
+        if min(len(load.prompt_tokens), len(load.real.tpot_s)) < FEWEST:
+            raise UserError(f"{len(load.prompt_tokens)} requests, {len(load.real.tpot_s)} of them with more than one "
+                            f"token, are too few to fit host times; expected {FEWEST} of these")
+    thirds = [np.searchsorted(np.quantile(one.prompt_tokens, (1 / 3, 2 / 3)), one.prompt_tokens) for one in loads]
+    reals = [_averages(load.real, third) for load, third in zip(loads, thirds, strict=True)]
+    wanted = np.concatenate(reals)
+    # What a second of front end adds to each TTFT:
+    waits = np.concatenate([np.arange(len(one)) < len(one) - 4 for one in reals]) / wanted
 
     def averages(host: np.ndarray) -> np.ndarray:
-        return _averages(serve(replace(like, **dict(zip(FIGURES, host.tolist(), strict=False)))), third) / wanted
+        clock = replace(like, **dict(zip(FIGURES, host.tolist(), strict=False)))
+        return np.concatenate([_averages(load.serve(clock), third) for load, third in zip(loads, thirds, strict=True)]
+                              ) / wanted
 
     draws, point, width = np.random.default_rng(0), 0.5 * _WIDTHS, _WIDTHS
     drawn, saw = np.zeros((0, len(width) - 1)), np.zeros((0, len(wanted)))
@@ -137,10 +144,13 @@ def _foreseen(point: np.ndarray, width: np.ndarray, slopes: np.ndarray, left: fl
     for (i, one), (j, other) in combinations(enumerate(FIGURES), 2):
         alike = covariance[i, j] / spread[i] / spread[j]
         if abs(alike) > ALIKE:
-            notes.append(f"these requests do not tell {one} from {other} (correlation {alike:+.2f}): record a run of "
-                         "more than one load")
+            notes.append(f"these requests do not tell {one} from {other} (correlation {alike:+.2f}): fit a run at "
+                         "another load together with this one")
     wide = dict(zip(FIGURES, (SURE * spread * width).tolist(), strict=True))
     figures = dict(zip(FIGURES, point.tolist(), strict=True))
     if unsure := [name for name, value in figures.items() if value < wide[name]]:
         notes.append(f"these requests do not tell {', '.join(unsure)} from 0")
+    if left > POOR:
+        notes.append(f"averages stay {100 * left:.0f} % off under any host times: do not rely on this fit; look at the "
+                     "engine's settings in engine.json, and at the chip's times")
     return Foreseen(figures, wide, left, notes)

@@ -80,10 +80,9 @@ def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: 
     return replace(like, name=name, source=source, **dict(zip(CONSTANTS, found.tolist(), strict=True)))
 
 
-def mode_of(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """How an engine schedules, as `EngineClock` has it, from `engine.json`."""
-    mode = {"async_scheduling": bool(engine.get("asynchronous"))}
-    return {key: value for key, value in mode.items() if key in EngineClock.__dataclass_fields__}
+def mode_of(engine: Mapping[str, Any]) -> EngineClock:
+    """How an engine schedules, from `engine.json`, without host time."""
+    return EngineClock(async_scheduling=bool(engine.get("asynchronous")))
 
 
 def groups(rows: dict[str, np.ndarray]) -> np.ndarray:

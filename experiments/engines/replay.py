@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.engines.foreseen import Foreseen, fit_requests
+from experiments.engines.foreseen import Foreseen, Load, fit_requests
 from experiments.engines.host import mode_of, write_clock
 from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_figure
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
-from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Section, Table, console, write_page
@@ -80,14 +79,14 @@ def measured(run: Recorded) -> Served:
 
 def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any = None) -> Again:
     """Serves the recorded requests again on a chip (name or YAML file), with a model (or a mapping) and a form;
-    `clock` is host time beside the chip's (`cluster.engine_clock`)."""
+    `clock` is host time beside the chip's (`cluster.engine_clock`); None: none, scheduled as `engine.json` says."""
     engine = run.engine
     policy = {"max_num_batched_tokens": engine["max_num_batched_tokens"], "max_num_seqs": engine["max_num_seqs"],
               **release_of(engine)}
     # One that was preempted finds what is left of its own blocks, too.
     policy["prefix_caching"] = "on" if engine.get("prefix_caching") else "off"
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
-               "max_batch": engine["max_num_seqs"], "engine_clock": clock,
+               "max_batch": engine["max_num_seqs"], "engine_clock": clock or asdict(mode_of(engine)),
                "mixed": [{"chip": chip, "tp": degree_of(run), "kv_blocks": engine["num_gpu_blocks"]}]}
     return serve_again(trace_of(run), cluster, policy, timing, float(run.requests["last_token_s"].max()))
 
@@ -156,7 +155,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     model, chip = model_of(run, cfg.model), chip_of(run, cfg.chip)
     timings = forms_of(chip, cfg.timings)
     with remarks() as remarked:
-        fits = fit_host(run, chip, model, timings, out) if cfg.engine_clock == "fit" else {}
+        fits = fit_host([run, *_others(cfg)], chip, model, timings, out) if cfg.engine_clock == "fit" else {}
         found, simulated = replay(run, chip, model, timings, fits or cfg.engine_clock)
     figure = served_figure(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
     write_page(out / "replay.html", f"{run.folder.name}: recorded and simulated", [Section("", figures=[figure])])
@@ -178,18 +177,25 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "page": str(out / "replay.html")}
 
 
-def fit_host(run: Recorded, chip: str, model: Any, timings: list[str], out: Path) -> dict[str, Foreseen]:
-    """Host times by timing form, fitted to the requests' own times; written to `out` as engine clocks."""
-    fits, prompts, like = {}, run.requests["prompt_tokens"], EngineClock(**mode_of(run.engine))
-    for timing in timings:
-        def serve(clock: EngineClock, timing: str = timing) -> Served:
-            return simulate_run(run, chip, model, timing, asdict(clock)).served
+def _others(cfg: DictConfig) -> list[Recorded]:
+    """Further runs of the same engine."""
+    return [read_run(Path(str(folder)).expanduser().absolute()) for folder in cfg.also or ()]
 
-        fits[timing] = fit = fit_requests(serve, measured(run), prompts, like)
-        said = (f"TTFT and TPOT of {len(prompts):,} requests that {run.engine.get('engine', 'an engine')} served "
-                f"({run.folder.name}), beyond timing={timing} of {chip}: {fit}")
-        front = {key: fit.figures[key] for key in ("frontend_s",) if key in EngineClock.__dataclass_fields__}
-        write_clock(_clock_file(out, timing), replace(fit.clock(like), name=f"served_{timing}", source=said, **front))
+
+def fit_host(runs: list[Recorded], chip: str, model: Any, timings: list[str], out: Path) -> dict[str, Foreseen]:
+    """Host times by timing form, fitted to the requests' own times; written to `out` as engine clocks."""
+    fits, like = {}, mode_of(runs[0].engine)
+    for timing in timings:
+        def load(run: Recorded, timing: str = timing) -> Load:
+            return Load(lambda clock: simulate_run(run, chip, model, timing, asdict(clock)).served, measured(run),
+                        run.requests["prompt_tokens"])
+
+        fits[timing] = fit = fit_requests([load(run) for run in runs], like)
+        said = (f"TTFT and TPOT of {sum(len(run.requests['arrival_s']) for run in runs):,} requests that "
+                f"{runs[0].engine.get('engine', 'an engine')} served ({', '.join(run.folder.name for run in runs)}), "
+                f"beyond timing={timing} of {chip}: {fit}")
+        write_clock(_clock_file(out, timing), replace(fit.clock(like), name=f"served_{timing}", source=said,
+                                                      frontend_s=fit.figures["frontend_s"]))
     return fits
 
 
@@ -263,7 +269,7 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str],
     simulated = {}
     for timing in timings:
         fit = host.get(timing) if isinstance(host, dict) else None
-        clock = host if fit is None else asdict(fit.clock(EngineClock(**mode_of(run.engine))))
+        clock = host if fit is None else asdict(fit.clock(mode_of(run.engine)))
         again = simulate_run(run, chip, model, timing, clock)
         simulated[timing] = again if fit is None else again._replace(served=fit.seen(again.served))
     found = {timing: {**compare(real, again.served), "iterations": again.iterations,

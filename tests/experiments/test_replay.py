@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from experiments.engines.foreseen import fit_requests
+from experiments.engines.foreseen import Load, fit_requests
 from experiments.engines.recorded import Recorded, hashes_of, read_run
 from experiments.engines.replay import measured, release_of, replay, simulate_run
 from experiments.engines.served import Served
@@ -192,13 +192,31 @@ def test_what_requests_do_not_tell_is_said(tmp_path: Path):
     def serve(clock: EngineClock) -> Served:
         return simulate_run(run, "h100", "llama_3_1_8b", "extended", asdict(clock)).served
 
-    fit = fit_requests(serve, measured(run), run.requests["prompt_tokens"])
+    fit = fit_requests([Load(serve, measured(run), run.requests["prompt_tokens"])])
     assert any("prefill_s from frontend_s" in sentence for sentence in fit.notes)
+    assert not any("do not rely" in sentence for sentence in fit.notes)
+    quick = measured(run)._replace(tpot_s=0.1 * measured(run).tpot_s)   # than any kernel
+    fit = fit_requests([Load(serve, quick, run.requests["prompt_tokens"])])
+    assert any("do not rely on this fit" in sentence for sentence in fit.notes)
     few = slice(0, 20)
     real = measured(run)
     with pytest.raises(UserError, match="20 requests, 20 of them with more than one token, are too few"):
-        fit_requests(serve, Served(real.ttft_s[few], real.tpot_s[few], real.e2e_s[few]),
-                     run.requests["prompt_tokens"][few])
+        fit_requests([Load(serve, Served(real.ttft_s[few], real.tpot_s[few], real.e2e_s[few]),
+                           run.requests["prompt_tokens"][few])])
+
+
+def test_another_load_tells_more(tmp_path: Path):
+    """Both are fitted together: each figure is less uncertain than by one alone."""
+    fits = {}
+    for name, rate in (("few", 2.0), ("many", 12.0)):
+        served_by_a_host(tmp_path / name, rate=rate, n=150)
+    for name, more in (("alone", "[]"), ("both", f"[{tmp_path}/many]")):
+        assert main(["calibrate", "replay", f"run={tmp_path}/few", f"also={more}", "timings=[extended]",
+                     "engine_clock=fit", f"out={tmp_path}/{name}"]) == 0
+        fits[name] = json.loads((tmp_path / name / "summary.json").read_text())["host"]["extended"]
+    for key, true in (("prefill_s", HOST.prefill_s), ("frontend_s", FRONTEND_S), ("decode_s", HOST.decode_s)):
+        assert fits["both"]["give_or_take"][key] < fits["alone"]["give_or_take"][key]
+        assert abs(fits["both"]["figures"][key] - true) < fits["both"]["give_or_take"][key]
 
 
 def bench_serve(rows: dict[str, np.ndarray], failed: int) -> str:
