@@ -37,7 +37,8 @@ def prior_of(values: Mapping[str, Any]) -> Terms:
     work = (long - short) / (512 * 4096)
     pieces = max(0.0, short - step - float(dense[512]) - sequence - work * 512 * 512)
     pieces += max(0.0, clock.prefill_s - clock.decode_s)
-    return Terms(step + clock.decode_s, pieces, sequence + clock.sequence_s, 0.0, work, 0.0, context,
+    step += clock.decode_s + (0.0 if clock.async_scheduling else clock.schedule_s)
+    return Terms(step, pieces, sequence + clock.sequence_s, 0.0, work, 0.0, context,
                  (dense + clock.prefill_token_s * np.arange(len(dense))).tolist(), (0.0, 0.0))
 
 

@@ -176,11 +176,11 @@ def test_a_prior_is_the_cost_table_of_its_chip(timing: str) -> None:
 
 
 def test_a_prior_has_the_time_of_the_engines_host() -> None:
-    clock = {"decode_s": 0.001, "prefill_s": 0.003, "prefill_token_s": 1e-6, "sequence_s": 2e-6}
+    clock = {"decode_s": 0.0006, "schedule_s": 0.0004, "prefill_s": 0.003, "prefill_token_s": 1e-6, "sequence_s": 2e-6}
     alone, hosted = Belief(prior_of(H100)), Belief(prior_of({**H100, "engine_clock": clock}))
     decodes, prompt = (8, 8, 8, 800, 0, 0, 0), (100, 1, 0, 0, 1, 100, 10_000)
     assert hosted.latency(decodes) - alone.latency(decodes) == pytest.approx(0.001 + 8 * 3e-6)
-    assert hosted.latency(prompt) - alone.latency(prompt) == pytest.approx(0.003 + 100e-6 + 2e-6)
+    assert hosted.latency(prompt) - alone.latency(prompt) == pytest.approx(0.0034 + 100e-6 + 2e-6)
 
 
 @pytest.mark.parametrize("prior,message", [
