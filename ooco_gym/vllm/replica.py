@@ -287,6 +287,7 @@ class Replica:
             state = s.empty_state(2 * size, 1, 1, 1, 1, max(seats, s.LEVELS) + 1, len(belief.terms.dense), 8 * size,
                                   s.OptionalSizes(owners=2 * size))
             state.requests["row"], state.config.relaxed_count = -1, 1
+            state.requests["output_tokens"] = np.iinfo(np.int32).max  # no last token is on its way
             state.params[:] = self._params
             for name, value in self._settings.items():
                 setattr(state.config, name, value)

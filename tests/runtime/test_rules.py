@@ -155,6 +155,14 @@ def test_waiting_requests_are_looked_up_one_after_the_other() -> None:
     assert plan.tokens == {0: 36, 1: 28} and plan.admitted == [0, 1] and set(asked) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_a_prompt_under_way_goes_on(name: str) -> None:
+    """It has made no token yet."""
+    prompt = Request(0, True, (0, 0.0), 0.0, 2.0, 0.05, 300, 0, 100, 7)
+    plan = make_rule(name).compose(Engine(0.1, [prompt], Line(), Line(), 50, 100, 16, 8, 64, 0.05), Learned())
+    assert plan.tokens == {0: 64}
+
+
 # --- Beliefs ------------------------------------------------------------------------------------------------------
 def test_a_belief_is_learned() -> None:
     """Iterations of 5 ms + 20 us a token + 1 us a token of decoding context, with a tenth of noise."""
