@@ -124,12 +124,12 @@ def continue_running(state, instance, budget):
     0.32 they did not). Returns (budget left, how many were preempted).
     """
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
+    finishing = spec.suspended > 0  # of some the last token is on its way
     while index < spec.running and budget > 0:
         slot = batch[index]
-        if state.requests[slot].generated_tokens == state.requests[slot].output_tokens:  # its last is on its way
-            index += 1
-            continue
         tokens = min(missing(state, slot), budget)
+        if finishing and state.requests[slot].generated_tokens == state.requests[slot].output_tokens:
+            tokens = 0
         if not allocate_slots(state, instance, slot, tokens):
             alive, index, freed, victims = _allocate_by_preempting(state, instance, index, tokens)
             budget += freed

@@ -164,13 +164,15 @@ def _dispatch_mixed(state, instance, compose):
     spec = state.instances[instance]
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
     while spec.activity == s.IDLE or (ahead and spec.composed == 0):
-        if ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
+        composes = spec.composed == 0
+        if composes and ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
             return UNANSWERED
         if spec.activity == s.MIXING:
             spec.composed = 1
             return DONE
+        spec.composed = 0
         start_mixed(state, instance)
-        if spec.activity == s.IDLE:
+        if composes and spec.activity == s.IDLE:
             return DONE
     return DONE
 

@@ -126,11 +126,17 @@ def start_mixed(state, instance):
     spec.steps_begun += 1
     spec.new_tokens = sums[0]
     if state.config.async_scheduling:
-        spec.end_ps = max(spec.end_ps, spec.start_ps + state.config.schedule_ps)  # when the next one is composed
-        spec.natural_end_ps = spec.end_ps
-        advance(state, instance)
-        spec.composed = 0
+        _advance_ahead(state, instance)
     schedule(state, instance, spec.end_ps)
+
+
+@inner
+def _advance_ahead(state, instance):
+    """The iteration that begins lasts until the next one is composed, which counts on its tokens."""
+    spec = state.instances[instance]
+    spec.end_ps = max(spec.end_ps, spec.start_ps + state.config.schedule_ps)
+    spec.natural_end_ps = spec.end_ps
+    advance(state, instance)
 
 
 @inner
@@ -201,7 +207,7 @@ def _end_stopped(state, instance):
 
 
 # --- Tokens, and the end of an iteration -----------------------------------------------------------------------------
-@inner
+@inlined
 def advance(state, instance):
     """Contexts grow, and tokens are made that come at the iteration's end; who has all of its own is to finish then.
 
@@ -244,7 +250,7 @@ def advance(state, instance):
 
 @inner
 def end_mixed(state, instance):
-    """An iteration is over: requests finish. With asynchronous scheduling the next one, composed already, begins."""
+    """An iteration is over: requests finish."""
     spec = state.instances[instance]
     spec.activity = s.IDLE
     if spec.interrupted:
@@ -255,15 +261,21 @@ def end_mixed(state, instance):
     elif state.config.prefix_caching and tracked(state):
         for i in range(spec.running):
             _cache_last_block(state, instance, state.members[s.BATCH, instance, i])
-    for i in range(spec.suspended):
-        _finish(state, instance, state.members[s.FINISHING, instance, i])
-    spec.suspended = 0
+    if spec.suspended > 0:
+        _finish_all(state, instance)
     _share_time(state, instance)
-    if state.config.async_scheduling and spec.composed:
-        start_mixed(state, instance)
 
 
 @inner
+def _finish_all(state, instance):
+    """Who has all its tokens finishes, in the order of the batch."""
+    spec = state.instances[instance]
+    for i in range(spec.suspended):
+        _finish(state, instance, state.members[s.FINISHING, instance, i])
+    spec.suspended = 0
+
+
+@inlined
 def _finish(state, instance, slot):
     """A request has its last token."""
     if state.requests[slot].status == s.WAITING:  # its memory was taken while that token was on its way

@@ -136,7 +136,7 @@ def allocate_slots(state, instance, slot, tokens):
     request, size = state.requests[np.uint64(slot)], state.config.block_tokens
     reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
     if reach <= request.blocks * size and state.config.bidirectional == 0 and (
-            state.config.prefix_caching == 0 or (tokens == 1 and reach % size > (state.config.async_scheduling > 0))):
+            state.config.prefix_caching == 0 or (tokens == 1 and reach % size > 1)):
         request.num_scheduled_tokens += tokens
         return True
     return _allocate_blocks(state, instance, slot, tokens)
@@ -148,7 +148,7 @@ def _allocate_blocks(state, instance, slot, tokens):
     if paired(state):
         return _allocate_pairs(state, instance, slot, tokens)
     more = num_new_blocks(state, slot, tokens)
-    if more > 0:
+    if more > 0 and tokens > 0:
         if more > num_free_blocks(state, instance):
             return False
         if tracked(state):

@@ -245,6 +245,8 @@ class Replica:
             if found:
                 cached, shared, idle = found.get(one.id, NOTHING)
             places.append(place)
+            if made and first_s is None:  # on its way: it comes as this iteration begins (asynchronous scheduling)
+                first_s = engine.now_s
             PACK(rows, start, one.online, place, one.num_tokens - made, made, one.num_computed_tokens,
                  one.blocks if place >= 0 else idle, one.arrival_s - origin_s, one.ttft_slo_s, one.tpot_slo_s,
                  0.0 if first_s is None else first_s - origin_s, cached, shared)

@@ -47,11 +47,17 @@ def described(state: s.State, slot: int) -> Request:
     arrival, ttft, tpot, first = (int(row[name]) / s.PS_PER_S for name in (
         "arrival_ps", "ttft_slo_ps", "tpot_slo_ps", "first_token_ps"))
     return Request(slot, bool(row["urgent"]), slot, arrival, ttft, tpot, int(row["prompt_tokens"]) + made, made,
-                   int(row["num_computed_tokens"]), int(row["blocks"]), first if made else None)
+                   int(row["num_computed_tokens"]), int(row["blocks"]),
+                   first if made and row["first_token_ps"] <= state.clock.now_ps else None)
 
 
 def engine_of(state: s.State, instance: int = 0, looked_up: bool = False) -> Engine:
-    """An instance that is about to compose an iteration; `looked_up`: what of waiting requests is in its cache."""
+    """An instance that is about to compose an iteration; `looked_up`: what of waiting requests is in its cache.
+
+    With asynchronous scheduling the last one still runs: requests that it finishes keep their seats, and a first token
+    of it is not seen yet.
+    """
+    ahead = state.config.async_scheduling and state.instances[instance]["activity"] == s.MIXING
     spec, config, queues = state.instances[instance], state.config, []
     for head in ("online_head", "offline_head"):
         slot, line = int(spec[head]), []
@@ -62,9 +68,10 @@ def engine_of(state: s.State, instance: int = 0, looked_up: bool = False) -> Eng
             slot = int(state.requests[slot]["next"])
         queues.append(Line(line))
     running = [described(state, int(slot)) for slot in state.members[s.BATCH, instance, : spec["running"]]]
-    return Engine(int(state.clock.now_ps) / s.PS_PER_S, running, *queues,
+    now_ps, finishing = (spec["end_ps"], spec["suspended"]) if ahead else (state.clock.now_ps, 0)
+    return Engine(int(now_ps) / s.PS_PER_S, running, *queues,
                   int(spec["free_blocks"] - config.reserved_blocks), int(spec["total_blocks"]),
-                  int(config.block_tokens), int(config.max_num_seqs), int(config.max_num_batched_tokens),
+                  int(config.block_tokens), int(config.max_num_seqs - finishing), int(config.max_num_batched_tokens),
                   int(config.default_tpot_ps) / s.PS_PER_S,
                   tuple(int(spec[name]) for name in ("online_waiting", "online_waiting_tokens", "offline_waiting",
                                                      "offline_waiting_tokens")))

@@ -10,10 +10,11 @@ import pytest
 from engine_description import TableBelief, cached, engine_of
 from episodes import traces
 from harness import Episode, Setup
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
+from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.runtime.beliefs import Fitted, Learned
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.sim import state as s
@@ -77,10 +78,14 @@ def test_a_small_chunk_is_begun_where_its_tokens_cost_next_to_nothing(efficiency
 
 
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(traces(most=12), VALUES, st.sampled_from((None, 3200, 6000)))
-def test_deadline_decides_as_the_compiled_rule(rows: Any, values: dict[str, Any], kv_tokens: int | None) -> None:
+@example(((0.0, 200, 50, True), *((0.0, 2000, 40, False),) * 4), {"max_num_seqs": 63}, None, True)
+@given(traces(most=12), VALUES, st.sampled_from((None, 3200, 6000)), st.booleans())
+def test_deadline_decides_as_the_compiled_rule(rows: Any, values: dict[str, Any], kv_tokens: int | None,
+                                               asynchronous: bool) -> None:
+    """Also with asynchronous scheduling, where first tokens are counted that have not come yet."""
     fixed = {"preempted": "recompute", "waiting_order": "arrival", "prefix_caching": "off"}
-    setup = Setup(rows, policy="deadline", values=tuple({**values, **fixed}.items()), kv_tokens=kv_tokens, **MIXED)
+    setup = Setup(rows, policy="deadline", values=tuple({**values, **fixed}.items()), kv_tokens=kv_tokens,
+                  rules={"engine_clock": EngineClock(async_scheduling=asynchronous)}, **MIXED)
     asked = 0
     for plan, tokens, admitted, lost in decisions(make_rule("deadline", values), Episode(setup, outside=("compose",))):
         assert plan.tokens == tokens and plan.admitted == admitted and sorted(plan.preempted) == lost
