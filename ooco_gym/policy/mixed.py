@@ -8,7 +8,7 @@ instance, online and offline.
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
@@ -121,10 +121,18 @@ def continue_running(state, instance, budget):
     """vLLM V1's first half: running requests, in order, get all the tokens that they miss, as far as the budget goes.
 
     One without a free block takes it from the least important; where that is itself, those after it go on (until vLLM
-    0.32 they did not). Returns (budget left, how many were preempted).
+    0.32 they did not). One whose last token is on its way (asynchronous scheduling) gets none. Returns (budget left,
+    how many were preempted).
     """
+    if state.instances[instance].suspended > 0:
+        return _continue(state, instance, budget, True)
+    return _continue(state, instance, budget, False)
+
+
+@inlined
+def _continue(state, instance, budget, finishing):
+    """`continue_running`, where some are `finishing` or none: a loop of its own each, as a test costs time."""
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
-    finishing = spec.suspended > 0  # of some the last token is on its way
     while index < spec.running and budget > 0:
         slot = batch[index]
         tokens = min(missing(state, slot), budget)
