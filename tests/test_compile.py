@@ -120,6 +120,25 @@ def test_second_process_loads_and_any_changed_file_recompiles(package: Path) -> 
     assert run(package) == ["510", "201", "1", "1", "1"]
 
 
+LATER = """
+import sys
+
+import numpy as np
+from numba import njit
+
+from ooco_gym.sim import loop as m
+
+heavy = [name for name in ("scipy.linalg", "numba.np.arraymath") if name in sys.modules]
+answer = njit(lambda state: m.rule(state, 1) + 1)(m.State(np.array([100]), np.zeros(3)))
+print(answer, sum(m.rule.stats.cache_hits.values()), heavy)
+"""
+
+
+def test_what_was_kept_loads_without_the_compiler_and_is_linked_into_what_is_compiled_later(package: Path) -> None:
+    run(package)
+    assert run(package, LATER) == ["103", "1", "[]"]
+
+
 def test_compiled_code_that_another_may_have_written_is_not_run(package: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     run(package, NUMBA_CACHE_DIR=str(cache))

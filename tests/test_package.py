@@ -31,18 +31,6 @@ def test_import_is_light(tmp_path: Path) -> None:
     assert run(sys.executable, "-c", script, cwd=tmp_path).stdout == "[]\n"
 
 
-def test_no_scipy_is_allowed_that_cannot_seed_a_bootstrap() -> None:
-    """`scipy.stats.bootstrap` takes `rng` from SciPy 1.15 on; intervals are drawn with it."""
-    import tomllib
-
-    from packaging.requirements import Requirement
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (scipy,) = [found for found in map(Requirement, project["dependencies"]) if found.name == "scipy"]
-    assert not scipy.specifier.contains("1.14.1")
-    assert scipy.specifier.contains("1.15.0")
-
-
 def test_an_extra_brings_what_it_is_said_to_bring() -> None:
     """One table says it to the command line and to agents; what is needed for a purpose comes with the extras named."""
     import tomllib

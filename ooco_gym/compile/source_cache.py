@@ -25,12 +25,14 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite import binding
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
@@ -54,6 +56,38 @@ class SourceCache(FunctionCache):
         folder = Path(self._cache_path) / f"{prefix}{source_digest(function)}"
         beside = folder.parent == path.parent / "__pycache__"  # whoever may write there may write the source
         self._cache_file = KeyedFiles(folder, prefix, self._impl.filename_base, beside)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Loads what was compiled, without all that numba can compile, which it would import first (and scipy with it);
+        compiling still does so."""
+        codegen = target_context.codegen()
+        codegen.unserialize_library = partial(KeptLibrary.load, codegen)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
+class KeptLibrary(JITCodeLibrary):
+    """Machine code from disk; its bitcode, as long to parse as all else takes, is parsed where it is linked in."""
+
+    _bitcode = b""
+
+    @classmethod
+    def load(cls, codegen: Any, state: tuple[str, str, tuple[bytes, bytes]]) -> KeptLibrary:
+        """The library that `serialize_using_object_code` has written."""
+        library = cls(codegen, state[0])
+        code, library._bitcode = state[2]
+        library.enable_object_caching()
+        library._set_compiled_object(code)
+        library._finalize_final_module()
+        return library
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Address of one of its functions; 0: it has none of this name."""
+        return self._codegen._engine.get_function_address(name)
+
+    def _get_module_for_linking(self) -> Any:
+        self._shared_module = self._shared_module or binding.parse_bitcode(self._bitcode)
+        return self._shared_module
 
 
 class KeyedFiles:
