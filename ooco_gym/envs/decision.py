@@ -242,8 +242,6 @@ def add_spread(ordered, chosen, count, left, low, high):
 
 
 # --- Words: what decisions and actions are called on pages and in pictures -----------------
-_FLAG = "1 where"  # how the meaning of a feature begins that is 1 or 0
-_MOST_SHARE = 2.0  # limit above which a share is a count over its limit: evictions, interruptions
 PARTNER = "do what the partner would do"
 
 
@@ -254,19 +252,6 @@ def actual(feature: Feature, value: float) -> float:
     if feature.scale == "signed log":
         return float(np.copysign(np.expm1(abs(value) * np.log1p(feature.limit)), value))
     return value * feature.limit if feature.scale == "linear" else value
-
-
-def is_flag(feature: Feature) -> bool:
-    """Whether a feature says yes or no, as 1 or 0."""
-    return feature.meaning.startswith(_FLAG)
-
-
-def in_unit(feature: Feature, value: float) -> tuple[float, str]:
-    """The figure behind an observed value, and its unit as people read it: of shares '%', of counts and flags ''."""
-    figure = actual(feature, value)
-    if feature.unit != "share":
-        return figure, feature.unit
-    return (100.0 * figure, "%") if feature.limit <= _MOST_SHARE and not is_flag(feature) else (figure, "")
 
 
 def meaning(decision: str, action: int, partner: str = "the partner") -> str:

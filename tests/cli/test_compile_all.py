@@ -47,7 +47,7 @@ WORDS = [[*f"{line} out={line.partition(' ')[0]}".split()] for line in (
     f"agent.imitate.rule=null agent.scale_decisions=64 validation.windows=1 {SHORT}",
     f"evaluate env=gating policies=[ooco,always] episodes=6 workers=1 {SHORT}",
     "export policy=learned_deadline checks=50",
-    f"explain policy={NETWORK} fit_windows=2 episodes=2 decisions=200 repeats=1 window_s=20 warmup_s=5",
+    f"explain policy={NETWORK} episodes=2 decisions=200 repeats=1 window_s=20 warmup_s=5",
     f"tune env=gating trials=4 windows=2 window_s=20 warmup_s=5 validation.windows=2 {SHORT}")]
 
 
