@@ -34,3 +34,13 @@ def test_names_of_the_package_are_found_when_they_are_asked_for():
     assert said("import ooco_gym\nprint(ooco_gym.Scenario.__name__, ooco_gym.envs.__name__, ooco_gym.Cluster.__name__)"
                 ) == ["Scenario", "ooco_gym.envs", "Cluster"]
     assert said("import ooco_gym\nprint(hasattr(ooco_gym, 'nothing'))") == ["False"]
+
+
+def test_a_run_of_one_seed_loads_what_it_needs_alone(tmp_path):
+    """One seed has no interval to bootstrap, its page no plot of Plotly's, and what was compiled before no compiler."""
+    run = f"main(['simulate', 'duration_s=10', 'rate_scale=0.01', {f'out={tmp_path}'!r}])"
+    heavy = ("scipy.stats", "scipy.special", "scipy.linalg", "plotly", "pyarrow.compute", "pyarrow.dataset", "pandas",
+             "hydra_plugins", "torch", "numba.np.arraymath")
+    code = f"import sys\nfrom ooco_gym.cli import main\nprint({run})\n"
+    said(code)  # compiles what is not compiled yet
+    assert said(f"{code}print([one for one in {heavy} if one in sys.modules])")[-2:] == ["0", "[]"]

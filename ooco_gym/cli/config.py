@@ -7,7 +7,7 @@ last entry of a list given to a group.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import exists, isdir, isfile  # false of what is no name of a file, where Path raises
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,7 +23,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
 from ooco_gym.errors import UserError, nearest
@@ -118,11 +119,6 @@ class Request:
     overrides: list[Override] = field(default_factory=list)
     out: str | None = None
 
-    @property
-    def words(self) -> list[str]:
-        """The overrides as Hydra reads them."""
-        return [str(override.input_line) for override in self.overrides]
-
 
 def key_of(override: Override) -> str:
     """The key that an override sets, without a plus."""
@@ -207,10 +203,13 @@ def _quote(value: str) -> str:
 
 
 # --- Whether they fit -----------------------------------------------------------------------------------------------
-def check(command: Command, request: Request) -> None:
-    """Checks every override against the configuration composed once, with the first choice of each group.
+def check(command: Command, request: Request, words: Sequence[str] = ()) -> DictConfig:
+    """Checks every override against the configuration composed once, with the first choice of each group and `words`.
 
     Hydra composes each point of a sweep before it runs the first of them, and refuses what other choices have not.
+
+    Returns:
+        The configuration, Hydra's own node included, with every value that is not swept.
 
     Raises:
         UserError: the first mistake found: an unknown key, a value of another kind, or what is required is missing.
@@ -223,7 +222,8 @@ def check(command: Command, request: Request) -> None:
             chosen += _choice(command, override)
         else:
             values.append(override)
-    known = dict(_flat(OmegaConf.to_container(hydra.compose(command.name, chosen, return_hydra_config=True))))
+    composed = hydra.compose(command.name, [*words, *chosen], return_hydra_config=True)
+    known = dict(_flat(OmegaConf.to_container(composed)))
     for key in known:
         if "." not in key and key not in {"hydra", *command.keys, *command.groups}:
             presets = " and ".join(word.lstrip("+") for word in chosen if word.startswith("+"))
@@ -241,6 +241,9 @@ def check(command: Command, request: Request) -> None:
             if name != key and (drawn := known.get(f"env.vary.{name}")):
                 raise UserError(f"{override.input_line}: this environment draws {name} anew for each window, from "
                                 f"{drawn}; expected what it draws from: env.vary.{name}=[{override.value()}]")
+    ConfigLoaderImpl._apply_overrides_to_config([one for one in values if not one.is_sweep_override()], composed)
+    composed.hydra.overrides.task = [str(one.input_line) for one in request.overrides if not one.is_hydra_override()]
+    return composed
 
 
 def _choice(command: Command, override: Override) -> list[str]:

@@ -6,15 +6,22 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import hydra
+from hydra import version
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.core.utils import run_job
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import HydraContext
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,14 +38,16 @@ MOST_NAMED = 3  # points that failed alike
 
 # --- Hydra, set up for one command ----------------------------------------------------------------------------------
 @contextmanager
-def session(command: Command) -> Iterator[None]:
+def session(command: Command, request: Request, multirun: bool = False) -> Iterator[None]:
     """Hydra, set up for one command; its errors come out as `UserError`."""
     for plugin in (OocoSource, OocoSearchPath):
-        Plugins.instance().register(plugin)
+        _plugins(False).register(plugin)
+    _plugins(multirun or any(one.is_hydra_override() for one in request.overrides))
     OocoSearchPath.command = command
+    version.setbase("1.3")
     try:
-        with hydra.initialize(config_path=None, job_name=command.name, version_base="1.3"):
-            yield
+        Hydra.create_main_hydra2(command.name, create_config_search_path(None))
+        yield
     except MissingConfigException as error:  # of Hydra's own groups; ours are read by commands.read_choice
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         more = "; installing ooco-gym[sweep] adds joblib, ray and submitit_local" * (group == "hydra/launcher")
@@ -50,9 +59,23 @@ def session(command: Command) -> Iterator[None]:
         GlobalHydra.instance().clear()
 
 
+@cache
+def _plugins(launchers: bool) -> Plugins:
+    """Hydra's plugins; those of other packages, which take a moment to import, where a sweep may want a launcher."""
+    if not launchers:
+        sys.modules["hydra_plugins"] = None  # pyright: ignore[reportArgumentType] (as where none is installed)
+        own = Plugins.instance()
+        del sys.modules["hydra_plugins"]
+        return own
+    with suppress(ModuleNotFoundError):
+        for one in Plugins._scan_all_plugins([import_module("hydra_plugins")])[0]:
+            _plugins(False).register(one)
+    return _plugins(False)
+
+
 def show(command: Command, request: Request) -> None:
     """Prints the configuration that would run; of a sweep what all its runs have in common, the rest by default."""
-    with session(command):
+    with session(command, request):
         check(command, request)
         fixed = [str(one.input_line) for one in request.overrides if not one.is_sweep_override()]
         folder = _folder_of(command, request)
@@ -66,12 +89,12 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     Raises:
         UserError: a mistake in the command line; nothing has been written then.
     """
-    with session(command):
-        check(command, request)
+    with session(command, request, multirun):
+        folder = _folder_of(command, request)
+        cfg = check(command, request, _folders(folder))
         for override in request.overrides:  # what presets do, and how long they take
             if override.key_or_group == PRESETS and (said := command.presets().get(str(override.value()))):
                 print(f"{override.value()}: {said}", file=sys.stderr, flush=True)
-        folder = _folder_of(command, request)
         before = {path for path in (folder, *folder.parents) if os.path.exists(path)}
         before |= set(folder.iterdir()) if os.path.isdir(folder) else set()
         outcomes: list[Outcome] = []
@@ -80,9 +103,9 @@ def run(command: Command, request: Request, multirun: bool) -> int:
             if multirun:
                 outcomes = sweep.play(command, request, folder, _folders(folder))
             else:
-                app: Any = GlobalHydra.instance().hydra  # its public way to run reads `sys.argv` and returns nothing
-                task = Task(command.name, command.function, os.getcwd())
-                outcomes = [app.run(command.name, task, [*_folders(folder), *request.words]).return_value]
+                task, app = Task(command.name, command.function, os.getcwd()), GlobalHydra.instance()
+                context = HydraContext(config_loader=app.config_loader(), callbacks=Callbacks(cfg))
+                outcomes = [run_job(task, cfg, "hydra.run.dir", None, context).return_value]
         finally:
             _tidy(folder, before, [one for one in outcomes if one.code == MISTAKE and not one.left])
     files = outcomes[0].files if not multirun else (FILE,) if (folder / FILE).is_file() else ()

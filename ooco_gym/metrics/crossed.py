@@ -13,15 +13,12 @@ what it calls a task).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.metrics.statistics import CONFIDENCE, RESAMPLES
-
-_CHUNK = 1_000_000  # figures of one draw, which bounds its memory
-Statistic = Callable[..., np.ndarray]
+from ooco_gym.metrics.statistics import CONFIDENCE, RESAMPLES, Statistic, resampled
 
 
 class Estimate(NamedTuple):
@@ -83,26 +80,12 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
     return Estimate(value, float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)))
 
 
-def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """The statistic of each resample, (n_boot, ...): windows are drawn once for all arrays, runs for each."""
-    random = np.random.Generator(np.random.Philox(key=seed))
-    windows = arrays[0].shape[1]
-    chunk = max(1, _CHUNK // max(array.size for array in arrays))
-    found = []
-    for begin in range(0, n_boot, chunk):
-        count = min(chunk, n_boot - begin)
-        columns = random.integers(windows, size=(count, 1, windows))
-        rows = [random.integers(len(array), size=(count, len(array), 1)) for array in arrays]
-        found.append(statistic(*(array[row, columns] for array, row in zip(arrays, rows, strict=True))))
-    return np.concatenate(found)
-
-
 def crossed_tail(values: np.ndarray) -> float:
     """Probability left in each tail of the bootstrap of figures (runs, windows), to cover like Student's t.
 
     Of a single run it is `statistics.expanded_tail` of its windows.
     """
-    from scipy import stats
+    from scipy.special import ndtr, stdtrit
 
     spreads, shares, counts = [], [], []
     for axis in (1, 0):
@@ -116,7 +99,7 @@ def crossed_tail(values: np.ndarray) -> float:
         return 0.5 - CONFIDENCE / 2
     freedom = total**2 / sum(spread**2 / count for spread, count in zip(spreads, counts, strict=True))
     grown = total / sum(spread * share for spread, share in zip(spreads, shares, strict=True))
-    return float(stats.norm.cdf(-stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * math.sqrt(grown)))
+    return float(ndtr(-stdtrit(freedom, 0.5 + CONFIDENCE / 2) * math.sqrt(grown)))
 
 
 def _grid(values: Any) -> np.ndarray:

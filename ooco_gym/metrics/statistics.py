@@ -8,13 +8,15 @@ three seeds the interval spans the seeds themselves, with thirty the correction 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 RESAMPLES, CONFIDENCE = 10_000, 0.95
 ADVISED_SEEDS = 5
-AT_ONCE = 2_000_000  # figures that are resampled at once, of 8 bytes: thousands of seeds would not fit a memory
+_CHUNK = 1_000_000  # figures of one draw, which bounds its memory
+Statistic = Callable[..., np.ndarray]
 
 
 def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
@@ -45,11 +47,22 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
         return mean, math.nan, math.nan
     if np.ptp(figures) == 0.0:
         return mean, mean, mean
-    random, size = np.random.Generator(np.random.Philox(key=seed)), figures.size
-    rows = max(1, AT_ONCE // size)
-    means = [figures[random.integers(size, size=(min(rows, n_boot - begin), size))].mean(axis=-1)
-             for begin in range(0, n_boot, rows)]
-    return mean, *resampled_interval(np.concatenate(means), size)
+    means = resampled([figures[None]], lambda drawn: drawn.mean(axis=(-2, -1)), n_boot, seed)
+    return mean, *resampled_interval(means, figures.size)
+
+
+def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """The statistic of each resample, (n_boot, ...): windows are drawn once for all arrays, runs for each."""
+    random = np.random.Generator(np.random.Philox(key=seed))
+    windows = arrays[0].shape[1]
+    chunk = max(1, _CHUNK // max(array.size for array in arrays))
+    found = []
+    for begin in range(0, n_boot, chunk):
+        count = min(chunk, n_boot - begin)
+        columns = random.integers(windows, size=(count, 1, windows))
+        rows = [random.integers(len(array), size=(count, len(array), 1)) for array in arrays]
+        found.append(statistic(*(array[row, columns] for array, row in zip(arrays, rows, strict=True))))
+    return np.concatenate(found)
 
 
 def spread(values: Any) -> dict[str, Any]:

@@ -448,7 +448,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
 
     return pa.table({
         "id": pa.array(rows.astype(np.int32)),
-        "class": pa.DictionaryArray.from_arrays(pa.array(ids), names).cast(pa.string()),
+        "class": pa.array(np.array(names)[ids], pa.string()),
         **({} if run.class_id is None else {"online": pa.array(chosen["online"] == 1)}),
         "arrival_s": pa.array((chosen["arrival_ps"] - start_ps) / PS_PER_S),
         **columns("prompt_tokens", "output_tokens"),

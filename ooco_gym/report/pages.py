@@ -169,13 +169,14 @@ def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
     """A whole page as HTML: title, a sentence under it, links to the sections, and the sections."""
     from importlib.resources import files
 
-    from plotly.offline import get_plotlyjs
+    style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), ""
+    if any(part.figures for part in sections):
+        from plotly.offline import get_plotlyjs
 
-    style = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8")
+        script = f"<script>{get_plotlyjs()}</script>\n"
     links = " ".join(f'<a href="#s{index}">{html.escape(part.title)}</a>' for index, part in enumerate(sections)
                      if part.title)
     body = "\n".join(_section(index, part) for index, part in enumerate(sections))
-    script = f"<script>{get_plotlyjs()}</script>\n" if any(part.figures for part in sections) else ""
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n"

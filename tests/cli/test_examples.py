@@ -7,9 +7,11 @@ import shlex
 import shutil
 from pathlib import Path
 
+import hydra
 import pytest
+from omegaconf import open_dict
 
-from ooco_gym.cli import main
+from ooco_gym.cli import config, main, run
 from ooco_gym.cli.commands import commands, find
 from ooco_gym.resources import conf_root
 
@@ -27,6 +29,14 @@ def test_every_example_of_a_command_is_one(name: str, tmp_path: Path, monkeypatc
         program, command, *words = shlex.split(line, comments=True)
         assert (program, command) == ("ooco-gym", name)
         assert main([name, *words, "--cfg", "job"]) == 0, capsys.readouterr().err
+        flags = [word for word in words if word in ("-m", "--multirun")]
+        request = config.read(find(name), [word for word in words if word not in flags], multirun=bool(flags))
+        if not flags:  # what runs was composed before values were set in it
+            with run.session(find(name), request):
+                runs = config.check(find(name), request)
+                with open_dict(runs):
+                    del runs["hydra"]
+                assert runs == hydra.compose(name, [str(one.input_line) for one in request.overrides])
     capsys.readouterr()
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out.partition("Keys and their defaults")
