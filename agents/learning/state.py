@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import random
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import pyarrow as pa
 import torch
 from stable_baselines3.common.logger import CSVOutputFormat
 
@@ -24,7 +24,7 @@ from agents.policies.runs import STATE_FILE, SUMMARY_FILE, mapping_or_empty
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 
-_SCHEMA = "ooco-gym/resume/7"
+_SCHEMA = "ooco-gym/resume/8"
 
 
 def write_state(out: Path, model: Any, callbacks: Sequence[Any], trainer: Mapping[str, Any]) -> None:
@@ -44,8 +44,8 @@ def write_state(out: Path, model: Any, callbacks: Sequence[Any], trainer: Mappin
                    "excluded": {key: logger.name_to_excluded[key] for key in waiting}},
         "trainer": dict(trainer),
     }
-    with atomic_write(out / STATE_FILE) as temporary:
-        temporary.write_bytes(zlib.compress(cloudpickle.dumps(state), 1))
+    with atomic_write(out / STATE_FILE) as temporary, pa.output_stream(temporary, compression="zstd") as stream:
+        stream.write(cloudpickle.dumps(state))
 
 
 def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
     out = Path(config["out"])
     path = out / STATE_FILE
     try:
-        state = cloudpickle.loads(zlib.decompress(path.read_bytes()))
+        state = cloudpickle.loads(pa.input_stream(path, compression="zstd").read())
         if state["schema"] != _SCHEMA:
             raise ValueError(f"schema {state['schema']}, not {_SCHEMA}")
     except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
