@@ -21,7 +21,7 @@ from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.report.terminal import remark
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
+from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of, slo_ps
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.workload import Trace, Turns, close_sessions, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
@@ -165,6 +165,7 @@ class Simulation:
             self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
         self.terms = rules = rules_of(self.scenario, trace)
+        self.ttft_slo_ps = slo_ps(trace, trace.ttft_slo_s, rules.ttft_s)  # as clients are promised it
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
         _check_architecture(chosen, self.scenario.cluster)
         self.policy = prepared(profiled(chosen, self.scenario), facts_of(machines, trace, rules))
@@ -178,8 +179,9 @@ class Simulation:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
         if rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
-            self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
-                           f"engine has no asynchronous scheduling, which engine_clock={rules.engine_clock.name} has",)
+            self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own engine "
+                           f"has no asynchronous scheduling. The host times of engine_clock={rules.engine_clock.name} "
+                           "are those of an engine that has; without, an iteration takes longer than here",)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         self.rules = self.policy.hooks()
@@ -317,7 +319,7 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     computed.append(computed_tokens(state.requests))  # the second, where the window had no end of its own
     samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
-              seen_by_clients(state.requests, simulation.terms.engine_clock), state.instances,
+              seen_by_clients(state.requests, simulation.terms.engine_clock, simulation.ttft_slo_ps), state.instances,
               state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None,
@@ -327,13 +329,14 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     return run
 
 
-def seen_by_clients(requests: np.ndarray, clock: EngineClock) -> np.ndarray:
-    """Requests (`REQUEST`) with the front end's time in what their clients see: all tokens come so much later."""
+def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.ndarray) -> np.ndarray:
+    """Requests (`REQUEST`) with the front end's time in what their clients see: all tokens come so much later, and
+    the whole of their TTFT SLO counts, int64[n]."""
     frontend_ps = clock.frontend_ps(requests["prompt_tokens"])
     if not frontend_ps.any():
         return requests
     requests = requests.copy()
-    requests["ttft_slo_ps"] += frontend_ps
+    requests["ttft_slo_ps"] = ttft_slo_ps
     for name in ("first_token_ps", "last_token_ps", "first_decode_ps", "finish_ps"):
         requests[name] += np.where(requests[name] > 0, frontend_ps, 0)
     return requests

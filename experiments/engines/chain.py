@@ -151,7 +151,7 @@ def doubts(found: dict[str, float], what: str) -> list[str]:
 
 def held_out(rows: dict[str, np.ndarray]) -> dict[str, float]:
     """Errors on each pass of the design by a fit to the others (a pass has sizes of its own)."""
-    passes = np.unique(rows["repeat"])
+    passes = np.unique(rows["repeat"]) if "repeat" in rows else ()
     if len(passes) < 2:
         return {}
     parts = [errors(fit_iterations(select(rows, rows["repeat"] != number)), select(rows, rows["repeat"] == number))

@@ -179,7 +179,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def _others(cfg: DictConfig) -> list[Recorded]:
     """Further runs of the same engine."""
-    return [read_run(Path(str(folder)).expanduser().absolute()) for folder in cfg.also or ()]
+    folders = [cfg.also] if isinstance(cfg.also, str) else cfg.also or ()
+    return [read_run(Path(str(folder)).expanduser().absolute()) for folder in folders]
 
 
 def fit_host(runs: list[Recorded], chip: str, model: Any, timings: list[str], out: Path) -> dict[str, Foreseen]:

@@ -66,6 +66,9 @@ class EngineClock:
                 if not is_number(number) or not 0 <= number <= LONGEST_S:
                     raise UserError(f"engine_clock: {field.name}={number!r} must be a number of seconds from 0 to "
                                     f"{LONGEST_S:g}")
+        for key in ("name", "source"):
+            if not isinstance(raw.get(key, ""), str):
+                raise UserError(f"engine_clock: {key}={raw[key]!r} must be text")
         if not isinstance(raw.get("async_scheduling", False), bool):
             raise UserError(f"engine_clock: async_scheduling={raw['async_scheduling']!r} must be true or false")
         whole_number("engine_clock: template_tokens", raw.get("template_tokens", 0), 0, MOST_TEMPLATE_TOKENS)

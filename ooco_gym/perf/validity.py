@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.resources import load_yaml
+from ooco_gym.resources import load_yaml, names
 
 FILE = "validity"  # of conf: chips to forms to errors in percent, which `make validity` writes
 
@@ -16,8 +17,17 @@ def clock_line(deployments: Iterable[Deployment], clock: EngineClock) -> str:
     """The timing form and the engine's clock in use, and how far off they are on each chip, in words."""
     measured, found = load_yaml("", FILE), list(deployments)
     forms = " and ".join(dict.fromkeys(one.timing for one in found))
-    chips = dict.fromkeys(f"{one.chip.name}: {_errors(one, clock.name, measured)}" for one in found)
+    preset = _preset(clock)
+    chips = dict.fromkeys(f"{one.chip.name}: {_errors(one, preset, measured)}" for one in found)
     return f"clock: timing={forms}, engine clock {clock.name}; {'; '.join(chips)} (docs/validity.md)"
+
+
+def _preset(clock: EngineClock) -> str:
+    """Name of the preset that has a clock's figures, whatever the clock is called; '' where none has."""
+    for name in names("engine_clock"):
+        if replace(EngineClock.load(name), name=clock.name, source=clock.source) == clock:
+            return name
+    return ""
 
 
 def _errors(deployment: Deployment, clock: str, measured: Mapping[str, Any]) -> str:

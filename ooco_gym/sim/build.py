@@ -285,6 +285,12 @@ def _fill_links(state: s.State, relaxed: int, rules: Rules) -> None:
     state.heap[2] = -1
 
 
+def slo_ps(trace: Trace, own_s: np.ndarray | None, default_s: float) -> np.ndarray:
+    """An SLO of each of a trace's n requests, its own or else the default, in ps: int64[n]."""
+    seconds = np.full(len(trace), default_s) if own_s is None else np.where(np.isnan(own_s), default_s, own_s)
+    return np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
+
+
 def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[float, float],
                    class_blind: bool, waits: np.ndarray) -> None:
     """Fills what is known of each request; `waits` (bool[n]) says which arrive after another one has finished."""
@@ -295,12 +301,9 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
     requests["output_tokens"] = trace.output_tokens
     requests["online"] = trace.online
     requests["urgent"] = 1 if class_blind else trace.online
-    for key, own, default in (("ttft_slo_ps", trace.ttft_slo_s, rules.ttft_s),
-                              ("tpot_slo_ps", trace.tpot_slo_s, rules.tpot_s)):
-        seconds = np.full(len(trace), default) if own is None else np.where(np.isnan(own), default, own)
-        requests[key] = np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
+    requests["tpot_slo_ps"] = slo_ps(trace, trace.tpot_slo_s, rules.tpot_s)
     frontend_ps = rules.engine_clock.frontend_ps(trace.prompt_tokens)
-    requests["ttft_slo_ps"] = np.maximum(requests["ttft_slo_ps"] - frontend_ps, 1)  # what is left of it to the engine
+    requests["ttft_slo_ps"] = np.maximum(slo_ps(trace, trace.ttft_slo_s, rules.ttft_s) - frontend_ps, 1)
     # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
     requests["tpot_slo_ps"] = np.minimum(requests["tpot_slo_ps"], s.NEVER // requests["output_tokens"].astype(np.int64))
     if trace.deadline_s is not None:

@@ -64,7 +64,7 @@ def test_environments_figures_and_claims_keep_the_papers_form() -> None:
 @pytest.mark.parametrize(("chip", "timing", "clock", "said"), [
     ("h100", "extended", None, r"clock: timing=extended, engine clock none; h100: iterations \d\.\d % off in the mean, "
                                r"vLLM 0\.32\.0 served again TTFT −\d+ %, TPOT −\d+ % \(docs/validity\.md\)"),
-    ("h100", "extended", "vllm_eager_async", r".*engine clock vllm_eager_async; .*TTFT −\d+ %, TPOT \+\d+ %.*"),
+    ("h100", "extended", "vllm_eager_async", r".*engine clock vllm_eager_async; .*TTFT [+−]\d+ %, TPOT \+\d+ %.*"),
     ("h100", "extended", {"decode_s": 0.001}, r".*engine clock custom; .*, not held against an engine with .*"),
     ("rtx4090", "extended", None, r".*; rtx4090: MAPE 3\.4 %.*, vLLM 0\.19\.0 served again TTFT −3 %, TPOT −4 %.*"),
     ("ascend_910c", "ooco", None, r".*: not held against measured iterations, not held against an engine.*"),
