@@ -179,8 +179,8 @@ class Simulation:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
         if rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
-            self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own engine "
-                           f"has no asynchronous scheduling. The host times of engine_clock={rules.engine_clock.name} "
+            self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
+                           f"engine has no asynchronous scheduling. The host times of engine_clock={rules.engine_clock.name} "
                            "are those of an engine that has; without, an iteration takes longer than here",)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
