@@ -180,8 +180,9 @@ class Simulation:
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
         if rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
             self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
-                           f"engine has no asynchronous scheduling. The host times of engine_clock={rules.engine_clock.name} "
-                           "are those of an engine that has; without, an iteration takes longer than here",)
+                           "engine has no asynchronous scheduling. The host times of "
+                           f"engine_clock={rules.engine_clock.name} are those of an engine that has; without, an "
+                           "iteration takes longer than here",)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         self.rules = self.policy.hooks()
