@@ -1,7 +1,7 @@
 """`ooco-gym compile`: compiles all that commands and environments use, once, so that none of them waits for it.
 
-A function is compiled as its module is imported, and kept on disk (`ooco_gym.compile.jit`). Here every module that has
-such functions is imported, in two processes.
+What is compiled is kept on disk (`ooco_gym.compile.jit`). One process imports every module that has compiled functions,
+and lowers what most of these are built on; workers that are copies of it compile them, a module at a time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.compile import notice
+from ooco_gym.compile import compile_later, notice
 from ooco_gym.errors import EXTRAS, UserError, is_whole
-from ooco_gym.jobs import cores, processes
+from ooco_gym.jobs import cores, pool
 from ooco_gym.report.terminal import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baselines", "ooco_gym", "agents", "experiments")
-FIRST = ("ooco_gym.envs.stepping", "ooco_gym.policy.mixed")  # what all others are built on: one for each process
+PREPARED = "ooco_gym.commands.compiling"  # prepares a worker as it is imported
+FIRST = ("ooco_gym.sim.loop", "ooco_gym.policy.mixed", "ooco_gym.envs.stepping",  # the heaviest
+         "ooco_gym.compile.references")  # builds some
 _COMPILES = re.compile(r"^@(jit|hook|step_kernel)\b|= jit\(", re.MULTILINE)
 
 
@@ -44,31 +46,36 @@ def main(cfg: Any) -> dict[str, Any]:
 def compile_all(workers: int | None = None) -> int:
     """Compiles what is not on disk yet, and returns how many functions that were."""
     names, functions = modules(), 0
-    with processes(workers or min(len(FIRST), cores())) as pool, progress("compiling", total=len(names)) as bar:
-        for one in as_completed([pool.submit(compile_module, name) for name in names]):
+    executor = pool(workers or min(2, cores()), (PREPARED,))
+    with executor, progress("compiling", total=len(names)) as bar:
+        for one in as_completed([executor.submit(compile_module, name) for name in names]):
             functions += one.result()
             bar.advance()
     return functions
 
 
 def modules() -> list[str]:
-    """Names of the modules that have compiled functions, in the order in which they are compiled.
-
-    Of the policies, whose files are reversed, only the last imports the event loop: another process is at it meanwhile.
-    """
-    found = [path for package in PACKAGES
-             for path in sorted((ROOT / package).rglob("*.py"), reverse=package == "baselines")
+    """Names of the modules that have compiled functions, in the order in which they are compiled: the longest first."""
+    found = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
              if _COMPILES.search(path.read_text(encoding="utf-8"))]
+    found.sort(key=lambda path: (-path.stat().st_size, path))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
     return [*FIRST, *(name for name in names if name not in FIRST)]
 
 
+def import_all() -> None:
+    """Imports all modules that have compiled functions, but for those of extras that are not installed."""
+    for name in modules():
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in EXTRAS:  # nothing that is installed uses it
+                raise
+
+
 def compile_module(name: str) -> int:
-    """Compiles the functions of a module; returns how many of it, and of what it imports, were not on disk yet."""
+    """Compiles the functions of a module; returns how many were not on disk yet."""
+    import_module(PREPARED)
     before = notice.compiled()
-    try:
-        import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRAS:  # nothing that is installed uses it
-            raise
+    compile_later(name)
     return notice.compiled() - before

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite.binding import ffi
@@ -20,7 +21,7 @@ from numba.core import cgutils, typeinfer, types
 from numba.core.dispatcher import Dispatcher
 
 from ooco_gym.compile.notice import watch
-from ooco_gym.compile.parts import PartCompiler
+from ooco_gym.compile.parts import PartCompiler, WholeCompiler
 from ooco_gym.compile.source_cache import SourceCache, note_not_kept
 
 watch()
@@ -29,20 +30,21 @@ watch()
 ffi.lib._fntab.setdefault("__dict__", {})
 
 
-def jit(signature: Any = None, **options: Any) -> Any:
+def jit(signature: Any = None, later: bool = False, **options: Any) -> Any:
     """Compiles a function with numba and keeps the result on disk until one of its sources changes.
 
     Args:
-        signature: a numba signature (or several in a list): compiled, or loaded, at once. None: at the first call of
-            each combination of argument types. Also usable bare, as `@jit`.
+        signature: a numba signature: compiled, or loaded, at once. None: at the first call of each combination of
+            argument types. Also usable bare, as `@jit`.
+        later: with a signature, too, as it is first called or its address is asked for.
         **options: as of `numba.njit`.
 
     Returns:
         A decorator, or the compiled function where used bare.
     """
     if inspect.isfunction(signature):
-        return _compile(signature, None, options)
-    return lambda function: _compile(function, signature, options)
+        return _compile(signature, None, later, options)
+    return lambda function: _compile(function, signature, later, options)
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -99,8 +101,8 @@ def function_at(function_type: Any) -> Any:
     return value
 
 
-def _compile(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
-    options = {"_nrt": False, **options}            # no reference counts: the core allocates nothing
+def _compile(function: Callable[..., Any], signature: Any, later: bool, options: dict[str, Any]) -> Any:
+    options = {"_nrt": False, "pipeline_class": WholeCompiler, **options}  # no counts of references
     compiled = njit(**options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
@@ -110,9 +112,40 @@ def _compile(function: Callable[..., Any], signature: Any, options: dict[str, An
         except (OSError, RuntimeError) as error:    # no folder to write to
             note_not_kept(str(error))
     if signature is not None:
-        # What numba.jit does with signatures; it must come after the cache is in place.
-        with typeinfer.register_dispatcher(compiled):
-            for one in signature if isinstance(signature, list) else [signature]:
-                compiled.compile(one)
-            compiled.disable_compile()
+        if later or _ALL_LATER:
+            _LATER.setdefault(function.__module__, []).append((compiled, signature))
+        else:
+            _compile_now(compiled, signature)
     return compiled
+
+
+_LATER: dict[str, list[tuple[Any, Any]]] = {}  # by module: functions that wait, with their signatures
+_ALL_LATER: list[bool] = []
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """What modules that are imported in this block have to compile is left to `compile_later`."""
+    _ALL_LATER.append(True)
+    try:
+        yield
+    finally:
+        _ALL_LATER.pop()
+
+
+def compile_later(module: str) -> None:
+    """Compiles what a module has and nothing has asked for yet."""
+    for compiled, signature in _LATER.pop(module, ()):
+        _compile_now(compiled, signature)
+
+
+def _compile_now(compiled: Any, signature: Any) -> None:
+    # What numba.jit does with signatures; it must come after the cache is in place.
+    with typeinfer.register_dispatcher(compiled):
+        compiled.compile(signature)
+        compiled.disable_compile()
+
+
+def lower_parts(compiled: Any, signature: Any) -> None:
+    """Types and lowers the parts of a function, for all in this process that have them, and not the function itself."""
+    _part(compiled.py_func, inline=False).compile(signature)

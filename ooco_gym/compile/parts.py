@@ -1,30 +1,79 @@
 """Functions that are compiled only together with their callers (`ooco_gym.compile.inner`, `inlined`).
 
 For every compiled function numba links in all that it calls, optimises the whole and makes machine code of it: what is
-called at the fifth level five times over. A part is typed and lowered, but neither optimised nor made machine code of
-by itself. What Python calls holds a copy of it, and is optimised once.
+called at the fifth level five times over. A part is typed and lowered, but neither linked, nor optimised as a whole,
+nor made machine code of by itself. What Python calls links in each part that it needs once, and is optimised once.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from llvmlite import binding
 from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]
+from numba.core import errors, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
 from numba.core.compiler_machinery import register_pass
 from numba.core.typed_passes import NativeLowering
 
+# Passes that change nothing of a function without closures and without numba's own syntax, but go through all of it.
+NEEDLESS = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.RewriteDynamicRaises,
+            untyped_passes.MakeFunctionToJitFunction, untyped_passes.InlineInlinables,
+            untyped_passes.FindLiterallyCalls, untyped_passes.LiteralUnroll,
+            untyped_passes.LiteralPropagationSubPipelinePass, typed_passes.NopythonRewrites,
+            typed_passes.DumpParforDiagnostics)
+OWN_SYNTAX = {"literal_unroll", "literally", "objmode", "array"}
+
+# Numba asks for forgiveness: compiling raises errors by the ten thousand that nobody sees, and colours each.
+errors.termcolor()._markup = lambda words, *_: words
+
+
+def _relink(module: Any, old: Any, new: Any) -> None:
+    """Changes the linkage of functions; of *once* the linker would leave out what is called by code linked in later."""
+    for function in module.functions:
+        if not function.is_declaration and function.linkage == old:
+            function.linkage = new
+
 
 class Part(JITCodeLibrary):
-    """The code of a part and of all that it calls, to be linked into its callers."""
+    """The code of a part alone, to be linked into what calls it, beside all that it calls (`needs`)."""
+
+    def finalize(self) -> None:
+        """Nothing is linked in, optimised or made machine code of: that is left to the callers."""
+        _relink(self._final_module, binding.Linkage.external, binding.Linkage.weak_odr)
+        self._finalized = True
+
+    def needs(self) -> list[Any]:
+        """This library and those of all that its code calls, each once."""
+        return list(dict.fromkeys([self, *self._linking_libraries]))
+
+    def _get_module_for_linking(self) -> Any:
+        return self._final_module
+
+
+class Whole(JITCodeLibrary):
+    """The code of what Python calls, with all of its parts."""
 
     def _optimize_final_module(self) -> None:
-        """Left to the callers."""
+        """Without numba's passes that bring counts of references together first: there are none."""
+        _relink(self._final_module, binding.Linkage.weak_odr, binding.Linkage.linkonce_odr)
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
 
-    def _finalize_final_module(self) -> None:
-        """No machine code is made of it."""
-        self._finalized = True
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class WholeLowering(NativeLowering):
+    """Lowers a function into a `Whole`."""
+
+    _name = "ooco_gym_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        """As numba's own."""
+        state.library = Whole(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return super().run_pass(state)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -40,21 +89,36 @@ class PartLowering(NativeLowering):
         flags, state.flags = state.flags, state.flags.copy()
         state.flags.no_compile = True
         super().run_pass(state)
+        state.library.finalize()
         state.flags, lowered = flags, state.cr
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (state.library,))
-        state.targetctx.insert_user_function(key, lowered.fndesc, [state.library])
+        state.targetctx.insert_user_function(key, lowered.fndesc, state.library.needs())
         state.cr = _LowerResult(lowered.fndesc, lowered.call_helper, cfunc=key, env=lowered.env)
         return True
 
 
-class PartCompiler(CompilerBase):
-    """Numba's pipeline for compiled functions, but for the lowering."""
+class WholeCompiler(CompilerBase):
+    """Numba's pipeline for compiled functions, but for the lowering and for what goes through a function in vain."""
+
+    lowering = WholeLowering
 
     def define_pipelines(self) -> list[Any]:
         """Returns the one pipeline."""
-        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        place = next(i for i, (one, _) in enumerate(passes.passes) if one is NativeLowering)
-        passes.passes[place] = (PartLowering, "lowering of a part")
-        passes._finalized = False
+        code = self.state.func_id.code
+        plain = not (OWN_SYNTAX & {*code.co_names} or any(inspect.iscode(one) for one in code.co_consts))
+        passes, pruned = DefaultPassBuilder.define_nopython_pipeline(self.state), 0
+        kept = []
+        for one, words in passes.passes:
+            pruned += one is untyped_passes.DeadBranchPrune
+            if plain and (one in NEEDLESS or (one is untyped_passes.DeadBranchPrune and pruned > 1)):
+                continue
+            kept.append((self.lowering, words) if one is NativeLowering else (one, words))
+        passes.passes, passes._finalized = kept, False
         passes.finalize()
         return [passes]
+
+
+class PartCompiler(WholeCompiler):
+    """The same for a part."""
+
+    lowering = PartLowering

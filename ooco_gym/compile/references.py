@@ -63,20 +63,39 @@ class ReferenceAttributes(AttributeTemplate):
 def _load(context: Any, builder: Any, kind: Reference, value: Any, attr: str) -> Any:
     place = kind.target.fields.index(attr)
     whole = builder.bitcast(value, context.get_value_type(kind.target).as_pointer())
-    return _load_parts(builder, cgutils.gep_inbounds(builder, whole, 0, place))
+    return _load_parts(context, builder, kind.target.types[place], cgutils.gep_inbounds(builder, whole, 0, place))
 
 
-def _load_parts(builder: Any, pointer: Any) -> Any:
-    """Loads word by word: so that only what is used is loaded, and, as it is the same at any time, once."""
-    kind = pointer.type.pointee
-    if not isinstance(kind, (ir.BaseStructType, ir.ArrayType)):
-        loaded = builder.load(pointer)
-        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
-        return loaded
-    whole = cgutils.get_null_value(kind)
-    for part in range(len(getattr(kind, "elements"))):  # noqa: B009 (of structs and arrays, in llvmlite's own words)
-        whole = builder.insert_value(whole, _load_parts(builder, cgutils.gep_inbounds(builder, pointer, 0, part)), part)
+def _load_parts(context: Any, builder: Any, kind: Any, pointer: Any) -> Any:
+    """Loads word by word, so that only what is used is loaded, and, as it is the same at any time, once. What is known
+    of every array in one piece, such as its last stride, is not loaded at all."""
+    if not isinstance(kind, types.Array):
+        return _load_word(builder, pointer)
+    assert kind.layout == "C"
+    words, last = pointer.type.pointee.elements, kind.ndim - 1  # of meminfo, parent, nitems, itemsize, data, …
+    size = context.get_constant(types.intp, _bytes_of(context, kind.dtype))
+    shape = [_load_word(builder, cgutils.gep_inbounds(builder, pointer, 0, 5, i)) for i in range(kind.ndim)]
+    items = shape[0] if last == 0 else _load_word(builder, cgutils.gep_inbounds(builder, pointer, 0, 2))
+    known = [*(ir.Constant(word, None) for word in words[:6]), ir.Constant(words[6], [size] * kind.ndim)]
+    known[3] = size
+    whole = builder.insert_value(ir.Constant(ir.LiteralStructType(words), known), items, 2)
+    whole = builder.insert_value(whole, _load_word(builder, cgutils.gep_inbounds(builder, pointer, 0, 4)), 4)
+    for i, word in enumerate(shape):
+        whole = builder.insert_value(whole, word, (5, i))
+    for i in range(last):
+        stride = _load_word(builder, cgutils.gep_inbounds(builder, pointer, 0, 6, i))
+        whole = builder.insert_value(whole, stride, (6, i))
     return whole
+
+
+def _bytes_of(context: Any, kind: Any) -> int:
+    return kind.size if isinstance(kind, types.Record) else context.get_abi_sizeof(context.get_data_type(kind))
+
+
+def _load_word(builder: Any, pointer: Any) -> Any:
+    loaded = builder.load(pointer)
+    loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return loaded
 
 
 @intrinsic

@@ -57,7 +57,7 @@ POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
 
 
 def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:
-    """Compiles a rule for a decision point, eagerly and cached on disk.
+    """Compiles a rule for a decision point as a simulation first asks for it, cached on disk.
 
     The result is a value that the event loop takes; from Python it is called through `call_rule`.
 
@@ -72,7 +72,7 @@ def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]
         raise ValueError(f"{point!r} is not one of the decision points")
 
     def compiled(function: Callable[..., int]) -> Any:
-        rule = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(function)
+        rule = jit(s.HOOK_SIGNATURE, later=True, no_cpython_wrapper=True)(function)
         rule.flushes = flushes
         return rule
 
@@ -84,7 +84,7 @@ def _ask_outside(view):
     return s.ASK
 
 
-ask_outside = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(_ask_outside)
+ask_outside = jit(s.HOOK_SIGNATURE, later=True, no_cpython_wrapper=True)(_ask_outside)
 
 
 @lru_cache(maxsize=1024)
@@ -97,7 +97,7 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
     return np.array([_address(rule) for rule in rules], np.int64)
 
 
-@jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64))
+@jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64), later=True)
 def _call(state, address, instance, request, count):
     flush_all(refer(state))
     return rule_at(address)(View(refer(state), instance, request, state.picks[:count]))
