@@ -27,7 +27,7 @@ NEEDLESS = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyp
 OWN_SYNTAX = {"literal_unroll", "literally", "objmode", "array"}
 
 # Numba asks for forgiveness: compiling raises errors by the ten thousand that nobody sees, and colours each.
-errors.termcolor()._markup = lambda words, *_: words
+errors.termcolor()._markup = lambda words, *_: words  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _relink(module: Any, old: Any, new: Any) -> None:
@@ -106,14 +106,12 @@ class WholeCompiler(CompilerBase):
         """Returns the one pipeline."""
         code = self.state.func_id.code
         plain = not (OWN_SYNTAX & {*code.co_names} or any(inspect.iscode(one) for one in code.co_consts))
-        passes, pruned = DefaultPassBuilder.define_nopython_pipeline(self.state), 0
-        kept = []
-        for one, words in passes.passes:
-            pruned += one is untyped_passes.DeadBranchPrune
-            if plain and (one in NEEDLESS or (one is untyped_passes.DeadBranchPrune and pruned > 1)):
-                continue
-            kept.append((self.lowering, words) if one is NativeLowering else (one, words))
-        passes.passes, passes._finalized = kept, False
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        if plain:
+            passes.passes = [(one, words) for one, words in passes.passes if one not in NEEDLESS]
+        place = next(i for i, (one, _) in enumerate(passes.passes) if one is NativeLowering)
+        passes.passes[place] = (self.lowering, "lowering")
+        passes._finalized = False
         passes.finalize()
         return [passes]
 
