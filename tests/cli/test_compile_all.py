@@ -22,10 +22,12 @@ def noted(self, key):
 KeyedFiles.load = noted
 """
 ALL = """
-from importlib import import_module
-from ooco_gym.commands.compile import modules
+from ooco_gym.commands.compile import import_all, modules
+from ooco_gym.compile import compile_later, postponed
+with postponed():
+    import_all()
 for name in modules():
-    import_module(name)
+    compile_later(name)
 """
 USED = """
 from ooco_gym.cli import main
