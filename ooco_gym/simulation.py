@@ -178,7 +178,7 @@ class Simulation:
         if rules.offloading_bytes and not self.state.blocks.size:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
-        if rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
+        if chosen.mixed and rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
             self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
                            "engine has no asynchronous scheduling. The host times of "
                            f"engine_clock={rules.engine_clock.name} are those of an engine that has; without, an "

@@ -26,7 +26,7 @@ NEEDLESS = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyp
             typed_passes.DumpParforDiagnostics)
 OWN_SYNTAX = {"literal_unroll", "literally", "objmode", "array"}
 
-# Numba asks for forgiveness: compiling raises errors by the ten thousand that nobody sees, and colours each.
+# Numba asks for forgiveness: compiling raises errors by the ten thousand that are never shown, and colours each.
 errors.termcolor()._markup = lambda words, *_: words  # pyright: ignore[reportAttributeAccessIssue]
 
 
