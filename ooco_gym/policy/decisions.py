@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import address_of, jit
+from ooco_gym.compile import address_of, compile_later, jit
 from ooco_gym.compile.references import refer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import flush_all
@@ -105,4 +105,5 @@ def _call(state, address, instance, request, count):
 
 def call_rule(state: s.State, rule: Any, instance: int, request: int, count: int) -> int:
     """Asks a compiled rule from Python, as the loop would: with State.picks[:count] as candidates."""
+    compile_later(__name__)  # by the signature that is kept, not by what this first call is given
     return int(_call(state, _address(rule), instance, request, count))
