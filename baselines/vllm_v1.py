@@ -58,7 +58,6 @@ def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
     return {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
 
 
-
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
                    compose=schedule_v1, prepare=as_shipped, async_scheduling=SEES_FINISHING)
 vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1,

@@ -135,6 +135,7 @@ def allocate_slots(state, instance, slot, tokens):
     """Schedules `tokens` of a running request in the next iteration, with their memory; False where it is short."""
     request, size = state.requests[np.uint64(slot)], state.config.block_tokens
     reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
+    # Of a cached context a block may have become full: with this token, or, known a step later, with the one before.
     if reach <= request.blocks * size and state.config.bidirectional == 0 and (
             state.config.prefix_caching == 0 or (tokens == 1 and reach % size > 1)):
         request.num_scheduled_tokens += tokens
