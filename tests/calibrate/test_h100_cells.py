@@ -56,8 +56,9 @@ def played(trace: Trace, path: str, policy: dict[str, Any], clock: str, slowness
     late = np.where(begun, first_s, end_s) - sent_s > TTFT_S
     late |= np.where(done, np.where(tokens >= 16, tpot_s > TPOT_S, last_s > due_s), end_s > due_s)
     judged, whole = counted & (done | late | (due_s < end_s)), counted & done
-    return [100 * late[judged].mean(), offline, 1e3 * np.nanmean((first_s - sent_s)[counted]),
-            1e3 * tpot_s[whole & (tokens > 1)].mean(), (last_s - sent_s)[whole].mean()]
+    return [float(one) for one in (
+        100 * late[judged].mean(), offline, 1e3 * np.nanmean((first_s - sent_s)[counted]),
+        1e3 * tpot_s[whole & (tokens > 1)].mean(), (last_s - sent_s)[whole].mean())]
 
 
 @pytest.mark.data
