@@ -18,12 +18,13 @@ that reading: the cap bounds all of a batch, a request that decodes keeps its se
 for one.
 """
 
-from baselines.pools import PREFILL_PARAMS, PREFILL_TOKENS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import flush, least_backlog, lightest_strict, route_by_class, write_urgent
 from ooco_gym.sim import state as s
+
+PREFILL_TOKENS = Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000)
 
 # --- Base P/D -------------------------------------------------------------------------------------------------------
 
@@ -45,7 +46,8 @@ PARAMS = (
     Param("batch_cap", "largest decode batch with offline requests in it; 0: set from cap_share", 0, 65_536),
     Param("cap_share", "batch_cap=0: share of the TPOT SLO that a step at the mean context may fill", 0.01, 2.0),
     Param("interrupt", "stop an offline prefill for an online arrival", choices=("never", "always")),
-    *PREFILL_PARAMS,
+    PREFILL_TOKENS,
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
     Param("at_cap", "what a batch at its cap has online requests do: pause offline ones, or wait for a seat",
           choices=("pause", "wait"), default="pause"),
 )

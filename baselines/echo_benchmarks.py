@@ -20,8 +20,6 @@ SAMPLES = 400  # batches of a kind
 LONGEST_TOKENS = 32_768
 TRIES = 1000  # draws of a batch
 KEPT = 256  # fits, and sets of batches of some 0.3 MB each
-POOLED = ("longest_ps", "mean_ps")  # of T_d, as the paper describes it
-COUNTED = ("base_ps", "request_ps", "longest_ps", "context_ps")  # with a constant, the requests and all contexts
 
 
 class Batches(NamedTuple):
@@ -40,12 +38,12 @@ def fit_mixed(table: CostTable, largest_batch: int, block_tokens: int) -> dict[s
         largest_batch: requests in the largest decode batch benchmarked.
         block_tokens: tokens of a block of the instance's memory, which no benchmark exceeds.
     """
-    found = fit_prefill(table, block_tokens) | fit_decode(table, largest_batch, block_tokens, POOLED)
+    found = fit_prefill(table, block_tokens) | fit_decode(table, largest_batch, block_tokens)
     batches = draw_batches(largest_batch, table.kv_blocks * block_tokens)["mixed"]
     (done, new), features = batches.chunks.astype(np.float64).T, decode_features(batches)
     prefill_ps = np.maximum(found["square_ps"] * ((done + new) ** 2 - done**2) + found["token_ps"] * new,
                             found["least_ps"])
-    decode_ps = found["longest_ps"] * features["longest_ps"] + found["mean_ps"] * features["mean_ps"]
+    decode_ps = found["longest_ps"] * features[:, 0] + found["mean_ps"] * features[:, 1]
     longer, both = np.maximum(prefill_ps, decode_ps), prefill_ps + decode_ps
     hidden = both - longer
     overlap = (hidden * (both - latency_ps(table, batches))).sum() / (hidden**2).sum()
@@ -69,11 +67,11 @@ def fit_prefill(table: CostTable, block_tokens: int) -> dict[str, float]:
 
 
 @lru_cache(KEPT)
-def fit_decode(table: CostTable, largest_batch: int, block_tokens: int, names: tuple[str, ...]) -> dict[str, float]:
-    """Fits T_d, made of the columns `names` (`POOLED` or `COUNTED`), to decode batches."""
+def fit_decode(table: CostTable, largest_batch: int, block_tokens: int) -> dict[str, float]:
+    """Fits T_d to decode batches."""
     batches = draw_batches(largest_batch, table.kv_blocks * block_tokens)["decode"]
-    columns = np.stack([decode_features(batches)[name] for name in names], axis=1)
-    return dict(zip(names, least_squares(columns, latency_ps(table, batches)).tolist(), strict=True))
+    longest_ps, mean_ps = least_squares(decode_features(batches), latency_ps(table, batches)).tolist()
+    return {"longest_ps": longest_ps, "mean_ps": mean_ps}
 
 
 def prompt_lengths(memory_tokens: int) -> np.ndarray:
@@ -82,12 +80,10 @@ def prompt_lengths(memory_tokens: int) -> np.ndarray:
     return np.unique(np.rint(steady(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25))).astype(np.int64))
 
 
-def decode_features(batches: Batches) -> dict[str, np.ndarray]:
-    """What T_d may be made of, by the coefficient's name: float64[n] each."""
-    count = np.array([len(one) for one in batches.contexts], np.float64)
-    total = np.array([one.sum() for one in batches.contexts], np.float64)
-    return {"longest_ps": np.array([one.max(initial=0) for one in batches.contexts], np.float64),
-            "mean_ps": total / count, "base_ps": np.ones(len(count)), "request_ps": count, "context_ps": total}
+def decode_features(batches: Batches) -> np.ndarray:
+    """What T_d is made of: float64[n, 2], the longest and the mean context of each batch."""
+    return np.array([(contexts.max(initial=0), contexts.sum() / len(contexts)) for contexts in batches.contexts],
+                    np.float64)
 
 
 @lru_cache(KEPT)

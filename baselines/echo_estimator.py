@@ -25,12 +25,6 @@ from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 BUCKETS = 4  # the history is kept as sums over quarters of it
 NEWEST, SINCE, USED = 3 * BUCKETS, 3 * BUCKETS + 1, 3 * BUCKETS + 2  # places in State.memory after the quarters' sums
 
-PREFILL_COEFFICIENTS = (  # what the micro-benchmarks find
-    Param("square_ps", "a of T_p, ps a token squared", 0.0),
-    Param("token_ps", "b of T_p, ps a token", 0.0),
-    Param("least_ps", "c of T_p, ps", 0.0),
-)
-LONGEST = Param("longest_ps", "g of T_d, ps a token of the longest context", 0.0)
 PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
     Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
@@ -52,8 +46,10 @@ PARAMS = (
     Param("candidates", "6: waiting offline requests that are looked at for one place", 1, 256),
     Param("prefill_benefit", "3.1: b_p, the worth of a prefilled token", 0.0, 1e6),
     Param("decode_benefit", "3.1: b_d, the worth of a decoded token", 0.0, 1e6),
-    *PREFILL_COEFFICIENTS,
-    LONGEST,
+    Param("square_ps", "a of T_p, ps a token squared; this and those below: what the micro-benchmarks find", 0.0),
+    Param("token_ps", "b of T_p, ps a token", 0.0),
+    Param("least_ps", "c of T_p, ps", 0.0),
+    Param("longest_ps", "g of T_d, ps a token of the longest context", 0.0),
     Param("mean_ps", "d of T_d, ps a token of the mean context", 0.0),
     Param("overlap", "lam of T: 1: the shorter phase hides behind the longer one", 0.0, 1.0),
 )

@@ -6,10 +6,6 @@ it is the sum of their context lengths here.
 The paper profiles the hardware before it is deployed; here the hardware is the cost table of an instance. Mixed
 batches: "varying in the number of requests in different phases, sequence length distributions, and total batch sizes";
 what exactly they are drawn from is ours.
-
-On P/D pools no batch mixes phases: of the seven columns a decode step has four: one, S_d, S_d^2, N_d. Batch sizes are
-drawn log-uniformly, mean contexts within a factor of 4 of the workload's; steps that do not fit the memory, or take
-longer than a bound, are left out: nothing of the kind is scheduled.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ def fit(columns: np.ndarray, latency_ps: np.ndarray) -> np.ndarray:
     return least_squares(columns[:fitted], latency_ps[:fitted], negative=True)
 
 
-# --- Mixed batches (one instance) -----------------------------------------------------------------------------------
 SAMPLES = 100_000  # "over 80,000 samples" (5.4) are fitted, a fifth is held out
 DRAWS = 0x48474E  # key of the draws: the training set is the same in every run
 MOST_PROMPTS = 4  # prefills in one batch
@@ -104,28 +99,3 @@ def trained(table: CostTable, chunk: int, decode_tokens: str) -> np.ndarray:
     decoded = batches.decode_context if decode_tokens == "context" else batches.decodes
     columns = np.stack([np.ones(SAMPLES), prompt, decoded, prompt**2, decoded**2, prefills, batches.decodes], axis=1)
     return fit(columns, latency_ps(table, batches))
-
-
-# --- Decode steps (P/D pools) ---------------------------------------------------------------------------------------
-POOL_DRAWS = 0x48794765  # key of the draws: a profile is the same in every run
-POOL_SAMPLES = 8192
-SPAN = 4.0  # mean contexts from the workload's divided by this to the workload's times this
-
-
-def trained_on_decodes(table: CostTable, most_ps: float, mean_context: float, max_batch: int,
-                       block_tokens: int = 16) -> np.ndarray:
-    """The coefficients of one, S_d, S_d^2 and N_d, float64[4], in ps.
-
-    They are fitted to random decode steps of at most `most_ps` around a mean context that fit the memory of a table.
-    """
-    draws = np.random.Generator(np.random.Philox(POOL_DRAWS))
-    batch = steady(np.exp(draws.uniform(0.0, np.log(max_batch), POOL_SAMPLES))).astype(np.int64)
-    factor = steady(SPAN ** draws.uniform(-1.0, 1.0, POOL_SAMPLES))
-    context = np.maximum(batch, batch * mean_context * factor).astype(np.int64)
-    lines = table.decode_lines[batch]
-    latency = np.maximum(lines[:, 0] + lines[:, 1] * context, lines[:, 2] + lines[:, 3] * context)
-    kept = (context <= table.kv_blocks * block_tokens) & (latency <= most_ps)
-    if np.count_nonzero(kept) < 16:  # an SLO that only the smallest batches keep: profile what there is
-        kept = np.argsort(latency)[:64]
-    tokens = context[kept].astype(np.float64)
-    return fit(np.stack([np.ones_like(tokens), tokens, tokens**2, batch[kept]], axis=1), latency[kept])

@@ -16,7 +16,7 @@ from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import short_name
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.policy import Policy, list_policies, policy_of
+from ooco_gym.policy import Policy, policy_of
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.report.terminal import remark
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
@@ -265,10 +265,8 @@ def _check_architecture(policy: Policy, cluster: Cluster) -> None:
     if policy.mixed == mixed:
         return
     where = f"{short_name(cluster.twin)}, the same chips" if cluster.twin else ("pair_7b", "mixed_7b")[policy.mixed]
-    like = f"{policy.name}_pd"
-    instead = f", or policy={like}, which carries it to {kinds[mixed]}" if like in list_policies() else ""
     raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster.name}' has "
-                    f"{kinds[mixed]}; take cluster={where}{instead}")
+                    f"{kinds[mixed]}; take cluster={where}")
 
 
 def profiled(policy: Policy, scenario: ResolvedScenario) -> Policy:

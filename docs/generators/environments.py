@@ -391,8 +391,7 @@ def _rules() -> list[str]:
     return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
             f"({mixed}) compose whole iterations: they play `batch` ([batching](batching.md)) from the partner's seat, "
             "those that leave it open also `admit` ([admission](admission.md)), most also `reclaim` "
-            "([reclaiming](reclaiming.md)), all of them all of [serving](serving.md); and `hygen_pd` "
-            "and `echo_pd` are their rules carried to pools."]
+            "([reclaiming](reclaiming.md)), all of them all of [serving](serving.md)."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------

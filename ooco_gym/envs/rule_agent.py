@@ -50,7 +50,7 @@ def make_agent(name: str, env: Any) -> RuleAgent:
     """Makes a registered policy an agent of an environment, for example `ooco_gym.make_agent("ooco", env)`.
 
     Args:
-        name: a policy (`ooco`, `echo_pd`, `ooco:interrupt=slack`), or `partner`, which takes the others.
+        name: a policy (`ooco`, `slack`, `ooco:interrupt=slack`), or `partner`, which takes the others.
         env: an environment of ours, wrapped or not, or a native vector of them (`gym.make_vec`).
 
     Raises:

@@ -9,7 +9,6 @@ import pytest
 from harness import Episode, Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterations import iterations
 from numba import types
 
 from baselines.past_future import greatest, output_length
@@ -58,23 +57,6 @@ def test_less_is_computed_again_than_where_the_last_gives_way() -> None:
             for rule in ("last", "least_computed")}
     waste = {rule: int(state.requests["wasted_tokens"].sum()) for rule, state in ends.items()}
     assert 0 < waste["least_computed"] < 0.8 * waste["last"]
-
-
-# --- Shortest predicted job first -----------------------------------------------------------------------------------
-def admissions(setup: Setup) -> list[int]:
-    """The requests in the order in which they first run."""
-    order: list[int] = []
-    for batch in iterations(Episode(setup)):
-        order += [slot for slot in batch if slot not in order]
-    return order
-
-
-def test_the_shortest_is_admitted_first_and_online_ones_before_offline_ones() -> None:
-    rows = [(0.0, 50, tokens, online) for tokens, online in
-            ((30, False), (9, False), (20, True), (40, False), (8, True), (20, False))]
-    setup = setup_of(rows, "sjf", None, sigma=0.0, max_num_seqs=1)
-    lengths = [(not row[3], row[2]) for row in setup.requests]
-    assert [lengths[slot] for slot in admissions(setup)] == sorted(lengths)
 
 
 # --- Past-Future: the past ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_every_pool_policy_plays_a_window(name: str) -> None:
         observation, _, _, over, _ = env.step(action)
 
 
-@pytest.mark.parametrize("name", ["hygen_pd", "partner"])
+@pytest.mark.parametrize("name", ["slack", "partner"])
 def test_an_agent_of_a_vector_answers_each_slot(name: str) -> None:
     env: Any = gym.make_vec(GATING, 2, vectorization_mode="vector_entry_point", **SHORT)
     singles: list[Any] = [gym.make(GATING, **SHORT) for _ in range(2)]
@@ -49,14 +49,14 @@ def test_stable_baselines3_evaluates_a_rule_agent() -> None:
     evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
     env = gym.make(GATING, **SHORT)
     env.reset(seed=3)
-    agent = ooco_gym.make_agent("echo_pd", env)
+    agent = ooco_gym.make_agent("slack", env)
     found, _ = evaluation.evaluate_policy(agent, env, n_eval_episodes=1, return_episode_rewards=True, warn=False)
     assert len(found) == 1
 
 
 @pytest.mark.parametrize(("env", "name", "words"), [
     ("Gating", "oco", "ooco"), ("Gating", "ooco:nothing=1", "nothing"), ("Gating", "vllm_v0", "mixed instances"),
-    ("Packing", "echo_pd", "as the partner instead"), ("Control", "hygen_pd", "settings"),
+    ("Packing", "slack", "as the partner instead"), ("Control", "slack", "settings"),
     ("Gating", 3, "policy's name"),
     ("Gating", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*partner=POLICY"),
 ])

@@ -11,7 +11,7 @@ from ooco_gym import Simulation, UserError
 from ooco_gym.policy import list_policies, policy_of
 from ooco_gym.resources import load_yaml
 
-POOLS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3")
+POOLS = ("ooco", "ooco_xllm", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3")
 HYGEN = "hygen:latency_budget_s=0.045"
 WINDOW = (1, 0)
 def refused(name, policy):

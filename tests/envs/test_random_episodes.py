@@ -20,7 +20,7 @@ from episodes_in_short import at_random, digest, make, play
 print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in sys.argv[2:]}))
 """
 POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16": (0.3, 1.5), "pair_72b": (0.02, 0.3)}
-PARTNERS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "ooco:max_pull=1,interrupt=slack")
+PARTNERS = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=slack")
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
 ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:preempted=swap", "vllm_priority", "echo")
 OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
@@ -57,7 +57,7 @@ def a_scenario(random, name):
     low, high = pools[cluster]
     partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(partners))
     if "Gating" in name and partner == "online_priority":
-        partner = "hygen_pd"
+        partner = "slack"
     few = cluster == "fleet_16"
     return {"scenario": {
         "cluster": cluster, "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),

@@ -22,20 +22,19 @@ SHORT: dict[str, Any] = {"timing": "ooco", "duration_s": 120.0, "warmup_s": 30.0
 PROFILED = "profile_duration_s=60,profile_windows=1,profile_steps=3"
 GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}
 
-POOL_POLICIES = ("always", "base_pd", "echo_pd", "hygen_pd", "learned_gate", "least_urgent", "memory_gate", "never",
+POOL_POLICIES = ("always", "base_pd", "learned_gate", "least_urgent", "memory_gate", "never",
                  "online_priority", "ooco", "ooco_lengths", "ooco_xllm", "random", "slack")
 MIXED_POLICIES = ("adaptive_deadline", "admitter", "bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e",
                   "echo_bs_e_s", "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama",
-                  "past_future", "round_robin", "router", "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf",
+                  "past_future", "round_robin", "router", "sarathi", "sarathi_pp", "vllm_fcfs", "vllm_lcf",
                   "vllm_priority", "vllm_v0", "vllm_v0_priority")
 OPTIONS = {  # policies with parameters that take another way through the rules
     "pools": ("ooco:gate=always", "ooco:gate=never", "ooco:interrupt=slack,max_pull=1", "ooco:layer_resume=1",
-              "ooco:slo_margin=0.6,gate_gain=8.0", "ooco:evict=longest", "ooco:overload=sacrifice",
-              "echo_pd:reserve=off", "hygen_pd:gate_window=1"),
+              "ooco:slo_margin=0.6,gate_gain=8.0", "ooco:evict=longest", "ooco:overload=sacrifice"),
     "mixed": ("vllm_fcfs:prefix_caching=on", "vllm_priority:prefix_caching=on", "sarathi:prefix_caching=on",
               "hygen:latency_budget_s=0.05,prefix_caching=on", "hygen:latency_budget_s=0.05,waiting_order=prefix",
               f"hygen:{PROFILED}", "echo:reserve=off", "echo:selection=fcfs", "echo:kv_priority=lru",
-              "past_future:lengths=exact,outputs_by_class=off", "sjf:sigma=0",
+              "past_future:lengths=exact,outputs_by_class=off",
               "conserve:preemption=always,preempted_kv=swap", "niyama:preempted=recompute,due_from=arrival",
               "vllm_lcf:preempt=least_computed_of_class", "bros:bidirectional=off", "bros:late=last",
               "deadline:prefix_caching=on,waiting_order=prefix,preempted=swap",
@@ -106,7 +105,7 @@ def _conditions() -> Iterator[Case]:
     tiered = {**_made("tiered", "mixed", kv_blocks=1500), "kv_offloading_gib": 2}
     for policy in (one for one in OPTIONS["mixed"] if "prefix_caching=on" in one):
         yield _case(policy, tiered, Load("few_shot", 0.5, 1.0))
-    for policy, cluster in (("ooco", "pair_7b"), ("vllm_priority", "mixed_7b"), ("hygen_pd", "pair_7b")):
+    for policy, cluster in (("ooco", "pair_7b"), ("vllm_priority", "mixed_7b"), ("online_priority", "pair_7b")):
         load = (POOLS | MIXED)[cluster][0]
         yield _case(policy, cluster, load, "biased", predictor={"name": "biased", "factor": 1.1, "noise": 0.05})
         yield _case(policy, {**load_yaml("cluster", cluster), "engine_clock": {"schedule_s": 0.002}}, load,
@@ -133,7 +132,7 @@ def _commands() -> Iterator[Case]:
             ["policy=ooco", "policy.slo_margin=0.8", "cluster=pair_llama2_7b_40g", "online_rate=0.7"],
             ["policy=vllm_priority", "policy.prefix_caching=on", "cluster=mixed_7b", "workload=few_shot",
              "rate_scale=0.3"],
-            ["policy=hygen_pd", "workload=azure_conv+mmlu", "rate_scale=0.05", "jitter=0.05", "slo.tpot_s=0.04"],
+            ["policy=online_priority", "workload=azure_conv+mmlu", "rate_scale=0.05", "jitter=0.05", "slo.tpot_s=0.04"],
             ["policy=echo", "cluster=mixed_7b", "workload=doc_qa", "offline=loogle_short", "rate_scale=0.2",
              "slo=echo"]):
         yield Case("ooco-gym simulate " + " ".join(words), lambda words=words: _command([*words, *common]))

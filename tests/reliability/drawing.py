@@ -20,7 +20,7 @@ CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1
 POINTS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 # What a policy would otherwise look for in test runs of hours, and what costs time alone.
 GIVEN = {"latency_budget_s": (0.0, 0.5), "offline_qps": (0.0, 50.0)}
-FITTED = ("echo", "hygen_pd")
+FITTED = ("echo",)
 LEFT = ("profile_windows", "profile_steps", "profile_duration_s", "profile_seed")
 WORKLOADS = ("azure_conv", "azure_code", "ooc", "sharegpt", "few_shot", "doc_qa", "lmsys", "mooncake")
 POOLS = {"pair_7b": 0.5, "pair_llama2_7b_40g": 0.2, "fleet_16": 1.5}  # most of azure_conv's rate
@@ -202,7 +202,7 @@ def environment(random: Random) -> Case:
         partner, limits = random.choice(OPEN_PARTNERS if "Admission" in name else (*OPEN_PARTNERS, "echo", "sarathi_pp",
                           "vllm_priority", "niyama", "hygen:latency_budget_s=0.04")), ENGINES
     else:
-        partner, limits = random.choice(("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "slack",
+        partner, limits = random.choice(("ooco", "ooco_xllm", "online_priority", "slack",
                                          "ooco:max_pull=1,interrupt=slack")), POOLS
     if any(part in name for part in NEEDS_OOCO):
         partner = random.choice(("ooco", "ooco:slo_margin=0.5"))

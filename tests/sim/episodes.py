@@ -39,11 +39,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "base_pd": {"prefill_tokens": st.sampled_from((512, 2048))},
     "online_priority": {"batch_cap": st.sampled_from((0, 1, 3, 8)), "interrupt": st.sampled_from(("never", "always")),
                         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
-    "hygen_pd": {"decode_share": st.sampled_from((0.3, 0.9)), "prefill_share": st.sampled_from((0.02, 0.5)),
-                 "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
-    "echo_pd": {"slo_share": st.sampled_from((0.3, 0.9)), "prefill_share": st.sampled_from((0.02, 0.5)),
-                "reserve": st.sampled_from(("off", "on")), "gate_window": st.integers(1, 8),
-                "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
 }
 
 

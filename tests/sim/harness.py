@@ -21,7 +21,7 @@ from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.workload import Trace, close_sessions
 
-BASELINES = ("ooco", "memory_gate", "ooco_lengths", "ooco_xllm", "base_pd", "online_priority", "hygen_pd", "echo_pd")
+BASELINES = ("ooco", "memory_gate", "ooco_lengths", "ooco_xllm", "base_pd", "online_priority")
 POINT_NAMES = tuple(point.name for point in POINTS)
 # What a run leaves behind, whichever way it was driven. Links in queues, and what decision counts say, are no result.
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next", "position"))

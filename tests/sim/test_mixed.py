@@ -101,11 +101,10 @@ def test_architectures_do_not_mix() -> None:
     for policy, cluster, said in (
             ("vllm_fcfs", "pair_7b", "mixed instances, but cluster 'pair_7b' has relaxed and strict instances; take "
                                      "cluster=mixed_7b, the same chips"),
-            ("hygen", "pair_h100_8b", "take cluster=mixed_h100_8b, the same chips, or policy=hygen_pd, which carries "
-                                      "it to relaxed and strict instances"),
+            ("hygen", "pair_h100_8b", "take cluster=mixed_h100_8b, the same chips"),
             ("ooco", "mixed_7b", "relaxed and strict instances, but cluster 'mixed_7b' has mixed instances; take "
                                  "cluster=pair_7b, the same chips"),
-            ("hygen_pd", mine, "take cluster=pair_7b"),
+            ("online_priority", mine, "take cluster=pair_7b"),
             ("sarathi", "fleet_16", "take cluster=mixed_7b")):
         with pytest.raises(UserError) as refused:
             Simulation(Scenario(duration_s=60.0, rate_scale=0.1, cluster=cluster), policy)

@@ -193,6 +193,3 @@ def test_mixed_policies_go_by_the_same_predictor() -> None:
     exact, told = (simulate(Scenario(**MIXED, lengths=lengths), policy) for lengths, policy in
                    (("none", "past_future:lengths=exact"), ("true", told_by)))
     assert exact.counters == told.counters
-    own, given = (simulate(Scenario(**MIXED, lengths=lengths), policy) for lengths, policy in
-                  (("none", "sjf:sigma=0"), ("true", "sjf")))
-    assert own.counters == given.counters != simulate(Scenario(**MIXED), "sjf").counters
