@@ -1,6 +1,6 @@
-"""`ooco-gym headroom`: plays heuristics and look-ahead through the same windows, beside a bound (docs/headroom.md).
+"""`ooco-gym headroom`: plays heuristics and a look-ahead through the same windows (docs/headroom.md).
 
-It writes means, paired differences to the best heuristic, shares of the bound, and a verdict.
+It writes means, paired differences to the best heuristic, and a verdict.
 """
 
 from __future__ import annotations
@@ -18,29 +18,24 @@ from agents.environments import check_ours, make_env, split_seeds
 from agents.evaluation.heuristics import RANDOM, Heuristic, by_name, heuristics_of, rule_names
 from agents.evaluation.scoring import feasible_first, interval_note, too_few
 from agents.evaluation.tables import cell
-from agents.lookahead.bound import fluid_bound
 from agents.lookahead.rollout import Rollout
 from agents.settings import group, number, plain, positive_or_null, whole
 from agents.settings import seeds as checked_seeds
-from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import Bar, progress, track
 from ooco_gym.scenario import DAY_S
-from ooco_gym.sim import state as s
-from ooco_gym.simulation import Simulation
 
-BOUND, CLAIRVOYANT = "fluid bound", "clairvoyant rollout"
+CLAIRVOYANT = "clairvoyant rollout"
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Plays `cfg.episodes` windows with all heuristics and look-aheads; writes headroom.md and headroom.json.
+    """Plays `cfg.episodes` windows with all heuristics and the look-ahead; writes headroom.md and headroom.json.
 
     Raises:
-        UserError: a count, a share, a seed, a weight or a rule is none, or no rule answers these decisions.
+        UserError: a count, a share, a seed or a rule is none, or no rule answers these decisions.
     """
     config = plain(cfg)
     started = time.monotonic()
@@ -55,8 +50,8 @@ def main(cfg: Any) -> dict[str, Any]:
     played = {name: [record[name] for record in records] for name in records[0]}
     name = str(config["env"].get("name") or config["env"]["id"])
     summary = {"env": config["env"]["id"], "seeds": list(map(int, seeds)), "episodes": len(windows),
-               **{key: config[key] for key in ("window_s", "every", "horizon_s", "progress", "weights")},
-               **score(played, [rule.name for rule in rules], BOUND, float(config["violation_budget"])),
+               **{key: config[key] for key in ("window_s", "every", "horizon_s", "progress")},
+               **score(played, [rule.name for rule in rules], float(config["violation_budget"])),
                "wall_s": time.monotonic() - started}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
@@ -71,16 +66,12 @@ def main(cfg: Any) -> dict[str, Any]:
 def _check(config: Mapping[str, Any]) -> None:
     """Checks what a user may have got wrong."""
     for key, least in (("episodes", 2), ("workers", 1), ("every", 1)):
-        whole(config, key, least)
+        if key != "every" or config[key] is not None:
+            whole(config, key, least)
     number(config, "violation_budget", most=1.0)
     for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0)):
         number(config, key, most=most)
     positive_or_null(config, "horizon_s", "the end of the episode")
-    weights = config["weights"]
-    if not isinstance(weights, list) or any(
-            not is_number(weight) or weight < 0 for weight in weights) or len(set(weights)) < len(weights):
-        raise UserError(f"weights={weights!r} must be a list of different numbers of at least 0, such as [1.0,4.0]; "
-                        "[] looks ahead nowhere and plays heuristics alone")
 
 
 def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
@@ -106,39 +97,21 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
         bar: is moved on by one in all, and says what plays.
     """
     env, bar = env or make_env(config["env"]).unwrapped, bar or Bar()
-    found, players = {}, [by_name(env, name) for name in (RANDOM, *names)] + look_aheads(config)
+    found: dict[str, Any] = {}
+    players = [by_name(env, name) for name in (RANDOM, *names)]
+    if config["every"] is not None:
+        players.append(look_ahead(config))
     for player in players:
         bar.text(f"seed {window[0]}, window {window[1]}: {player.name}")
         found[player.name] = _play(env, player, window)
         bar.advance(1 / len(players))
-    if config["bound"]:
-        found[BOUND] = {"offline_reference_gpu_s_per_s": bound_of(env, window, float(config["violation_budget"]))}
     return found
 
 
-def look_aheads(config: Mapping[str, Any]) -> list[Heuristic]:
-    """Look-ahead with each of `weights`, as conf/headroom.yaml says."""
-    listed = []
-    for weight in config["weights"]:
-        how = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"]),
-               "every": config["every"]}
-        text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
-        listed.append(Heuristic(CLAIRVOYANT + text, lambda env, how=how: Rollout(env, **how).act))
-    return listed
-
-
-def bound_of(env: Any, window: tuple[int, int], budget: float = VIOLATION_BUDGET) -> float:
-    """The fluid bound of a window, in reference GPU-seconds a second.
-
-    Args:
-        env: the environment, bare; the window is begun anew in it.
-        budget: share of online requests that may miss an SLO.
-    """
-    env.reset(seed=window[0], options={"window": window[1]})
-    simulation = Simulation(env.config.window(*window), env.simulation.policy)
-    start_s, end_s = simulation.window_s
-    simulation.advance(start_s)  # before any decision of the window
-    return fluid_bound(simulation.state, round(end_s * s.PS_PER_S), budget) / env.config.window_s
+def look_ahead(config: Mapping[str, Any]) -> Heuristic:
+    """Look-ahead as conf/headroom.yaml says."""
+    how = {"horizon_s": config["horizon_s"], "progress": float(config["progress"]), "every": config["every"]}
+    return Heuristic(CLAIRVOYANT, lambda env: Rollout(env, **how).act)
 
 
 def _play(env: Any, player: Heuristic, window: tuple[int, int]) -> dict[str, Any]:
@@ -159,17 +132,16 @@ _COMPARED = (SERVICE, VIOLATIONS, REWARD)
 Played = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) -> dict[str, Any]:
+def score(played: Played, heuristics: Sequence[str], budget: float) -> dict[str, Any]:
     """Means with intervals, differences to the best heuristic window by window, and what that says.
 
     The best heuristic has the most offline service of those within the budget (in the mean); if none is, the fewest
-    violations. The verdict is of the clairvoyant rollout with the most service at no more violations than that; its
-    `headroom` is true, false, or None where there are too few windows to say, as its `reason` then does.
+    violations. The verdict is of the clairvoyant rollout, if it has no more violations than that; its `headroom` is
+    true, false, or None where there are too few windows to say, as its `reason` then does.
 
     Args:
         played: name -> one record a window, the same windows for all.
         heuristics: names of those that are heuristics.
-        bound: name of the bound, which has service alone.
         budget: share of online requests that may miss an SLO.
     """
     rows = [{"policy": name, **{metric: _interval(_values(records, metric)) for metric in METRICS
@@ -180,8 +152,6 @@ def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) 
         records = played[row["policy"]]
         row["difference"] = {metric: _interval(_values(records, metric) - _values(played[best], metric))
                              for metric in _COMPARED if metric in records[0]}
-        if bound in played:
-            row["share_of_bound"] = _mean(records, SERVICE) / _mean(played[bound], SERVICE)
     return {"best_heuristic": best, "violation_budget": budget, "rows": rows,
             "decisions_per_s": _mean(played["partner"], "decisions"), "verdict": _verdict(played, rows, best)}
 
@@ -190,13 +160,12 @@ def _verdict(played: Played, rows: Sequence[Mapping[str, Any]], best: str) -> di
     few = too_few(len(played[best]), "windows")
     if few:
         return {"headroom": None, "policy": None, "reason": few}
-    if not any(row["policy"].startswith(CLAIRVOYANT) for row in rows):
+    if CLAIRVOYANT not in played:
         return {"headroom": None, "policy": None, "reason": "nothing looked ahead: heuristics alone"}
     limit = _mean(played[best], VIOLATIONS)
-    fair = [row for row in rows if row["policy"].startswith(CLAIRVOYANT) and row[VIOLATIONS]["mean"] <= limit + 1e-12]
-    if not fair:
-        return {"headroom": False, "policy": None, "reason": "every look-ahead had more violations"}
-    row = max(fair, key=lambda one: one[SERVICE]["mean"])
+    row = next(row for row in rows if row["policy"] == CLAIRVOYANT)
+    if row[VIOLATIONS]["mean"] > limit + 1e-12:
+        return {"headroom": False, "policy": None, "reason": "the look-ahead had more violations"}
     gain = row["difference"][SERVICE]
     return {"headroom": gain["low"] is not None and gain["low"] > 0.0, "policy": row["policy"],
             "relative_gain": gain["mean"] / _mean(played[best], SERVICE) if _mean(played[best], SERVICE) else None,
@@ -218,20 +187,21 @@ def _interval(values: np.ndarray) -> dict[str, float | None]:
             for key, value in (("mean", mean), ("low", low), ("high", high))}
 
 
-_HEAD = ["policy", "offline ref. GPU-s/s", "violations", "reward", "Δ offline ref. GPU-s/s", "Δ violations", "Δ reward",
-         "of bound"]
-_SHOWN, _WHOLE = (0, 1, 2, 3, 4, 7), (0, 4)  # columns at the terminal; of these, those with their intervals
+_HEAD = ["policy", "offline ref. GPU-s/s", "violations", "reward", "Δ offline ref. GPU-s/s", "Δ violations", "Δ reward"]
+_SHOWN, _WHOLE = (0, 1, 2, 3, 4), (0, 4)  # columns at the terminal; of these, those with their intervals
 
 
 def table(summary: Mapping[str, Any]) -> Table:
     """One row a policy, those with the least service first."""
     rows = sorted(summary["rows"], key=lambda row: row[SERVICE]["mean"] if row[SERVICE]["mean"] is not None else 0.0)
     best = summary["best_heuristic"]
-    return Table("", _HEAD, [
-        [row["policy"] + (" (best heuristic)" if row["policy"] == best else ""),
-         *(_cell(row.get(metric), metric) for metric in _COMPARED),
-         *("" if row["policy"] == best else _cell(row["difference"].get(metric), metric) for metric in _COMPARED),
-         f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""] for row in rows], align="l")
+    lines = []
+    for row in rows:
+        is_best = row["policy"] == best
+        differences = [""] * 3 if is_best else [_cell(row["difference"].get(metric), metric) for metric in _COMPARED]
+        lines.append([row["policy"] + " (best heuristic)" * is_best,
+                      *(_cell(row.get(metric), metric) for metric in _COMPARED), *differences])
+    return Table("", _HEAD, lines, align="l")
 
 
 def words(summary: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ policy that improves on the bases once a decision could have had. Play-outs run 
 
 Bases are the partner and plain heuristics (`BASES`). At a decision each legal action is played out with the base in
 force playing on, and beside them each other base from here on; the base that won stays in force until the next look. So
-the rollout, played out to the end of the episode, never gets less reward (by its own weights) than any of
+the rollout, played out to the end of the episode, never gets less reward than any of
 its bases: going on as before, and going on as any base would, are among what it chooses from. Ties go to the partner.
 (Parallel rollout: Chang, Givan and Chong, Discrete Event Dynamic Systems 14, 2004.)
 """
@@ -21,7 +21,6 @@ import numpy as np
 from agents.evaluation.heuristics import SIZED, by_length, decline
 from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs import reward as r
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.playing_out import BASES, DECLINE, HOLD, LONGEST, PARTNER, SCORE, SHORTEST, play_out
 from ooco_gym.errors import UserError, unknown
@@ -29,7 +28,6 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 
 _TIE = 1e-9
-PRICED = ("ttft", "tpot", "burst")  # parts of the reward that the weight of costs multiplies
 
 
 class Rollout:
@@ -37,7 +35,6 @@ class Rollout:
 
     Args:
         horizon_s: seconds of simulated time that are played out; None: to the end of the drain.
-        weight: factor on the reward's parts that are SLO misses, in the rollout's own score.
         every: every k-th decision is looked at, from the first; the base that won the last look takes the others.
         progress: share of their worth credited for unfinished offline requests at a horizon within the window
             (service is paid at completion, so that a short horizon undervalues long requests).
@@ -47,13 +44,11 @@ class Rollout:
         UserError: no base of that name.
     """
 
-    def __init__(self, env: Any, horizon_s: float | None = None, weight: float = 1.0, every: int = 1,
+    def __init__(self, env: Any, horizon_s: float | None = None, every: int = 1,
                  progress: float = 1.0, bases: Sequence[str] | None = None) -> None:
         if env.config.box:
             raise UserError("action=box: looking ahead plays single candidates out; leave action=discrete")
         self.env, self.horizon_s, self.every, self.progress = env, horizon_s, every, progress
-        self.weights = env.config.weights.copy()
-        self.weights[[r.TERMS.index(term) for term in PRICED]] *= weight
         self.bases = bases_of(env, bases)
         self._window: Any = None
         self._clones: Clones | None = None
@@ -110,7 +105,7 @@ class Rollout:
             return
         self._window, self._asked, self._base, self._held = simulation, 0, PARTNER, np.zeros(0, np.int64)
         count = len(BASES) + 2 * max(episodes.buffers.mask.shape[1], 1)
-        self._clones = Clones(episodes, simulation.state, count, self.weights)
+        self._clones = Clones(episodes, simulation.state, count)
 
 
 def bases_of(env: Any, names: Sequence[str] | None) -> list[int]:
@@ -152,25 +147,24 @@ def legal_actions(env: Any, held: np.ndarray) -> np.ndarray:
     return np.array(moves, np.int64)
 
 
-_OWN = (*b.ROWS, "handles", "weights")  # of the buffers: all else is the episodes' own
+_OWN = (*b.ROWS, "handles")  # of the buffers: all else is the episodes' own
 
 
 class Clones:
-    """Room for play-outs of an episode of `episodes`, one an action, with weights of their own.
+    """Room for play-outs of an episode of `episodes`, one an action.
 
     Args:
         episodes: whose partner plays on.
         state: an episode of the configuration; its copies have its sizes.
         count: at most so many actions.
-        weights: float64[parts], of the reward's parts.
     """
 
-    def __init__(self, episodes: Episodes, state: s.State, count: int, weights: np.ndarray) -> None:
+    def __init__(self, episodes: Episodes, state: s.State, count: int) -> None:
         self.count, self._bases = count, np.zeros((2, count), np.int64)
         shared = episodes.buffers
         rows = {name: np.zeros((count, *getattr(shared, name).shape[1:]), getattr(shared, name).dtype)
-                for name in _OWN if name != "weights"}
-        self.buffers = episodes.buffers._replace(**rows, weights=np.array(weights, float))
+                for name in _OWN}
+        self.buffers = episodes.buffers._replace(**rows)
         self._changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
         self._states = [s.copy_state(state) for _ in range(count)]
         self._handles = [s.handle_of(copy) for copy in self._states]

@@ -293,8 +293,7 @@ def _headroom(found: Mapping[str, Any]) -> list[str]:
         chosen = row["policy"] == best
         rows.append((row["policy"] + (" (best heuristic)" if chosen else ""), _figure(row.get(service), ".4g"),
                      _figure(row.get(violations), percent),
-                     "" if chosen else _figure(row["difference"].get(service), "+.4g"),
-                     percent(row["share_of_bound"], 0) if "share_of_bound" in row else ""))
+                     "" if chosen else _figure(row["difference"].get(service), "+.4g")))
     verdict = found["verdict"]
     if verdict["headroom"] is None:
         says = f"{verdict['reason'].capitalize()}."
@@ -305,7 +304,7 @@ def _headroom(found: Mapping[str, Any]) -> list[str]:
     return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
             f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
             table(("policy", "offline reference GPU-seconds per second", "violations",
-                   "difference to the best heuristic", "share of the fluid bound"), rows)]
+                   "difference to the best heuristic"), rows)]
 
 
 def _figure(interval: Mapping[str, float | None] | None, form: Any) -> str:
@@ -359,8 +358,8 @@ def _worth(root: Path) -> list[str]:
     told = " or ".join(f"{count} windows of {seconds:g} s" for count, seconds in sorted(windows))
     return ["## Where choice matters", "",
             f"Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
-            f"on {told} of held-out seeds that all of a row share (`ooco-gym headroom env=… window_s=600 'weights=[]' "
-            "bound=false`). *Chance loses*: the reward by which random actions are behind the best heuristic, over "
+            f"on {told} of held-out seeds that all of a row share (`ooco-gym headroom env=… window_s=600 every=null`). "
+            "*Chance loses*: the reward by which random actions are behind the best heuristic, over "
             "that of its service; above 100 % they break promises. How much more than the best heuristic can be "
             "learned has not been measured in whole episodes; [learned policies](../learned.md) has what has been.",
             "", f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does. **flat**: "
