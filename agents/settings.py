@@ -78,7 +78,6 @@ _PACKAGES = {
     "search": ("cmaes",),
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
-    "dashboard": ("wandb", "wandb_workspaces"),
     "explain": ("sklearn",),
     "offline": ("minari",),
 }

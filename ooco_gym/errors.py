@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
-          "wandb_workspaces": "train", "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
+          "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
           "cmaes": "tune", "ray": "sweep", "onnx": "export", "onnxruntime": "export",
           "minari": "offline"}
 

@@ -50,7 +50,7 @@ def test_an_extra_brings_what_it_is_said_to_bring() -> None:
     assert command_line.EXTRAS is EXTRAS and EXTRAS["optuna"] == "tune" and EXTRAS["PIL"] == "render"
     assert {purpose: extras_of(packages) for purpose, packages in of_agents._PACKAGES.items()} == {
         "train": "train", "export": "train,export", "tune": "tune", "search": "tune", "wandb": "train",
-        "tensorboard": "train", "dashboard": "train", "explain": "explain", "offline": "offline"}
+        "tensorboard": "train", "explain": "explain", "offline": "offline"}
 
 
 def test_list_of_commands_needs_no_heavy_import(tmp_path: Path) -> None:

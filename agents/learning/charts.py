@@ -1,7 +1,7 @@
 """What training logs, and the charts that show it.
 
-W&B's `define_metric`, the pages and their tests are made from one list, `CHARTS`, so that no chart asks for a series
-that no run has.
+W&B's summaries, the page and the tests are made from one list, `CHARTS`, so that no chart asks for a series that no run
+has.
 """
 
 from __future__ import annotations

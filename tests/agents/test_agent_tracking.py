@@ -13,7 +13,7 @@ from ooco_gym.resources import load_yaml
 EVERYWHERE = {name for chart in CHARTS if not chart.only for name in chart.series}
 
 
-def test_every_series_of_the_dashboard_is_logged_against_decisions(tracked):
+def test_every_series_of_the_charts_is_logged_against_decisions(tracked):
     run = tracked[1]
     assert run.names >= EVERYWHERE
     assert run.ended
