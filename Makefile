@@ -43,9 +43,6 @@ N ?= 2000
 SEED ?= 0
 PROCESSES ?=
 
-# For make engine-live: further words, such as live.repeats=5.
-LIVE_FLAGS ?=
-
 # For make zoo: its working folder, and further words, such as policies=learned_gate.
 ZOO ?= zoo
 ZOO_FLAGS ?=
@@ -56,7 +53,7 @@ ZOO_FLAGS ?=
 AICONFIGURATOR ?=
 PROMPTS ?=
 
-.PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
+.PHONY: demo test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
   install engine engine-source clean distclean
 
 demo: $(VENV)/.tune
@@ -169,12 +166,6 @@ $(ENGINE_VENV)/.done:
 	$(ENGINE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) $(ENGINE)
 	$(if $(ENGINE_UNUSED),$(ENGINE_VENV)/bin/python -m pip uninstall --quiet --yes $(ENGINE_UNUSED))
 	touch $@
-
-# Schedulers in a real vLLM server beside what the simulator said of them (docs/sim_to_real.md): about an hour. With a
-# GPU: make engine-live ENGINE=vllm ENGINE_UNUSED= LIVE_FLAGS='engine.model=MODEL …' as docs/sim_to_real.md has them.
-engine-live: engine $(VENV)/.all
-	OOCO_GYM_ENGINE_PYTHON=$(abspath $(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)) \
-	  $(BIN)/ooco-gym engine live $(LIVE_FLAGS)
 
 engine-source: engine $(VENV)/.all
 	$(BIN)/python -m tests.oracle overlay $(ENGINE_SOURCE) $(ENGINE_VENV)-$(ENGINE_SOURCE) \

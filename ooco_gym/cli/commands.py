@@ -85,6 +85,11 @@ def commands() -> dict[str, str]:
     return {point.name: point.value for point in sorted(metadata.entry_points(group="ooco_gym.commands"))}
 
 
+# Commands that left in this version, and what to do instead.
+REMOVED = {"engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
+                     "--save-detailed', and hold 'ooco-gym simulate' of the same trace beside it (docs/sim_to_real.md)"}
+
+
 def find(name: str) -> Command:
     """Finds a command by name; the configuration of a package of one's own is in its folder `conf`.
 
@@ -92,6 +97,8 @@ def find(name: str) -> Command:
         UserError: no such command.
     """
     known = commands()
+    if name in REMOVED:
+        raise UserError(f"ooco-gym {name} is no longer there; {REMOVED[name]}")
     if name not in known:
         raise unknown("command", name, known)
     spec = util.find_spec(known[name].partition(":")[0].partition(".")[0])

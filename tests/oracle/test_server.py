@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.live.server import MODEL, Server, write_tokenizer
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, write_random_model
 from ooco_gym.errors import UserError
 from tests.oracle.schedulers import pythons
+from tests.oracle.server import MODEL, Server, write_tokenizer
 
 pytestmark = pytest.mark.oracle
 SIZES = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256, "vocab": 500}

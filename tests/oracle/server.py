@@ -1,4 +1,4 @@
-"""A real vLLM server for the study: the model, the process, its settings and its counters."""
+"""A real vLLM server for tests: the model, the process, its settings and its counters."""
 
 from __future__ import annotations
 
