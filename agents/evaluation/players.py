@@ -341,7 +341,7 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
     Raises:
         UserError: the sweep is of another command, none of its points has ended well, or its table is damaged.
     """
-    sweep = Sweep.read(folder).collect()
+    sweep = Sweep.read(folder)
     if sweep.about["command"] != "train":
         raise UserError(f"'{folder}' is a sweep of '{sweep.about['command']}'; evaluate plays those of 'ooco-gym train "
                         "-m …'")

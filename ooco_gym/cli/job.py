@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import os
 import traceback
 from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ooco_gym.documents import read_mapping
 from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interrupt
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json
 from ooco_gym.report.terminal import remarks
+from ooco_gym.version import __version__
 
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
@@ -47,24 +50,27 @@ class Task:
     function: str
     cwd: str
 
-    def __call__(self, cfg: DictConfig) -> Any:
-        self.go_home()
+    def __call__(self, cfg: DictConfig) -> Outcome:
+        """A point of a sweep, in whichever process: one that an earlier start has ended well is not played again."""
         out = str(HydraConfig.get().runtime.output_dir)
-        return self.called(unwrap(cfg, out), out)
+        try:
+            os.chdir(self.cwd)  # a worker may have been started elsewhere
+            cfg, head = unwrap(cfg, out), self._head(cfg)
+            if self._finished(head + OmegaConf.to_yaml(cfg, resolve=True), out):
+                return Outcome(OK, out)
+            with redirect_stdout(io.StringIO()):
+                return self.called(cfg, out, head)
+        except OSError as error:
+            return Outcome(MISTAKE, out, one_line(error), left=True)
 
-    def go_home(self) -> None:
-        """A worker may have been started elsewhere: relative paths are the user's."""
-        with suppress(OSError):
-            os.chdir(self.cwd)
-
-    def called(self, cfg: DictConfig, out: str) -> Outcome:
+    def called(self, cfg: DictConfig, out: str, head: str = "") -> Outcome:
         """Calls the function; the summary is written last, so that what has one is whole."""
         try:
             files: tuple[str, ...] = (CONFIG,)
             with remarks() as said:
                 summary = load(self.function)(cfg)
             with atomic_write(Path(out, CONFIG)) as temporary:
-                temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
+                temporary.write_text(head + OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
             if isinstance(summary, Mapping):
                 remarked = {"remarks": list(said.values())} if said else {}
                 write_json(Path(out, SUMMARY), {"schema": f"ooco-gym/{self.command}/1", **summary, **remarked})
@@ -85,15 +91,23 @@ class Task:
                 return Outcome(MISTAKE, out, full_disk(error), left=True)
             return Outcome(BUG, out, "".join(traceback.format_exception(error)))
 
-    def finished(self, cfg: DictConfig, out: str) -> bool:
+    def _head(self, cfg: DictConfig) -> str:
+        """What a point's configuration does not say and its result depends on, as comments above it: our version, and
+        digests of the files that it names."""
+        from ooco_gym.peak import file_stamps  # which a single run does without
+
+        values: Any = OmegaConf.to_container(cfg, resolve=True)
+        values.pop("out")
+        stamps = "".join(f"# {json.dumps(path)}: {digest}\n" for path, digest in file_stamps(values))
+        return f"# ooco-gym {self.command}, version {__version__}\n{stamps}"
+
+    def _finished(self, config: str, out: str) -> bool:
         """Whether an earlier start has ended well here, with the same configuration."""
         try:
-            summary = read_mapping(Path(out, SUMMARY))
-            kept = Path(out, CONFIG).read_text(encoding="utf-8")
+            summary, kept = read_mapping(Path(out, SUMMARY)), Path(out, CONFIG).read_text(encoding="utf-8")
         except (UserError, OSError, ValueError):
             return False
-        return (str(summary.get("schema", "")).startswith(f"ooco-gym/{self.command}/")
-                and summary.get("stopped_by") != "interrupt" and kept == OmegaConf.to_yaml(cfg, resolve=True))
+        return kept == config and summary.get("stopped_by") != "interrupt"
 
 
 def load(function: str) -> Any:
@@ -105,9 +119,9 @@ def load(function: str) -> Any:
 def unwrap(cfg: DictConfig, out: str) -> DictConfig:
     """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
     with open_dict(cfg):
+        cfg.pop("hydra", None)
         for key in list(cfg):
             if not OmegaConf.is_missing(cfg, key) and isinstance(cfg[key], DictConfig) and PLAIN in cfg[key]:
                 cfg[key] = cfg[key][PLAIN]
         cfg.out = out
     return cfg
-

@@ -10,18 +10,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, find, names
 from ooco_gym.errors import Terminated, UserError
 from ooco_gym.files import FULL, full_disk
-from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--help]"
 
 
@@ -79,7 +79,10 @@ def _dispatch(words: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--cfg", choices=("job",))
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
     options = parser.parse_intermixed_args(rest)
     command = find(name)
     if options.help:
@@ -89,33 +92,31 @@ def _dispatch(words: list[str]) -> int:
 
     multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     request = config.read(command, options.overrides, multirun)
-    if options.cfg:
-        run.show(command, request)
+    if options.cfg or options.info:
+        run.show(command, request, options.cfg, options.info, package=options.package, resolve=options.resolve)
         return 0
     return run.run(command, request, multirun)
 
 
 # --- What is printed without running anything -----------------------------------------------------------------------
 def _print_commands() -> None:
-    rows = []
+    print(f"usage: {USAGE}\n")
     for name in commands():
         try:
-            rows.append((name, find(name).description))
+            said = find(name).description
         except UserError as error:
-            rows.append((name, f"({error})"))
-    print(f"usage: {USAGE}\n")
-    Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
+            said = f"({error})"
+        print(f"{name:12}{said}")
     print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
 
 
 def _print_help(command: Command) -> None:
     """Prints a command's examples, its keys as its configuration documents them, and the choices of its groups."""
     words = "".join(f"[{key.upper()}] " for key in command.positional)
-    print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job]\n\n"
-          f"{command.description}.\n")
+    lines = command.config.read_text(encoding="utf-8").splitlines()[1:]
+    print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job]\n\n{command.description}.\n")
     if command.examples:
         print("Examples:\n\n" + "\n".join(f"  {line}" for line in command.examples) + "\n")
-    lines = command.config.read_text(encoding="utf-8").splitlines()[1:]
     print(f"Keys and their defaults ({command.config.name}):\n")
     print("\n".join(f"  {line}".rstrip() for line in lines if not line.startswith(EXAMPLE)))
     if command.groups:
@@ -139,19 +140,13 @@ class _Outlet:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._try(self._stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
-        """Lets all that follows a failed write, what is buffered included, go nowhere."""
         try:
-            call(*arguments)
-        except BrokenPipeError:
-            with suppress(OSError), open(os.devnull, "wb") as nowhere:  # a stream without a descriptor of its own
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:  # let all that follows, what is buffered included, go nowhere
+            with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
+        return len(text)
 
 
 @contextmanager
@@ -164,9 +159,6 @@ def _quiet_pipes() -> Iterator[None]:
     try:
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _Outlet):
-                stream.flush()
         sys.stdout, sys.stderr = before
 
 

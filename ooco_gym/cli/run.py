@@ -1,53 +1,62 @@
-"""Lets Hydra run a command, once or as a sweep, and tells how it ended."""
+"""Lets Hydra compose and run a command, once or as a sweep, and tells how it ended.
+
+Of a sweep, Hydra's sweeper and launcher play the points, each in its own folder; here are its table and its resumption:
+a point that an earlier start has ended well is left as it is.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from functools import cache
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import hydra
-from hydra import version
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import run_job
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import HydraContext
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ooco_gym.cli import sweep
 from ooco_gym.cli.commands import PRESETS, Command
-from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, one_line
+from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, key_of, one_line, values_of
 from ooco_gym.cli.job import BUG, MISTAKE, OK, Outcome, Task, unwrap
-from ooco_gym.commands.sweep import FILE
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.commands.sweep import FILE, Sweep
+from ooco_gym.errors import UserError, raise_interrupt, unknown
 from ooco_gym.report import joined
+from ooco_gym.report.terminal import following, progress
 
 MOST_NAMED = 3  # points that failed alike
+LONGEST_NAME = 100  # characters of a point's folder
+NOT_IN_NAMES = set("/\\'\":*?<>|${} ")
+LOOK_S = 1.0  # between looks at how many points have ended
+STATUS = {OK: "done", MISTAKE: "refused", BUG: "failed"}
 
 
 # --- Hydra, set up for one command ----------------------------------------------------------------------------------
 @contextmanager
-def session(command: Command, request: Request, multirun: bool = False) -> Iterator[None]:
-    """Hydra, set up for one command; its errors come out as `UserError`."""
+def session(command: Command, launchers: bool = False) -> Iterator[Any]:
+    """Hydra, set up for one command, with launchers of other packages (which take a second to import) where they may be
+    wanted; its errors come out as `UserError`."""
+    if not launchers and "hydra_plugins" not in sys.modules:
+        sys.modules["hydra_plugins"] = None  # pyright: ignore[reportArgumentType] (as where none is installed)
+        Plugins.instance()
+        del sys.modules["hydra_plugins"]
+    elif launchers and "hydra_plugins" not in sys.modules:
+        Plugins.instance().__init__()  # looks for them anew
     for plugin in (OocoSource, OocoSearchPath):
-        _plugins(False).register(plugin)
-    _plugins(multirun or any(one.is_hydra_override() for one in request.overrides))
+        Plugins.instance().register(plugin)
     OocoSearchPath.command = command
-    version.setbase("1.3")
     try:
-        Hydra.create_main_hydra2(command.name, create_config_search_path(None))
-        yield
+        with hydra.initialize(config_path=None, job_name=command.name, version_base="1.3"):
+            yield GlobalHydra.instance().hydra
     except MissingConfigException as error:  # of Hydra's own groups; ours are read by commands.read_choice
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         more = "; installing ooco-gym[sweep] adds joblib, ray and submitit_local" * (group == "hydra/launcher")
@@ -55,31 +64,21 @@ def session(command: Command, request: Request, multirun: bool = False) -> Itera
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{command.name}: {one_line(error)}") from error
     finally:
-        OocoSearchPath.command = None
-        GlobalHydra.instance().clear()
+        OocoSearchPath.command = HydraConfig.instance().cfg = None
 
 
-@cache
-def _plugins(launchers: bool) -> Plugins:
-    """Hydra's plugins; those of other packages, which take a moment to import, where a sweep may want a launcher."""
-    if not launchers:
-        sys.modules["hydra_plugins"] = None  # pyright: ignore[reportArgumentType] (as where none is installed)
-        own = Plugins.instance()
-        del sys.modules["hydra_plugins"]
-        return own
-    with suppress(ModuleNotFoundError):
-        for one in Plugins._scan_all_plugins([import_module("hydra_plugins")])[0]:
-            _plugins(False).register(one)
-    return _plugins(False)
-
-
-def show(command: Command, request: Request) -> None:
-    """Prints the configuration that would run; of a sweep what all its runs have in common, the rest by default."""
-    with session(command, request):
-        check(command, request)
-        fixed = [str(one.input_line) for one in request.overrides if not one.is_sweep_override()]
-        folder = _folder_of(command, request)
-        print(OmegaConf.to_yaml(unwrap(hydra.compose(command.name, fixed), str(folder))).rstrip())
+def show(command: Command, request: Request, cfg: str | None, info: str | None, **options: Any) -> None:
+    """Prints the configuration that would run, of a sweep its first point, or what Hydra says of how it came about."""
+    with session(command, launchers=cfg != "job") as app:
+        composed = check(command, request)
+        if cfg == "job":
+            print(OmegaConf.to_yaml(unwrap(composed, str(_folder_of(command, request)))).rstrip())
+            return
+        words = [str(one.input_line) for one in request.overrides if not one.is_sweep_override()]
+        if info:
+            app.show_info(info, command.name, words)
+        else:
+            app.show_cfg(command.name, words, cfg, **options)
 
 
 # --- One run, or a sweep --------------------------------------------------------------------------------------------
@@ -89,25 +88,18 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     Raises:
         UserError: a mistake in the command line; nothing has been written then.
     """
-    with session(command, request, multirun):
-        folder = _folder_of(command, request)
-        cfg = check(command, request, _folders(folder))
+    folder, task = _folder_of(command, request), Task(command.name, command.function, os.getcwd())
+    with session(command, multirun or any(one.is_hydra_override() for one in request.overrides)) as app:
+        cfg = check(command, request)
         for override in request.overrides:  # what presets do, and how long they take
             if override.key_or_group == PRESETS and (said := command.presets().get(str(override.value()))):
                 print(f"{override.value()}: {said}", file=sys.stderr, flush=True)
-        before = {path for path in (folder, *folder.parents) if os.path.exists(path)}
-        before |= set(folder.iterdir()) if os.path.isdir(folder) else set()
-        outcomes: list[Outcome] = []
-        try:
-            _make(folder, request.out)
+        with _made(folder, request.out) as outcomes:
             if multirun:
-                outcomes = sweep.play(command, request, folder, _folders(folder))
+                outcomes += _sweep(app, command, request, folder, task)
             else:
-                task, app = Task(command.name, command.function, os.getcwd()), GlobalHydra.instance()
-                context = HydraContext(config_loader=app.config_loader(), callbacks=Callbacks(cfg))
-                outcomes = [run_job(task, cfg, "hydra.run.dir", None, context).return_value]
-        finally:
-            _tidy(folder, before, [one for one in outcomes if one.code == MISTAKE and not one.left])
+                HydraConfig.instance().set_config(cfg)
+                outcomes.append(task.called(unwrap(cfg, str(folder)), str(folder)))
     files = outcomes[0].files if not multirun else (FILE,) if (folder / FILE).is_file() else ()
     if files:
         pages = sorted(path.name for path in folder.glob("*.html"))
@@ -116,7 +108,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     for code, error in dict.fromkeys((one.code, one.error) for one in outcomes if one.code != OK):
         names = [Path(one.out).name for one in outcomes if (one.code, one.error) == (code, error)]
         more = [f"{len(names) - MOST_NAMED:,} more"] if len(names) > MOST_NAMED else []
-        where = f"{joined([*names[:MOST_NAMED], *more])}: " if multirun and names != [folder.name] else ""
+        where = f"{joined([*names[:MOST_NAMED], *more])}: " if multirun else ""
         print(f"{'error: ' * (code == MISTAKE)}{where}{error}".rstrip(), file=sys.stderr)
     codes = {one.code for one in outcomes}
     return BUG if BUG in codes else max(codes, default=OK)
@@ -130,31 +122,84 @@ def _folder_of(command: Command, request: Request) -> Path:
     return folder
 
 
-def _make(folder: Path, given: str | None) -> None:
-    """Makes the folder for the results; `_tidy` removes it again where nothing is written to it."""
+@contextmanager
+def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
+    """Makes the folder for the results of jobs, whose outcomes the block adds; the new folders of mistaken jobs with
+    all in them, and new empty folders, are removed again."""
+    before = {path for path in (folder, *folder.parents) if os.path.exists(path)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
+        before |= set(folder.iterdir()) if folder in before else set()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"out={given} cannot be used: '{error.filename}' is no folder") from None
     except OSError as error:
         raise UserError(f"out={given} cannot be used: {error.strerror}; expected a folder") from None
-    if not writable:
-        raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
+    outcomes: list[Outcome] = []
+    try:
+        yield outcomes
+    finally:
+        refused = [one.code == MISTAKE and not one.left for one in outcomes]
+        mistaken = [Path(one.out) for one, wrong in zip(outcomes, refused, strict=True) if wrong]
+        for path in [*mistaken, *([folder / "multirun.yaml"] if all(refused) else ())]:
+            if path not in before:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        for path in [*(folder.iterdir() if os.path.isdir(folder) else ()), folder, *folder.parents]:
+            if path not in before and os.path.isdir(path) and not any(path.iterdir()):
+                path.rmdir()
 
 
-def _folders(folder: Path) -> list[str]:
-    """Overrides that say where results go, and keep Hydra quiet."""
+def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Task) -> list[Outcome]:
+    """Has Hydra play what is not there yet, and writes and shows the table; returns how the points ended.
+
+    Raises:
+        UserError: a mistake in the command line, another sweep is in the folder, or a worker was killed.
+    """
+    values = {key_of(one): values_of(one) for one in request.overrides if not one.is_hydra_override()}
+    swept = [key_of(one) for one in request.overrides if one.is_sweep_override()]
+    fixed = [one for one in request.overrides if not one.is_hydra_override() and not one.is_sweep_override()]
+    about = {"command": command.name, "swept": swept, "words": sorted(str(one.input_line) for one in fixed)}
+    had = Sweep.read(folder).about if (folder / FILE).is_file() else about
+    if had != about:
+        theirs = " ".join([had["command"], "-m", *(f"{key}=…" for key in had["swept"]), *had["words"]])
+        raise UserError(f"'{folder}' has another sweep, 'ooco-gym {theirs}'; give the same words to go on with it, or "
+                        "choose another out")
+    longest = ",".join(f"{key}={max(values[key], key=len)}" for key in swept)
+    named = 0 < len(longest) <= LONGEST_NAME and not NOT_IN_NAMES & set("".join("".join(values[key]) for key in swept))
     quoted = "'" + str(folder).replace("'", "\\'") + "'"
-    return [f"hydra.run.dir={quoted}", f"hydra.sweep.dir={quoted}", "hydra.sweep.subdir=.", "hydra.job.chdir=false",
-            "hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null"]
+    names = "${hydra.job.override_dirname}" if named else "${hydra.job.num}"
+    words = [f"hydra.sweep.dir={quoted}", f"hydra.sweep.subdir={names}", "hydra.output_subdir=null",
+             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(one.key_or_group for one in fixed)}]",
+             "hydra/job_logging=disabled", "hydra/hydra_logging=disabled",
+             *(str(one.input_line) for one in request.overrides)]
 
+    def look() -> float:
+        bar.advance(len(list(folder.glob("*/summary.json"))) - bar.done)
+        return LOOK_S
 
-def _tidy(folder: Path, before: set[Path], failed: Sequence[Outcome]) -> None:
-    """Removes the new folders of mistaken jobs with all in them, and new empty folders."""
-    for path in (Path(one.out) for one in failed):
-        if path not in before and path.is_relative_to(folder):
-            shutil.rmtree(path, ignore_errors=True)
-    for path in [*(folder.iterdir() if os.path.isdir(folder) else ()), folder, *folder.parents]:
-        if path not in before and os.path.isdir(path) and not any(path.iterdir()):
-            path.rmdir()
+    total = math.prod(map(len, values.values()))
+    try:
+        with progress(command.name, total) as bar, following(look, LOOK_S):
+            batches: list[list[JobReturn]] = app.multirun(command.name, task, words)
+    except (HydraException, OmegaConfBaseException, UserError):
+        raise
+    except Exception as error:  # each launcher has its own
+        raise_interrupt(error)
+        raise UserError(f"a worker ended before its work was done ({one_line(error)}): some points are not done; the "
+                        "same command goes on with them, and leaves finished ones as they are") from error
+    jobs = [job for batch in batches for job in batch]
+    outcomes: list[Outcome] = [job.return_value for job in jobs]
+    if there := sum(one.code == OK and not one.files for one in outcomes):
+        print(f"{there:,} of {total:,} points were there already", file=sys.stderr)
+    if any(one.code != MISTAKE for one in outcomes):
+        points = []
+        for job, one in zip(jobs, outcomes, strict=True):
+            given = dict(word.lstrip("+").split("=", 1) for word in job.overrides or () if "=" in word)
+            row = {"point": os.path.relpath(one.out, folder), "status": STATUS[one.code],
+                   "error": one.error.strip().splitlines()[-1] if one.error else None}
+            points.append((row, {key: given[key] for key in swept}, job.cfg))
+        sweep = Sweep.of(folder, about, points)
+        sweep.write()
+        sweep.show()
+    return outcomes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 FILE, PAGE = "sweep.parquet", "sweep.html"
-DONE, OPEN = "done", "open"  # of a point's status; beside them why it failed: refused, failed, lost
+DONE = "done"  # of a point's status; beside it why it failed: refused or failed
 ABOUT, FIGURES = b"ooco_gym", b"ooco_gym.figures"  # metadata of the file: what the sweep is, which columns are figures
 RUN_ONLY = ("wall_s", "pid")  # figures of a summary that differ from run to run
 MOST_ROWS, MOST_SCORES = 40, 5  # of a printed table
@@ -38,7 +38,7 @@ class Sweep:
 
     Attributes:
         folder: where it is.
-        about: its `command`, the `words` that all points share, the `swept` keys, the `version` that played it.
+        about: its `command`, the `words` that all points share, the `swept` keys.
         columns: values by point: `point` (its folder), `status`, `error`, what was swept, the configuration.
         figures: numbers of the points' summaries by dotted names, None where a point has none.
     """
@@ -49,16 +49,34 @@ class Sweep:
     figures: dict[str, list[Any]]
 
     @classmethod
+    def of(cls, folder: Path, about: dict[str, Any], points: Sequence[tuple[dict[str, Any], dict[str, str], Any]]
+           ) -> Sweep:
+        """That of points: how each ended (a row's first columns), what was swept as it was given, its configuration."""
+        from omegaconf import OmegaConf
+
+        rows, figures = [], []
+        for ended, swept, cfg in points:
+            values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
+            swept = {key: values[key] if isinstance(values.get(key), (str, int, float)) else text
+                     for key, text in swept.items()}
+            rows.append({**ended, **swept, **values, **swept})
+            summary = read_mapping(folder / ended["point"] / "summary.json") if ended["status"] == DONE else {}
+            figures.append(_figures(summary, rows[-1]))
+        columns = by_column(rows)
+        columns.pop("out", None)  # which is elsewhere in each start
+        return cls(folder, about, columns, by_column(figures))
+
+    @classmethod
     def read(cls, folder: str | Path) -> Sweep:
         """Reads what a sweep has written.
 
         Raises:
-            UserError: the folder is of no sweep, or its file is damaged.
+            UserError: the folder is of no sweep that has ended, or its file is damaged.
         """
         path = Path(folder) / FILE
         if not path.is_file():
-            raise UserError(f"'{folder}' is no sweep, it has no {FILE}; expected the folder that 'ooco-gym simulate -m "
-                            "… out=DIR' wrote")
+            raise UserError(f"'{folder}' is no sweep that has ended, it has no {FILE}; expected the folder that "
+                            "'ooco-gym simulate -m … out=DIR' wrote")
         try:
             table = read_parquet(path)
             about, figures = (json.loads(table.schema.metadata[key]) for key in (ABOUT, FIGURES))
@@ -67,25 +85,6 @@ class Sweep:
         except Exception as error:  # of pyarrow, json and what else damage makes
             raise UserError(f"'{path}' cannot be read as the table of a sweep: {type(error).__name__}; remove it and "
                             "start the sweep again, which leaves finished points as they are") from error
-
-    def collect(self) -> Sweep:
-        """Reads the summaries of all points: what has one is done, also where a sweep was killed."""
-        rows: list[dict[str, Any]] = []
-        for place, point in enumerate(self.columns["point"]):
-            try:
-                summary = read_mapping(self.folder / point / "summary.json")
-            except UserError:
-                summary = {}
-            whole = bool(summary) and summary.get("stopped_by") != "interrupt"
-            if whole:
-                self.columns["status"][place], self.columns["error"][place] = DONE, None
-            known = flat(summary) if whole else {}
-            bounds = {f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
-                      if key.endswith(".censored") for name in names}
-            rows.append(bounds | {key: value for key, value in known.items() if key not in self.columns and isinstance(
-                value, (int, float)) and key.rpartition(".")[2] not in RUN_ONLY})
-        self.figures = by_column(rows)
-        return self
 
     def write(self) -> None:
         """Writes the table; of the same points and figures the same bytes."""
@@ -140,6 +139,15 @@ class Sweep:
         return results, table
 
 
+def _figures(summary: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a summary by dotted names, which the configuration has not, and which are but lower bounds."""
+    known = flat(summary)
+    bounds = {f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
+              if key.endswith(".censored") for name in names}
+    return bounds | {key: value for key, value in known.items() if key not in row and isinstance(value, (int, float))
+                     and key.rpartition(".")[2] not in RUN_ONLY}
+
+
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Records as columns, None where one has no such key."""
     return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
@@ -165,7 +173,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     if cfg.action != "report":
         raise unknown("action", cfg.action, ["report"])
-    found = Sweep.read(cfg.folder).collect()
+    found = Sweep.read(cfg.folder)
     results, table = found.show(cfg.metrics or ())
     points = len(found.columns["point"])
     notes = ["the command that began the sweep goes on with the points that are not done."] * (found.done < points)

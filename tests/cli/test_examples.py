@@ -32,7 +32,7 @@ def test_every_example_of_a_command_is_one(name: str, tmp_path: Path, monkeypatc
         flags = [word for word in words if word in ("-m", "--multirun")]
         request = config.read(find(name), [word for word in words if word not in flags], multirun=bool(flags))
         if not flags:  # what runs was composed before values were set in it
-            with run.session(find(name), request):
+            with run.session(find(name)):
                 runs = config.check(find(name), request)
                 with open_dict(runs):
                     del runs["hydra"]
