@@ -3,26 +3,26 @@
 For one workload on one cluster, or several such cells: the peak factor once, then each policy's offline rate raised on
 paired seeds to the first rate that does not hold, under both TPOT definitions, against the better of base P/D and
 online priority (tuned). Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same
-load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`).
+load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`); `+preset=field` is
+the whole field on one page (docs/field.md).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.common.peaks import PeakPlan, peak_entry
-from experiments.common.policies import names_of, seeds_of
+from experiments.common.policies import check_names, names_of, seeds_of
 from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import with_settings
-from experiments.compare import given_cells
 from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_clock, say_played, scenario_of
-from ooco_gym.errors import check_keys
+from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.protocol import protocol_values
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
     from ooco_gym.scenario import Scenario
 
-SCHEMA = "ooco-gym/capacity/3"
+SCHEMA = "ooco-gym/capacity/4"
+CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
+SCENARIO_KEYS = CELL_KEYS[:4]
 BASELINES = ("base_pd", "online_priority")
 MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their like on mixed instances without a twin
 PART = "capacity"  # of a protocol: settings of this command
@@ -50,25 +52,28 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options = by_protocol(given)
     policies = names_of(options, "policies", "policy")
     options = with_settings(options, policies)
-    base = scenario_of(cfg)
-    scenarios = [of_cell(base, one, options) for _, one in given_cells(options["cells"], ("workload", "cluster"))]
-    for one in scenarios:
-        say_played(one, SEARCHED)
-    say_clock(*scenarios)
-    baselines = {where_of(one): _baselines(one, policies, options["baselines"]) for one in scenarios}
+    if options["lead"] not in (None, *policies):
+        raise unknown("lead", options["lead"], policies)
+    conditions = conditions_of(scenario_of(cfg), options, policies)
+    for one in conditions:
+        say_played(one.scenario, SEARCHED)
+    say_clock(*(one.scenario for one in conditions))
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
-        cells = [cell_of(one, options, definition, jobs) for one in scenarios for definition in definitions_of(options)]
+        cells = [cell_of(one, options, definition, jobs)
+                 for one in conditions for definition in definitions_of(options)]
         peaks = [peak for _, peak in cells]
-        for condition, names in {} if options["only_peak"] else baselines.items():
-            mine = [cell for cell, _ in cells if cell.condition == condition]
-            entries = measured(mine, list(dict.fromkeys([*policies, *names])), options, jobs)
-            rows += [row for row in rows_of(entries, names, float(options["limits"]["violations"]))
-                     if row["policy"] in policies]
-    more = {**{key: peaks[0][key] for key in ("workload", "cluster")}, "baseline": "the best baseline", "peaks": peaks,
+        for condition in () if options["only_peak"] else conditions:
+            mine = [cell for cell, _ in cells if cell.condition == condition.name]
+            entries = measured(mine, list(dict.fromkeys([*policies, *condition.baselines])), options, jobs)
+            ranked = rows_of(entries, condition.baselines, float(options["limits"]["violations"]), options["lead"])
+            rows += [row for row in ranked if row["policy"] in policies]
+    baselines = options["baselines"]
+    more = {**{key: peaks[0][key] for key in ("workload", "cluster")}, "peaks": peaks, "lead": options["lead"],
+            "baseline": baselines[0] if baselines and len(baselines) == 1 else "the best baseline",
             **{key: options[key] for key in ("protocol", "load")}}
     wall_s = time.perf_counter() - begun
-    summary = summed_up("capacity", SCHEMA, [cell for cell, _ in cells], rows, options, jobs, wall_s, more)
+    summary = summed_up(SCHEMA, [cell for cell, _ in cells], rows, options, jobs, wall_s, more)
     if not rows:
         show_notes([f"{cell.condition}, {load_words(peak)}" for cell, peak in cells])
     return summary
@@ -92,9 +97,61 @@ def by_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
     return merge(given, own, shipped)
 
 
-def where_of(scenario: Scenario) -> str:
-    """A condition in words: the workload and the cluster."""
-    return f"{short_name(scenario.workload)} on {scenario.load_cluster().name}"
+@dataclass(frozen=True)
+class Condition:
+    """What policies are measured under: a workload on a cluster, what the ratios are over, and what `cells` says of it
+    besides (`params`, `search`, `without`)."""
+
+    name: str
+    scenario: Scenario
+    baselines: tuple[str, ...]
+    given: Mapping[str, Any]
+
+
+def conditions_of(base: Scenario, options: Mapping[str, Any], policies: Sequence[str]) -> list[Condition]:
+    """The conditions to measure under.
+
+    Raises:
+        UserError: one with an unknown key or policy, two of one name, or a policy that schedules instances which
+            neither the cluster nor its twin has.
+    """
+    found: list[Condition] = []
+    for where, given in given_cells(options["cells"], CELL_KEYS):
+        check_keys(f"{where}.search", given.get("search") or {}, Plan.__dataclass_fields__)
+        scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
+        baselines = _baselines(scenario, policies, options["baselines"])
+        for policy in given.get("without") or ():
+            if policy not in policies:
+                raise unknown(f"{where}.without", policy, policies)
+            if policy in (options["lead"], *baselines):
+                raise UserError(f"{where}.without: '{policy}' is what the others are compared with, and cannot be left "
+                                "out")
+        name = f"{short_name(scenario.workload)} on {scenario.load_cluster().name}"
+        if name in [one.name for one in found]:
+            raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
+        found.append(Condition(name, scenario, baselines, given))
+    return found
+
+
+def given_cells(cells: Any, keys: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The conditions that `cells` names, each with its place in it; one of no change where it names none.
+
+    Raises:
+        UserError: it is an empty list, or a condition has an unknown key or name.
+    """
+    if cells == []:
+        raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
+                        "the one of the options")
+    found = []
+    for index, given in enumerate(cells or [{}]):
+        given = {"workload": given} if isinstance(given, str) else given
+        if not isinstance(given, Mapping):
+            raise UserError(f"cells[{index}]={given!r}: expected a workload, or such as {{workload: ooc, cluster: "
+                            "pair_72b}")
+        check_keys(f"cells[{index}]", given, keys)
+        check_names(f"cells[{index}]", given)
+        found.append((f"cells[{index}]", given))
+    return found
 
 
 def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
@@ -111,17 +168,24 @@ def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str]
     return MIXED_BASELINES if cluster.mixed and cluster.twin is None else BASELINES
 
 
-def cell_of(scenario: Scenario, options: Mapping[str, Any], tpot_from: str, jobs: Jobs) -> tuple[Cell, dict[str, Any]]:
+def cell_of(condition: Condition, options: Mapping[str, Any], tpot_from: str, jobs: Jobs
+            ) -> tuple[Cell, dict[str, Any]]:
     """A condition at a share of its peak factor under one definition of TPOT, and that factor."""
-    where, slo = where_of(scenario), {**asdict(scenario.load_slo()), "tpot_from": tpot_from}
+    scenario, given = condition.scenario, condition.given
+    slo = {**asdict(scenario.load_slo()), "tpot_from": tpot_from}
     ttft_s = (options["ttft_s"] or {}).get(slo["name"])
     scenario = scenario.with_(slo={**slo, "ttft_s": ttft_s} if ttft_s else slo)
-    peak = peak_entry(scenario, jobs, seeds_of(options["seeds"]), PeakPlan(**options["peak"]),
+    seeds = seeds_of(options["seeds"])
+    peak = peak_entry(scenario, jobs, seeds, PeakPlan(**options["peak"]),
                       find=bool(options["find_peak"] or (options["only_peak"] and scenario.from_file)),
                       write=bool(options["write_peak"]))
     scenario = scenario.with_(rate_scale=float(options["load"]) * float(peak["factor"]))
-    shown = {"workload": peak["workload"], "tpot_from": tpot_from, "seeds": list(seeds_of(options["seeds"])),
+    shown = {"workload": peak["workload"], "tpot_from": tpot_from, "seeds": list(seeds),
              "peak_factor": peak["factor"], "idle_floor": peak["floor"]}
-    plan, trial = options["search"], {**options["search"], **options["tuning"]["search"]}
-    name = where if options["tpot_from"] else f"{where}, TPOT from {tpot_from.replace('_', ' ')}"
-    return Cell(name, scenario, Plan(**plan), Plan(**trial), (tpot_from,), condition=where, shown=shown), dict(peak)
+    own = given.get("search") or {}
+    name = condition.name if options["tpot_from"] else f"{condition.name}, TPOT from {tpot_from.replace('_', ' ')}"
+    cell = Cell(name, scenario, plan=Plan(**{**options["search"], **own}),
+                trial=Plan(**{**options["search"], **options["tuning"]["search"], **own}), tpot_from=tpot_from,
+                params={**(options["params"] or {}), **(given.get("params") or {})},
+                without=tuple(given.get("without") or ()), condition=condition.name, shown=shown)
+    return cell, dict(peak)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.capacity import by_protocol, cell_of
+from experiments.capacity import Condition, by_protocol, cell_of
 from experiments.common.peaks import reference_policy
 from experiments.common.rate_search import Limits, Plan, crossings, resamples
 from experiments.common.runner import Jobs
@@ -152,7 +152,8 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
     if "protocol" in options:
         given = by_protocol({**load_yaml("", "capacity"), "protocol": options["protocol"], "seeds": list(seeds)})
         with _PEAKS:  # found once for all policies
-            scenario = cell_of(scenario.with_(rate_scale=None), given, tpot_from, jobs)[0].scenario
+            condition = Condition("", scenario.with_(rate_scale=None), (), {})
+            scenario = cell_of(condition, given, tpot_from, jobs)[0].scenario
         options = {key: {**given[key], **(options.get(key) or {})} for key in ("search", "limits")}
     limits = Limits(**options.get("limits") or {})
     bench = Bench(jobs, scenario, seeds, tpot_from, limits, Plan(**options.get("search") or {}))

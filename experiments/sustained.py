@@ -1,4 +1,4 @@
-"""What policies sustain under several conditions, one row each: of `ooco-gym capacity` and `compare sustain=true`.
+"""What policies sustain under several conditions, one row each: of `ooco-gym capacity`.
 
 Equal hardware (each policy on the cluster of its kind), the same arrivals, lengths and SLOs, the same seeds. What a
 policy did at its highest sustained rate (throughput, waste, cache hits, violations) stands beside it.
@@ -43,7 +43,7 @@ class Cell:
         scenario: at its load.
         plan: how rates are searched.
         trial: the same while tuning.
-        definitions: of TPOT, the first of which is shown.
+        tpot_from: the definition of TPOT.
         params: set for every policy that has them, such as `prefix_caching`.
         without: policies that are not measured here.
         condition: workload and cluster.
@@ -54,7 +54,7 @@ class Cell:
     scenario: Scenario
     plan: Plan
     trial: Plan
-    definitions: tuple[str, ...] = TPOT_FROM[:1]
+    tpot_from: str = TPOT_FROM[0]
     params: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     condition: str = ""
@@ -70,12 +70,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Entry:
-    """A policy in one cell: as it ships, or as tuned; what it sustains under each definition of TPOT."""
+    """A policy in one cell: as it ships, or as tuned; what it sustains."""
 
     cell: Cell
     policy: str
     tuned_as: str | None
-    found: Mapping[str, Sustained]
+    found: Sustained
 
 
 def measured(cells: Sequence[Cell], policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
@@ -85,7 +85,7 @@ def measured(cells: Sequence[Cell], policies: Sequence[str], options: Mapping[st
 
     def measure(cell: Cell, policy: str) -> list[Entry]:
         first, rest = parts_of(cell.scenario, tuning, policies)
-        bench = Bench(jobs, rest, seeds, cell.definitions[0], limits, cell.plan)
+        bench = Bench(jobs, rest, seeds, cell.tpot_from, limits, cell.plan)
         trial = replace(bench, scenario=first, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
         return entries_of(cell, policy, bench, trial, tuning["policies"] or {}, tuning["shipped"])
 
@@ -130,9 +130,8 @@ def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench,
     Without `shipped`, a policy that is tuned to something else is measured so alone.
     """
 
-    def sustained(name: str, near: float | None = None) -> dict[str, Sustained]:
-        return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name), near)
-                for definition in cell.definitions}
+    def sustained(name: str, near: float | None = None) -> Sustained:
+        return sustain(bench, cell.full_name(name), near)
 
     if not settings.get(policy):
         return [Entry(cell, policy, None, sustained(policy))]
@@ -162,7 +161,7 @@ def rows_of(entries: Sequence[Entry], baselines: Sequence[str], budget: float,
         mine = {(entry.policy, entry.tuned_as): entry for entry in entries if entry.cell.name == cell}
         last = {policy: entry for (policy, _), entry in mine.items()}  # as tuned, which comes behind as shipped
         base = max((last[name] for name in baselines),
-                   key=lambda one: next(iter(one.found.values())).total_tokens_per_s)
+                   key=lambda one: one.found.total_tokens_per_s)
         block = [{**_row(entry, base, budget), "lead": _lead(last[lead], entry) if lead else None}
                  for entry in mine.values()]
         rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_total_tokens_per_s"]["mean"]))
@@ -170,8 +169,7 @@ def rows_of(entries: Sequence[Entry], baselines: Sequence[str], budget: float,
 
 
 def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
-    headline = next(iter(entry.found))
-    found, over = entry.found[headline], base.found[headline]
+    found, over, definition = entry.found, base.found, entry.cell.tpot_from
     crossing = found.crossing
     at = crossing.best if crossing.best is not None else crossing.points[0]
     seeds = len(at.violations)
@@ -183,12 +181,11 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
         "kind": "mixed" if get_policy(entry.policy).mixed else "pools",
         "feasible": within(crossing.points[0].violations, budget),
-        "limited_by": _limit(crossing.failed, crossing.reason, headline),
+        "limited_by": _limit(crossing.failed, crossing.reason, definition),
         "seeds_over": float(np.mean(at.violations > budget)),
-        **{f"max_offline_rate{'' if definition == headline else '_' + definition}": _crossing(one, seeds)
-           for definition, one in entry.found.items()},
+        "max_offline_rate": _crossing(found, seeds),
         "ratio": ratio, "ratio_low": low, "ratio_high": high,
-        **figures_of(at, headline),
+        **figures_of(at, definition),
         "curve": [{"offline_rate": point.rate, "violation_rates": point.violations.tolist(),
                    "kept_up_share": float(point.kept_up.mean()),
                    "total_tokens_per_s": float(point.total_tokens_per_s.mean())}
@@ -207,7 +204,7 @@ def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None,
 
 def _lead(ahead: Entry, entry: Entry) -> dict[str, float | None]:
     """How many offline tokens a second a policy sustains more than another one, paired by resample."""
-    ours, theirs = (next(iter(one.found.values())) for one in (ahead, entry))
+    ours, theirs = ahead.found, entry.found
     found = resampled_estimate(ours.tokens - theirs.tokens, len(ours.own_rates))
     return dict(zip(("estimate", "low", "high"), map(_plain, found), strict=True))
 
@@ -288,13 +285,12 @@ def _described(cell: Cell) -> dict[str, Any]:
             "online_rate_per_s": scenario.rates()[0]}
 
 
-def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]],
-              options: Mapping[str, Any], jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a command (`docs/outputs.md`) with what it has besides, `baseline` among it; shown, and written as
-    a page where there are rows."""
+def summed_up(schema: str, cells: Sequence[Cell], rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
+              jobs: Jobs, wall_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The command's summary (`docs/outputs.md`) with `more`; shown, and written as a page where there are rows."""
     seeds, tuning = seeds_of(options["seeds"]), options["tuning"]
     window_s = min(float(cell.scenario.window()[1]) for cell in cells)
-    summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].definitions[0],
+    summary = {"schema": schema, "seeds": list(seeds), "window_s": window_s, "tpot_from": cells[0].tpot_from,
                "notes": notes_of(window_s, seeds, Limits(**options["limits"])),
                "cells": [_described(cell) for cell in cells],
                "tuning": {"seeds": list(seeds_of(tuning["seeds"], "tuning.seeds")),
@@ -305,5 +301,5 @@ def summed_up(command: str, schema: str, cells: Sequence[Cell], rows: Sequence[M
     for outcome in outcomes:
         outcome.show()
     if rows:
-        write_report(Path(options["out"]) / f"{command}.html", outcomes)
+        write_report(Path(options["out"]) / "capacity.html", outcomes)
     return summary

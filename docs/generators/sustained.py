@@ -1,7 +1,7 @@
 """The tables of what policies sustain, in `docs/field.md` and `docs/capacity.md`: one of all cells, and one for each.
 
 `python -m docs.generators.sustained F/summary.json docs/capacity.md results/capacity.json` writes those of a run of
-`ooco-gym capacity` or `compare sustain=true` into the marked part of a page, and its figures without curves.
+`ooco-gym capacity` into the marked part of a page, and its figures without curves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ooco_gym.report import NONE, Column, Table, percent, with_interval
 from ooco_gym.report.tables import RANGE, TO, Form
 
 Row = Mapping[str, Any]
-BEGIN = "<!-- results: of ooco-gym {}, written by docs/generators/sustained.py -->"
+BEGIN = "<!-- results: of ooco-gym capacity, written by docs/generators/sustained.py -->"
 
 
 def mean_column(head: str, key: str, form: Form) -> Column:
@@ -44,8 +44,6 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
         Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
         Column("cluster", "cluster", align="l"),
         Column("offline requests/s (95 %)", lambda row: rate(row["max_offline_rate"])),
-        *(Column(f"TPOT from {name.replace('_', ' ')}", lambda row, key=f"max_offline_rate_{name}": rate(row[key]))
-          for name in others(summary)),
         mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
         mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
         *([mean_column("offline computed tokens/s", "offline_computed_tokens_per_s", ",.0f")]
@@ -64,12 +62,6 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
 def lead(found: Row) -> str:
     """By how many offline total tokens a second, with the interval."""
     return with_interval(found["estimate"], found["low"], found["high"], "+,.0f", TO)
-
-
-def others(summary: Mapping[str, Any]) -> list[str]:
-    """The definitions of TPOT beside the one that the table is made under."""
-    return [name for name in ("first_token", "first_decode")
-            if summary["results"] and f"max_offline_rate_{name}" in summary["results"][0]]
 
 
 def overview(summary: Mapping[str, Any]) -> str:
@@ -172,7 +164,6 @@ def _origin(summary: Mapping[str, Any]) -> str:
 if __name__ == "__main__":
     run, page, figures = map(Path, sys.argv[1:])
     kept = json.loads(run.read_text(encoding="utf-8"))
-    command = "capacity" if "peaks" in kept else "compare"
-    page.write_text(merged(page, body(kept), BEGIN.format(command)), encoding="utf-8")
+    page.write_text(merged(page, body(kept), BEGIN), encoding="utf-8")
     rows = [{key: value for key, value in row.items() if key != "curve"} for row in kept["results"]]
     write_json(figures, as_json({**kept, "results": rows}, 6))

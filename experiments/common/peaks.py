@@ -24,7 +24,6 @@ from ooco_gym.files import cache_path
 from ooco_gym.peak import (
     FILE_NAME,
     PROTOCOL,
-    NoPeakFactor,
     digest,
     key_of,
     label,
@@ -101,15 +100,6 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     if write:
         store_entry({name: value for name, value in entry.items() if name != "conditions"}, shipped_file(), key)
     return entry
-
-
-def at_its_load(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...]) -> Scenario:
-    """The scenario with its online load: given, stored, or else found now and kept, as `ooco-gym capacity` does it."""
-    try:
-        scale = scenario.online_scale()
-    except NoPeakFactor:
-        scale = float(peak_entry(scenario, jobs, seeds, PeakPlan())["factor"])
-    return scenario.with_(rate_scale=scale)
 
 
 def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def evaluated(summary: Row) -> list[Outcome]:
 
 
 def sustained(summary: Row, config: Row) -> list[Outcome]:
-    """Of `capacity`, and of `compare sustain=true`: one for each condition and definition of TPOT."""
+    """Of `capacity`: one for each condition and definition of TPOT."""
     limit, found, seen = float(config["limits"]["violations"]), [], {}
     for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
         mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]

@@ -71,7 +71,7 @@ def cell(name="ooc on pair_7b"):
 
 
 def entry(policy, found, tuned_as=None):
-    return Entry(cell(), policy, tuned_as, {"first_token": found})
+    return Entry(cell(), policy, tuned_as, found)
 
 
 @pytest.fixture(scope="module")
@@ -213,18 +213,19 @@ def read(folder):
 
 @pytest.mark.usefixtures("brief")
 def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
-    arguments = ["compare", "sustain=true", "cells=[{workload: azure_conv, without: []}]", *TRIAL]
+    arguments = ["capacity", "cells=[{workload: azure_conv, without: []}]",
+                 "tuning.shipped=true", "baselines=[base_pd]", *TRIAL]
     policies = "policies=[base_pd,vllm_priority]"
     settings = "tuning.policies={vllm_priority: [{max_num_batched_tokens: 512}]}"
     assert main([*arguments, policies, settings, "out=first"]) == 0
     first = read("first")
-    assert first["schema"] == "ooco-gym/field/2" and first["simulated_anew"] == first["simulations"] > 0
+    assert first["schema"] == "ooco-gym/capacity/4" and first["simulated_anew"] == first["simulations"] > 0
     by_name = {row["tuned_as"] or row["policy"]: row for row in first["results"]}
     assert {"base_pd", "vllm_priority"} <= set(by_name)
     assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
     assert all(row["max_offline_rate"]["estimate"] > 0 for row in first["results"])
-    assert all(row["max_offline_rate_first_decode"]["estimate"] > 0 for row in first["results"])
-    assert "<svg" in Path("first/compare.html").read_text()
+    assert {row["tpot_from"] for row in first["results"]} == {"first_token", "first_decode"}
+    assert "<svg" in Path("first/capacity.html").read_text()
     printed = capsys.readouterr().out
     assert "Sustained offline load: azure_conv on pair_7b" in printed and "mixed_7b" in printed
     assert main([*arguments, policies, settings, "out=again"]) == 0
@@ -237,36 +238,15 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_load_that_is_not_known_is_found_and_kept_as_capacity_finds_it(monkeypatch):
-    """Searched once: the other command takes what was kept."""
-    from experiments.common import peaks
-
-    asked = []
-
-    def search(scenario, jobs, seeds, plan):
-        asked.append(scenario)
-        return {"factor": 0.03, "floor": 0.0, "violation_rate": 0.001, "rate_per_s": 1.0, "seeds": list(seeds)}
-
-    monkeypatch.setattr(peaks, "find_peak", search)
-    words = ["workload=bros_lmsys", "cluster=pair_h100_8b", *(word for word in TRIAL if "rate_scale" not in word),
-             "tuning.policies={}"]
-    assert main(["compare", "sustain=true", "policies=[base_pd]", *words, "out=compared"]) == 0
-    assert len(asked) == 1 and read("compared")["cells"][0]["rate_scale"] == 0.03
-    assert main(["capacity", "policies=[base_pd]", "baselines=[base_pd]", "tpot_from=first_token", *words,
-                 "out=measured"]) == 0
-    assert len(asked) == 1 and read("measured")["cells"][0]["rate_scale"] == 0.03
-
-
-@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("words", "said"), [
     (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
     (["cells=[ooc,nope]"], "cells[1]: unknown workload 'nope'; expected one of: azure_code, azure_conv"),
-    (["baseline=ooco"], "baseline=ooco is none of the policies compared"),
+    (["lead=ooco"], "unknown lead 'ooco'"),
     (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
 ])
 def test_mistakes(words, said, capsys):
-    assert main(["compare", "sustain=true", "policies=[base_pd,vllm_priority]", *TRIAL, *words, "out=no"]) == 2
+    assert main(["capacity", "policies=[base_pd,vllm_priority]", *TRIAL, *words, "out=no"]) == 2
     assert said in capsys.readouterr().err
     assert not Path("no").exists()
 
@@ -274,21 +254,21 @@ def test_mistakes(words, said, capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from experiments.compare import cells_of
+    from experiments.capacity import conditions_of
+    from ooco_gym.commands.simulate import scenario_of
 
-    assert main(["compare", "+preset=field", "--cfg", "job"]) == 0
+    assert main(["capacity", "+preset=field", "--cfg", "job"]) == 0
     given = yaml.safe_load(capsys.readouterr().out)
     options = with_settings(given, given["policies"])
-    assert options["sustain"] is True and options["baseline"] in options["policies"]
+    assert set(options["baselines"]) <= set(options["policies"])
     kinds = {get_policy(policy).mixed for policy in options["policies"]}
     assert kinds == {False, True}
     assert len(options["seeds"]) >= 20 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
     from omegaconf import DictConfig
 
-    cells = cells_of(DictConfig(options), options, options["policies"], Jobs(1))
+    cells = conditions_of(scenario_of(DictConfig(options)), options, options["policies"])
     assert len(cells) == len(options["cells"]) >= 3 and options["lead"] in options["policies"]
     assert len({len(settings) for settings in options["tuning"]["policies"].values()}) == 1, "one budget for all"
-    assert get_policy(cells[0].full_name("hygen_star")).values["profile_steps"] == options["params"]["profile_steps"]
     for policy, tried in options["tuning"]["policies"].items():
         assert policy in options["policies"]
         for name in candidates_of(policy, tried):

@@ -147,8 +147,7 @@ def test_a_changed_preset_has_the_presets_load_and_a_note(own_cache):
 def test_configurations_state_the_protocols_figures():
     limits = {"violations": protocol.VIOLATION_BUDGET, "kept_up": protocol.KEPT_UP,
               "kept_up_service": protocol.KEPT_UP_SERVICE}
-    for command in ("capacity", "compare"):
-        assert load_yaml("", command)["limits"] == limits
+    assert load_yaml("", "capacity")["limits"] == limits
     assert Scenario().window()[1] == protocol.WINDOW_S
     assert Limits(**limits) == Limits()
     assert load_yaml("", "capacity")["peak"]["budget"] == PeakPlan().budget == protocol.VIOLATION_BUDGET
