@@ -25,7 +25,6 @@ from experiments.common.rate_search import (
     first_crossing,
     reason_of,
 )
-from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, sustain
 from experiments.common.tuning import with_settings
 from experiments.sustained import Cell, Entry, entries_of, rows_of
