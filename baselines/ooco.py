@@ -141,10 +141,14 @@ def gate(view):
 @inlined
 def fullest_relaxed(state):
     """The relaxed instance with the most offline requests to pull; -1 where there is none (ours: the paper has one)."""
-    best, most = -1, 0
+    best, most, left = -1, 0, state.gauges.relaxed_decodable
     for instance in range(state.config.relaxed_count):
-        if state.instances[instance].decodable > most:
-            best, most = instance, state.instances[instance].decodable
+        if left <= most:  # what the others have in all
+            break
+        count = state.instances[instance].decodable
+        left -= count
+        if count > most:
+            best, most = instance, count
     return best
 
 

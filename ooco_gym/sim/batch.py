@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import prefetch
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import MAX_STEPS, blocks_for, decode_latency, decode_sum, length
 from ooco_gym.sim.lanes import (
@@ -51,11 +52,11 @@ def _fill_picked(state, instance, picks):
         if slot < 0 or slot >= state.requests.size:
             continue
         request = state.requests[slot]
-        if request.status != s.RESIDENT or request.instance != instance:
-            continue
-        row = s.URGENT if request.urgent else s.OFFLINE
-        if seen[row, request.position] == 0:
-            seen[row, request.position] = 1
+        row, index = s.URGENT if request.urgent else s.OFFLINE, request.position
+        if not 0 <= index < member_count(spec, row) or state.members[row, instance, index] != slot:
+            continue  # looked up here: where a request says that it is would be another line of its record
+        if request.status == s.RESIDENT and seen[row, index] == 0:
+            seen[row, index] = 1
             state.members[s.BATCH, instance, count] = slot
             count += 1
     return count
@@ -167,6 +168,7 @@ def first_step_fits(state, instance):
 ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
 ITL_WIDTH = math.log(1.02)
 US = np.uint64(PS_PER_US)
+AHEAD = 16  # records that are on the way while one is looked at
 MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
 
 
@@ -335,7 +337,10 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
     batch, block_tokens = state.members[s.BATCH, instance], state.config.block_tokens
     first_ps, worst_ps = spec.start_ps + first, state.config.inter_token_slo_ps
     grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
+    for i in range(min(AHEAD, spec.running)):
+        prefetch(state.requests[np.uint64(batch[i])], 0)
     for i in range(spec.running):
+        prefetch(state.requests[np.uint64(batch[min(i + AHEAD, spec.running - 1)])], 0)
         request = state.requests[np.uint64(batch[i])]
         if request.online:
             gap = first_ps - request.last_token_ps

@@ -200,7 +200,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if state.config.max_num_seqs > rules.max_batch:
         raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be at most the cluster's max_batch="
                         f"{rules.max_batch}")
-    least = int(state.instances["total_blocks"].min())
+    least = state.config.least_blocks = int(state.instances["total_blocks"].min())
     if state.config.reserved_blocks >= least:
         raise UserError(f"reserved_blocks={state.config.reserved_blocks} leaves no memory for requests: an instance "
                         f"has {least:,} blocks of {rules.block_tokens} tokens")

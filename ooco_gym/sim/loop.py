@@ -20,7 +20,7 @@ from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pu
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import can_be_stopped, end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
-from ooco_gym.sim.queues import add_dispatch, add_task, cancel, enqueue, retry_waiting, schedule
+from ooco_gym.sim.queues import add_dispatch, add_task, enqueue, next_event, retry_waiting, schedule, take_event
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, skip_turns, take_arrival
 from ooco_gym.sim.state import rule_at
@@ -131,11 +131,7 @@ def _too_large(state, request):
     if state.config.max_position > 0 and tokens > state.config.max_position:
         return True
     tokens += -1 if state.instances[0].role == s.MIXED else 1
-    blocks = blocks_for(state, tokens) + state.config.reserved_blocks
-    for instance in range(state.instances.size):
-        if blocks > state.instances[instance].total_blocks:
-            return True
-    return False
+    return blocks_for(state, tokens) + state.config.reserved_blocks > state.config.least_blocks
 
 
 @inlined
@@ -216,7 +212,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
         if clock.next_arrival_ps == UNKNOWN:
             clock.next_arrival_ps = _next_arrival(state)
         arrival_ps = clock.next_arrival_ps
-        event_ps = state.heap[0, state.heap[1, 0]] if state.queues.heap_size > 0 else s.NEVER
+        event_ps = next_event(state)
         time_ps = min(arrival_ps, event_ps)
         sweep_deadlines(state, min(time_ps, until_ps))
         stop_ps = min(until_ps, end_of_episode(state))
@@ -231,10 +227,9 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             clock.source = -1
             add_task(state, s.ARRIVE, -1, take_arrival(state))
             continue
-        source = state.heap[1, 0]
+        source = take_event(state)
         clock.source = source
         if source < state.instances.size:
-            cancel(state, source)
             _end_iteration(state, source)
         else:
             end_transfer(state, source - state.instances.size)

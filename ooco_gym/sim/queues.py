@@ -4,14 +4,21 @@ A request is in at most one linked queue at a time (its `previous` and `next`), 
 operations are O(1) but for removal from a member list, which keeps the order of joining.
 """
 
+import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import prefetch
 from ooco_gym.sim import state as s
 from ooco_gym.sim.lanes import leave_lanes, member_count
+from ooco_gym.sim.records import CACHE_LINE, INSTANCE
 from ooco_gym.sim.sessions import arrival_order
 from ooco_gym.sim.waiting import close_gap, join_window, leave_window, ordered, rebuild_window, set_waiting
 
 NONE = -1
+ONE = np.uint64(1)
+TAKEN = -1  # the time of an event that is over, before all others
+FEW = 32  # instances that a cache holds
+INSTANCE_BYTES = INSTANCE.itemsize + CACHE_LINE
 
 
 # --- Linked queues of requests --------------------------------------------------------------------------------------
@@ -187,6 +194,7 @@ def join_decodable(state, instance, slot):
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     spec.decodable += 1
+    state.gauges.relaxed_decodable += spec.role == s.RELAXED
     if request.urgent:
         spec.urgent_decodable += 1
         spec.urgent_context += tokens
@@ -200,6 +208,7 @@ def leave_decodable(state, instance, slot):
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     spec.decodable -= 1
+    state.gauges.relaxed_decodable -= spec.role == s.RELAXED
     if request.urgent:
         spec.urgent_decodable -= 1
         spec.urgent_context -= tokens
@@ -215,47 +224,49 @@ def has_capacity(state, instance):
 
 
 # --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------
-# heap[0, source] is the time, heap[1, index] the source there, heap[2, source] the index (-1: not in the heap).
-@inner
-def _before(heap, a, b):
-    return heap[0, a] < heap[0, b] or (heap[0, a] == heap[0, b] and a < b)
+# heap[0, index] is the time of the event there, heap[1, index] its source, heap[2, source] the index (-1: not in the
+# heap).
+@inlined
+def _before(heap, index, time_ps, source):
+    return (heap[0, index] < time_ps) | ((heap[0, index] == time_ps) & (heap[1, index] < source))
 
 
 @inlined
-def _swap(heap, i, j):
-    a, b = heap[1, i], heap[1, j]
-    heap[1, i], heap[1, j] = b, a
-    heap[2, a], heap[2, b] = j, i
+def _put(heap, index, time_ps, source):
+    heap[0, index], heap[1, index], heap[2, source] = time_ps, source, index
 
 
 @inlined
-def _sift(heap, size, index):
-    while index > 0 and _before(heap, heap[1, index], heap[1, (index - 1) // 2]):
-        _swap(heap, index, (index - 1) // 2)
-        index = (index - 1) // 2
+def _sift(heap, size, free, time_ps, source):
+    """Puts an event where it belongs; the events between there and the free index move up or down."""
+    index = np.uint64(free)  # unsigned: no test for negative indices
+    while index > 0 and not _before(heap, (index - ONE) >> ONE, time_ps, source):
+        parent = (index - ONE) >> ONE
+        _put(heap, index, heap[0, parent], heap[1, parent])
+        index = parent
     while True:
-        child = 2 * index + 1
+        child = (index << ONE) + ONE
         if child >= size:
-            return
-        if child + 1 < size and _before(heap, heap[1, child + 1], heap[1, child]):
-            child += 1
-        if not _before(heap, heap[1, child], heap[1, index]):
-            return
-        _swap(heap, index, child)
+            break
+        other = child + ONE
+        if other < size:
+            child += np.uint64(_before(heap, other, heap[0, child], heap[1, child]))  # no branch: either is as likely
+        if not _before(heap, child, time_ps, source):
+            break
+        _put(heap, index, heap[0, child], heap[1, child])
         index = child
+    _put(heap, index, time_ps, source)
 
 
 @inlined
 def schedule(state, source, time_ps):
     """Sets the next event of `source`, whether it had one or not."""
     heap = state.heap
-    heap[0, source] = time_ps
-    if heap[2, source] < 0:
+    index = heap[2, source]
+    if index < 0:
         index = state.queues.heap_size
         state.queues.heap_size += 1
-        heap[1, index] = source
-        heap[2, source] = index
-    _sift(heap, state.queues.heap_size, heap[2, source])
+    _sift(heap, np.uint64(state.queues.heap_size), index, time_ps, source)
 
 
 @inlined
@@ -266,11 +277,40 @@ def cancel(state, source):
     if index < 0:
         return
     last = state.queues.heap_size - 1
-    _swap(heap, index, last)
     state.queues.heap_size = last
     heap[2, source] = NONE
     if index < last:
-        _sift(heap, last, index)
+        _sift(heap, np.uint64(last), index, heap[0, last], heap[1, last])
+
+
+@inlined
+def next_event(state):
+    """When the next event is; NEVER where there is none."""
+    heap = state.heap
+    if state.queues.heap_size > 0 and heap[0, 0] == TAKEN:
+        cancel(state, heap[1, 0])
+    return heap[0, 0] if state.queues.heap_size > 0 else s.NEVER
+
+
+@inlined
+def take_event(state):
+    """The source of the next event, which is over: it stays at the top of the heap until its source has another one."""
+    heap = state.heap
+    heap[0, 0] = TAKEN
+    if state.instances.size > FEW:
+        for index in range(1, min(3, state.queues.heap_size)):  # one of them is next, unless something new comes before
+            _fetch_source(state, heap[1, index])
+    return heap[1, 0]
+
+
+@inner
+def _fetch_source(state, source):
+    """What an event of a source reads is on its way to the cache."""
+    if source >= state.instances.size:
+        prefetch(state.links[source - state.instances.size], 0)
+        return
+    for line in range(0, INSTANCE_BYTES, CACHE_LINE):
+        prefetch(state.instances[source], line)
 
 
 @inner

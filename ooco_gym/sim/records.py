@@ -333,6 +333,7 @@ class Config(Record):
     inter_token_slo_ps: int  # NEVER: none
     max_num_batched_tokens: int  # of an iteration of a mixed instance
     max_num_seqs: int
+    least_blocks: int  # of any instance
     reserved_blocks: int
     max_position: int  # tokens of a request, prompt and output, that the model's positions allow; 0: any number
     prefix_caching: int
@@ -388,6 +389,7 @@ class Gauges(Record):
     last_closed_ps: int  # when the last of these did
     open_offline: int  # counted offline requests that have not finished
     late_online: int  # counted online requests past an SLO and unfinished
+    relaxed_decodable: int  # requests that can decode on relaxed instances
     outstanding_ps: int  # reference GPU time of unfinished offline requests
     outstanding_since_ps: int
 

@@ -114,7 +114,7 @@ class State(NamedTuple):
     ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
-    heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, index by source
+    heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: times, their sources, index by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
     waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each (`sim.waiting`)
     picks: np.ndarray  # int32[B], wide answers and candidates

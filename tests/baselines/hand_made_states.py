@@ -60,6 +60,7 @@ class Desk:
         state.members[row, instance, spec[count]] = slot
         spec[count] += 1
         spec["decodable"] += 1
+        state.gauges.relaxed_decodable += kind == "relaxed"
         spec["urgent_decodable"] += request["urgent"]
         spec["urgent_context" if request["urgent"] else "offline_context"] += request["prompt_tokens"]
         spec["free_blocks"] -= request["blocks"]

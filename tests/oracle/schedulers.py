@@ -192,7 +192,7 @@ def _play(state: s.State, rules: tuple[Any, ...]) -> tuple[list[tuple[int, int]]
 def _next_event_ps(state: s.State) -> int:
     at_ps = int(s.NEVER)
     if state.queues.heap_size > 0:
-        at_ps = int(state.heap[0, state.heap[1, 0]])
+        at_ps = int(state.heap[0, 0])
     if state.clock.next_arrival < state.requests.size:
         at_ps = min(at_ps, int(state.requests["arrival_ps"][state.clock.next_arrival]))
     return at_ps

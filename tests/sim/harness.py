@@ -156,7 +156,7 @@ class Episode:
         state = self.state
         times = [int(s.NEVER)]
         if state.queues.heap_size > 0:
-            times.append(int(state.heap[0, state.heap[1, 0]]))
+            times.append(int(state.heap[0, 0]))
         times += state.requests["arrival_ps"][state.requests["status"] == s.FUTURE].tolist()
         return min(times)
 

@@ -76,6 +76,8 @@ def check_lists(state: s.State) -> None:
         assert spec["arriving_context"] == requests["target_context"][coming].sum()
         assert spec["leaving"] == np.count_nonzero((status == s.LEAVING) & (requests["instance"] == i))
         assert len(listed) + spec["arriving"] + spec["suspended"] <= state.members.shape[2]
+    relaxed = state.instances["role"] == s.RELAXED
+    assert state.gauges.relaxed_decodable == state.instances["decodable"][relaxed].sum()
     queued = []
     for queue in state.push_queues:
         queued += chain(requests, int(queue["head"]), int(queue["tail"]))
