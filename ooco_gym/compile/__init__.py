@@ -21,7 +21,7 @@ from numba.core import cgutils, typeinfer, types
 from numba.core.dispatcher import Dispatcher
 
 from ooco_gym.compile.notice import watch
-from ooco_gym.compile.parts import PartCompiler, WholeCompiler
+from ooco_gym.compile.parts import PartCompiler, WholeCompiler, take_whole_numbers
 from ooco_gym.compile.source_cache import SourceCache, note_not_kept
 
 watch()
@@ -68,7 +68,10 @@ def _part(function: Callable[..., Any], inline: bool) -> Any:
     # Where forceinline is not set at all, a function takes it from the first one that calls it.
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False,
                                "forceinline": inline, "pipeline_class": PartCompiler}
-    return njit(**options)(function)
+    part = njit(**options)(function)
+    if isinstance(part, Dispatcher):                # not NUMBA_DISABLE_JIT
+        take_whole_numbers(part)
+    return part
 
 
 def intrinsic(build: Callable[..., Any]) -> Any:

@@ -8,11 +8,12 @@ nor made machine code of by itself. What Python calls links in each part that it
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 from llvmlite import binding
 from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]
-from numba.core import errors, typed_passes, untyped_passes
+from numba.core import errors, event, typed_passes, types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
 from numba.core.compiler_machinery import register_pass
@@ -28,6 +29,37 @@ OWN_SYNTAX = {"literal_unroll", "literally", "objmode", "array"}
 
 # Numba asks for forgiveness: compiling raises errors by the ten thousand that are never shown, and colours each.
 errors.termcolor()._markup = lambda words, *_: words  # pyright: ignore[reportAttributeAccessIssue]
+# It times each of its locks for all functions that wait for the one in hand, who call each other ten deep.
+event.install_timer = lambda *_: nullcontext()
+
+
+def _once(resolve: Any) -> Any:
+    """Asks what a function of numba's own returns for arguments of given types once, not at each of its uses."""
+    known: dict[Any, Any] = {}
+
+    def call_type(function: Any, context: Any, args: Any, kws: Any) -> Any:
+        key = function, context, args, tuple(kws.items())
+        if key not in known:
+            known[key] = resolve(function, context, args, kws)
+        return known[key]
+
+    return call_type
+
+
+types.Function.get_call_type = _once(types.Function.get_call_type)
+
+
+def take_whole_numbers(part: Any) -> None:
+    """Has one form of a part for whole numbers of all widths, and not one for each constant that it is given: what is
+    inlined knows them nevertheless."""
+    fold = part._compiler.fold_argument_types
+
+    def folded(args: Any, kws: Any) -> Any:
+        signature, kinds = fold(args, kws)
+        return signature, tuple(types.int64 if kind in types.signed_domain else kind
+                                for kind in map(types.unliteral, kinds))
+
+    part._compiler.fold_argument_types = folded
 
 
 def _relink(module: Any, old: Any, new: Any) -> None:

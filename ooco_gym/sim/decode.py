@@ -87,8 +87,13 @@ def flush_all(state):
 def flush_totals(state, instance):
     """Writes a run's totals as of now (sums and memory of the instance, misses), not its members' records."""
     spec = state.instances[instance]
-    if spec.activity != s.DECODE or spec.steps <= 1:
-        return
+    if spec.activity == s.DECODE and spec.steps > 1:
+        _flush_run(state, instance)
+
+
+@inner
+def _flush_run(state, instance):
+    spec = state.instances[instance]
     elapsed = state.clock.now_ps - spec.start_ps
     current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps,
                              _past(state, instance))
@@ -113,8 +118,13 @@ def urgent_load(state, instance):
 def cut(state, instance):
     """Lets a run end with the step in progress: its next step must see a change. In O(1), without a flush."""
     spec = state.instances[instance]
-    if spec.activity != s.DECODE or spec.steps <= 1:
-        return
+    if spec.activity == s.DECODE and spec.steps > 1:
+        _cut_run(state, instance)
+
+
+@inner
+def _cut_run(state, instance):
+    spec = state.instances[instance]
     current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, state.clock.now_ps - spec.start_ps,
                              spec.steps, _past(state, instance))
     if current < spec.steps:

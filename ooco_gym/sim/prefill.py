@@ -32,7 +32,7 @@ def _admit(state, instance, slot, index):
     state.members[s.BATCH, instance, index] = slot
 
 
-@inlined
+@inner
 def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent

@@ -114,7 +114,7 @@ def enqueue_by_arrival(state, instance, slot):
     rebuild_window(state, instance)
 
 
-@inlined
+@inner
 def dequeue(state, instance, slot):
     """Takes a request out of its instance's queue for prefill."""
     spec, request = state.instances[instance], state.requests[slot]

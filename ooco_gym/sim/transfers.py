@@ -87,7 +87,7 @@ def send(state, slot, pushed):
         _next_transfer(state, index)
 
 
-@inlined
+@inner
 def _next_transfer(state, index):
     link = state.links[index]
     source = state.instances.size + index
