@@ -18,7 +18,8 @@ from ooco_gym.render import RunRecord, outcome_of, record_of
 from ooco_gym.render.outcome import Outcome
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import held_windows
-from ooco_gym.report import Axis, Panel, Section, Series, command_line, joined, percent, write_page
+from ooco_gym.report import Section, command_line, curve, joined, percent, plot, write_page
+from ooco_gym.report.pages import Plot
 from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
@@ -74,9 +75,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     held.show()
     compared = outcome_of(records)
     path = write_page(out / REPORT_FILE, TITLE, [
-        Section("", charts=[*held.chart(), *_curve(found, list(played), out, options)], legend=list(played)),
+        Section("", plots=[*held.chart(), *_curve(found, list(played), out, options)]),
         _section("Held-out windows", held),
-        _section("A day", compared, charts=[*compared.chart(), *compared.panels], legend=list(played)),
+        _section("A day", compared, plots=[*compared.chart(), *compared.plots]),
         *searches_section(found), Section("Conditions", tables=[conditions_table(records)]),
         Section("How to make this again", commands=[command_line()])], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
@@ -177,20 +178,16 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
             f"({percent(learned['violation_budget'], 0)} are allowed).")
 
 
-def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Panel]:
+def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Plot]:
     """The best so far of each search on validation windows, by generation, in times of the reference's service."""
-    if not found:
-        return []
-    series = []
+    traces = []
     for name in found:
         with (out / name / "generations.csv").open(newline="", encoding="utf-8") as file:
-            rows = [(float(row["generation"]), float(np.exp(float(row["kept_score"]))))
-                    for row in csv.DictReader(file) if row["kept_score"]]
-        series.append(Series(*zip(*rows, strict=True), colour=names.index(name)))  # type: ignore[arg-type]
-    most = max(float(series[0].x[-1]), 1.0)
-    return [Panel("Best so far on validation windows; dashed: as published", Axis("generation"),
-                  Axis(f"times {options['reference']}'s offline work"),
-                  [Series([0.0, most], [1.0, 1.0], "dashes", colour=-1), *series])]
+            rows = [row for row in csv.DictReader(file) if row["kept_score"]]
+        traces.append(curve(name, [float(row["generation"]) for row in rows],
+                            [float(np.exp(float(row["kept_score"]))) for row in rows], names.index(name)))
+    return [plot("Best so far on validation windows; 1: as published", traces, "generation",
+                 f"times {options['reference']}'s offline work")] if traces else []
 
 
 def _section(title: str, outcome: Outcome, **more: Any) -> Section:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.figure_points import Row
 from experiments.figure_tests import estimate
-from ooco_gym.report import Column, Section, Table, error_bars, layout, number, with_interval
-from ooco_gym.report.pages import COLOURS
+from ooco_gym.report import Column, Section, Table, curve, errors, number, plot, with_interval
+from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import NONE, TO
 
 
@@ -20,9 +21,8 @@ def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence
                  *(f"{test['what']}: {ours(test)} (reproduced {ranges(test['reproduced'])}, direction "
                    f"{ranges(test['direction'])}): {test['verdict']}." for test in found["tests"]),
                  f"Verdict: {found['verdict']}." + (f" {found['why']}" if found["why"] else "")]
-    figures = [plot_of(spec["plot"], rows)] if spec.get("plot") else []
-    return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], figures,
-                   commands=[found["command"]])
+    plots = plots_of(spec["plot"], rows) if spec.get("plot") else []
+    return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], plots, [found["command"]])
 
 
 def section_of_claim(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Row]) -> Section:
@@ -52,38 +52,28 @@ def _written(found: Mapping[str, Any], *keys: str) -> str:
     return with_interval(mean, low, high, number, TO)
 
 
-def plot_of(plot: Mapping[str, Any], rows: Sequence[Row]) -> Any:
-    """The figure in the original's manner: bars or lines of each metric `y` along the axis `x`, a panel for each label
-    of `panels`, a colour for each of `series`, a dotted `line`."""
-    from plotly.subplots import make_subplots
-
-    metrics = [plot["y"]] if isinstance(plot["y"], str) else list(plot["y"])
-    axis, series = plot.get("panels"), plot.get("series")
-    panels = [(label, metric) for label in (_labels(rows, axis) if axis else [None]) for metric in metrics]
-    columns = min(len(panels), 4)
-    lines = -(-len(panels) // columns)
-    titles = [" · ".join(str(part) for part in (label, metric) if part is not None) for label, metric in panels]
-    figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, vertical_spacing=0.3 / max(lines, 2))
-    for place, (label, metric) in enumerate(panels):
-        at: dict[str, Any] = {"row": place // columns + 1, "col": place % columns + 1}
-        for index, name in enumerate(_labels(rows, series) if series else [metric]):
-            mine = [row for row in rows if (axis is None or row.at[axis] == label)
-                    and (series is None or row.at[series] == name)]
+def plots_of(how: Mapping[str, Any], rows: Sequence[Row]) -> list[Plot]:
+    """The figure in the original's manner: bars or lines of each metric `y` along the axis `x`, a plot for each label
+    of `panels`, a colour for each of `series`, a dashed `line`."""
+    metrics = [how["y"]] if isinstance(how["y"], str) else list(how["y"])
+    panels = _labels(rows, how["panels"]) if how.get("panels") else [None]
+    kind = "bars" if how["kind"] == "bars" else "lines+markers"
+    plots = []
+    for label, metric in itertools.product(panels, metrics):
+        traces = []
+        for colour, name in enumerate(_labels(rows, how["series"]) if how.get("series") else [metric]):
+            mine = [row for row in rows if (label is None or row.at[how["panels"]] == label)
+                    and (not how.get("series") or row.at[how["series"]] == name)]
             found = [estimate(row.values[metric], row.seeds) for row in mine]
-            x, y, low, high = [row.at[plot["x"]] for row in mine], *([one[key] for one in found] for key in (
-                "mean", "low", "high"))
-            look = {"name": str(name), "legendgroup": str(name), "showlegend": place == 0, **at,
-                    "error_y": error_bars(y, low, high)}
-            colour = COLOURS[index % len(COLOURS)]
-            if plot["kind"] == "bars":
-                figure.add_bar(x=[str(value) for value in x], y=y, marker_color=colour, **look)
-            else:
-                figure.add_scatter(x=x, y=y, mode="lines+markers", line={"color": colour}, **look)
-        figure.update_xaxes(title_text=str(plot["x"]), type="log" if "x" in plot.get("log", "") else None, **at)
-        figure.update_yaxes(type="log" if "y" in plot.get("log", "") else None, **at)
-        if plot.get("line") is not None:
-            figure.add_hline(y=float(plot["line"]), line_dash="dot", line_color="#888", **at)
-    return layout(figure, 340 * lines + 90, barmode="group")
+            x = [str(row.at[how["x"]]) if kind == "bars" else row.at[how["x"]] for row in mine]
+            y, low, high = ([one[key] for one in found] for key in ("mean", "low", "high"))
+            traces.append(curve(str(name), x, y, colour, kind, error_y=errors(y, low, high)))
+        if how.get("line") is not None:
+            ends = [trace["x"][place] for trace in traces for place in (0, -1) if trace["x"]]
+            traces.append(curve("", ends, [float(how["line"])] * len(ends), -1, "dashes"))
+        plots.append(plot(metric if label is None else f"{label} · {metric}", traces, str(how["x"]),
+                          log=str(how.get("log", ""))))
+    return plots
 
 
 def _labels(rows: Sequence[Row], axis: str) -> list[Any]:

@@ -29,7 +29,8 @@ from ooco_gym.files import as_json, atomic_write
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
-from ooco_gym.report import Axis, Column, Panel, Section, Series, Table, console, number, percent, write_page
+from ooco_gym.report import Column, Section, Table, console, curve, number, percent, plot, write_page
+from ooco_gym.report.pages import Plot
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -180,8 +181,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     question = _question(base, rate, options)
     table = _table(rows, question, len(seeds), limits)
     table.show(console(), unbroken=2)
-    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], charts=_frontier(rows),
-                                                            legend=[row["policy"] for row in rows])])
+    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], plots=_frontier(rows))])
     return {"schema": SCHEMA, "question": question, "limits": limits.words(), "offline_rate": rate,
             "seeds": list(seeds), "results": as_json(rows, 6), "simulations": jobs.different,
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
@@ -268,9 +268,9 @@ def _split(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{row[role]} {role}" for role in ROLES if row.get(role))
 
 
-def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """Offline total tokens that chips carry, a colour a policy."""
-    series = [Series([one["chips"] for one in row["frontier"]],
-                     [one["total_tokens_per_s"] for one in row["frontier"]], style, place)  # type: ignore[arg-type]
-              for place, row in enumerate(rows) for style in ("line", "dots")]
-    return [Panel("What chips carry", Axis("chips"), Axis("offline total tokens/s"), series)]
+    traces = [curve(str(row["policy"]), [one["chips"] for one in row["frontier"]],
+                    [one["total_tokens_per_s"] for one in row["frontier"]], place, "lines+markers")
+              for place, row in enumerate(rows)]
+    return [plot("What chips carry", traces, "chips", "offline total tokens/s")]

@@ -7,6 +7,7 @@ from the least to the most. Weights & Biases draws each logged series by itself.
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,11 @@ from agents.policies.runs import GENERATIONS_FILE
 from agents.settings import plain
 from ooco_gym.commands.sweep import FILE as SWEEP_FILE
 from ooco_gym.errors import UserError
-from ooco_gym.report import Section, layout, write_page
-from ooco_gym.report.pages import COLOURS
+from ooco_gym.report import Section, curve, plot, write_page
+from ooco_gym.report.pages import Plot
 
 PAGE_FILE = "dashboard.html"
-ACROSS = 3  # charts in a row
 TRAINING_FILE, STEPS = "progress.csv", "time/total_timesteps"
-PIXELS = 320  # of a row of the page
 DASHES = {"solid": "—", "dash": "– –", "dot": "· · ·", "dashdot": "– ·"}  # of the series of a chart, and as text
 Curves = dict[str, np.ndarray]  # by series: float64[rows], NaN where a row says nothing of it
 
@@ -91,39 +90,27 @@ def draw(path: Path, folders: Sequence[str], title: str) -> list[str]:
         if any(name in curves for name in chart.series for runs in settings.values() for curves in runs):
             parts.setdefault(chart.section, []).append(chart)
     seeds = {label: len(runs) for label, runs in settings.items()}
-    write_page(path, title, [Section(name, figures=[_figure(charts, settings)]) for name, charts in parts.items()],
+    write_page(path, title, [Section(name, plots=[_plot(chart, settings) for chart in charts])
+                             for name, charts in parts.items()],
                "; ".join(f"`{label}`: {count} run{'s' if count > 1 else ''}" for label, count in seeds.items())
                + ". A band goes from the least to the most of a setting's seeds.")
     return list(settings)
 
 
-def _figure(charts: Sequence[Chart], settings: Mapping[str, Sequence[Curves]]) -> Any:
-    """The charts of a section side by side, a colour a setting, a dash a series."""
-    from plotly import graph_objects as go
-    from plotly.subplots import make_subplots
-
-    rows = -(-len(charts) // ACROSS)
-    dashes = [*DASHES]
-    figure = make_subplots(rows, min(ACROSS, len(charts)), vertical_spacing=150 / (PIXELS * rows),
-                           subplot_titles=[f"{chart.title}<br><sub>{_told(chart)}</sub>" for chart in charts])
-    shown: set[str] = set()
-    for place, chart in enumerate(charts):
-        at: dict[str, Any] = {"row": place // ACROSS + 1, "col": place % ACROSS + 1}
-        figure.update_xaxes(title_text=chart.x.rpartition("/")[2], **at)
-        for colour, (label, runs) in enumerate(settings.items()):
-            for turn, series in enumerate(chart.series):
-                x, mean, low, high = _banded(runs, chart.x, series)
-                tint = "#666" if series == LIMIT else COLOURS[colour % len(COLOURS)]
-                if len(runs) > 1 and chart.x == STEP:
-                    figure.add_trace(go.Scatter(x=[*x, *x[::-1]], y=[*high, *low[::-1]], fill="toself", opacity=0.2,
-                                                fillcolor=tint, line={"width": 0}, hoverinfo="skip", showlegend=False,
-                                                legendgroup=label), **at)
-                figure.add_trace(go.Scatter(
-                    x=x, y=mean, name=label, legendgroup=label, showlegend=label not in shown and turn == 0,
-                    mode="lines+markers" if chart.x != STEP or len(x) < 12 else "lines",
-                    line={"color": tint, "dash": dashes[turn % len(dashes)]}), **at)
-                shown.add(label)
-    return layout(figure, PIXELS * rows)
+def _plot(chart: Chart, settings: Mapping[str, Sequence[Curves]]) -> Plot:
+    """A chart: a colour a setting, a dash a series, and a band where a setting has several seeds."""
+    traces = []
+    for place, (label, runs) in enumerate(settings.items()):
+        for series, dash in zip(chart.series, itertools.cycle(DASHES)):
+            x, mean, low, high = _banded(runs, chart.x, series)
+            colour = -1 if series == LIMIT else place
+            if len(runs) > 1 and chart.x == STEP:
+                traces.append(curve("", [*x, *x[::-1]], [*high, *low[::-1]], colour, fill="toself", opacity=0.2,
+                                    hoverinfo="skip", legendgroup=label))
+            kind = "lines+markers" if chart.x != STEP or len(x) < 12 else "lines"
+            traces.append(curve(label if series == chart.series[0] else "", x, mean, colour, kind, legendgroup=label))
+            traces[-1]["line"]["dash"] = dash
+    return plot(f"{chart.title}: {_told(chart)}", traces, chart.x.rpartition("/")[2])
 
 
 def _told(chart: Chart) -> str:

@@ -20,7 +20,7 @@ import yaml
 
 from experiments.engines import host
 from experiments.engines.host import Timed, robust_nnls, summed
-from experiments.engines.served import compare, read_measured, serve_again, served, served_figure
+from experiments.engines.served import compare, read_measured, serve_again, served, served_plots
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import cost_table, load_model
@@ -461,7 +461,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
                        "iterations_real": len(steps["time_us"]), "iterations_simulated": again.iterations,
                        "iteration_errors": errors(fitted, steps)}
         end_s = float(requests["last_token_s"].max())
-        sections.append(Section(name, figures=[served_figure(real, {timing: again}, {}, end_s)]))
+        sections.append(Section(name, plots=served_plots(real, {timing: again}, {}, end_s)))
     if sections:
         write_page(out / "chain.html", f"{engine['engine']} and its simulation", sections)
     worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.engines.foreseen import Foreseen, Load, fit_requests
 from experiments.engines.host import mode_of, write_clock
 from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
-from experiments.engines.served import Again, Served, compare, serve_again, served, served_figure
+from experiments.engines.served import Again, Served, compare, serve_again, served, served_plots
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.model import model_named
@@ -157,8 +157,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with remarks() as remarked:
         fits = fit_host([run, *_others(cfg)], chip, model, timings, out) if cfg.engine_clock == "fit" else {}
         found, simulated = replay(run, chip, model, timings, fits or cfg.engine_clock)
-    figure = served_figure(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
-    write_page(out / "replay.html", f"{run.folder.name}: recorded and simulated", [Section("", figures=[figure])])
+    plots = served_plots(measured(run), simulated, run.curves, float(run.requests["last_token_s"].max()))
+    write_page(out / "replay.html", f"{run.folder.name}: recorded and simulated", [Section("", plots=plots)])
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
     said = [*_older_release(run.engine), *_unknown_prompts(run), *_allreduce(run, chip), *_said_of(fits)]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.report import layout
-from ooco_gym.report.pages import COLOURS
+from ooco_gym.report import curve, plot
+from ooco_gym.report.pages import Plot
 from ooco_gym.workload.table_reader import read_table
 
 if TYPE_CHECKING:
@@ -112,34 +112,24 @@ def compare(real: Served, simulated: Served) -> dict[str, float]:
     return found
 
 
-PANELS = ("TTFT of each request (s): simulated over recorded", "end to end (s): simulated over recorded",
-          "running requests", "waiting requests", "KV memory in use (%)")
+PARTS = {"running": "running requests", "waiting": "waiting requests", "kv_percent": "KV memory in use (%)"}
 
 
-def served_figure(real: Served, simulated: Mapping[str, Again], curves: Mapping[str, np.ndarray], end_s: float) -> Any:
-    """A Plotly figure of `PANELS`, a colour for each timing form; recorded curves, where there are any, are black."""
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(rows=4, cols=2, subplot_titles=PANELS, vertical_spacing=0.07,
-                           row_heights=[0.4, 0.2, 0.2, 0.2], specs=[[{}, {}], *[[{"colspan": 2}, None]] * 3])
-    for index, (timing, again) in enumerate(simulated.items()):
-        look: dict[str, Any] = {"name": f"timing={timing}", "legendgroup": timing}
-        for column, key in ((1, "ttft_s"), (2, "e2e_s")):
-            figure.add_scatter(x=getattr(real, key), y=getattr(again.served, key), mode="markers", row=1, col=column,
-                               marker={"size": 5, "color": COLOURS[index]}, showlegend=column == 1, **look)
-        for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
-            figure.add_scatter(x=again.curves["t_s"], y=again.curves[key], mode="lines", row=row, col=1,
-                               line={"color": COLOURS[index]}, showlegend=False, **look)
-    for column, key in ((1, "ttft_s"), (2, "e2e_s")):
-        most = float(getattr(real, key).max())
-        figure.add_scatter(x=[0, most], y=[0, most], mode="lines", line={"color": "#888", "dash": "dot"}, row=1,
-                           col=column, showlegend=False, name="equal")
-    for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
-        if curves:
-            figure.add_scatter(x=curves["t_s"], y=curves[key], mode="lines", line={"color": "black"}, row=row,
-                               col=1, showlegend=row == 2, name="recorded")
-    figure.update_xaxes(title_text="recorded (s)", row=1)
-    figure.update_xaxes(title_text="time since the first arrival (s)", row=4, col=1)
-    for row in (2, 3, 4):
-        figure.update_xaxes(range=[0, 1.05 * end_s], row=row, col=1)
-    return layout(figure, 1300)
+def served_plots(real: Served, simulated: Mapping[str, Again], curves: Mapping[str, np.ndarray], end_s: float
+                 ) -> list[Plot]:
+    """TTFT and end to end of each request, simulated over recorded, and `PARTS` over time, a colour for each timing
+    form; recorded curves, where there are any, are grey."""
+    plots = []
+    for title, key in (("TTFT of each request (s): simulated over recorded", "ttft_s"),
+                       ("end to end (s): simulated over recorded", "e2e_s")):
+        x = getattr(real, key)
+        equal = curve("", [0, float(x.max())], [0, float(x.max())], -1, "dashes")
+        plots.append(plot(title, [equal, *(curve(f"timing={timing}", x, getattr(again.served, key), colour, "markers")
+                                           for colour, (timing, again) in enumerate(simulated.items()))], "recorded"))
+    for key, title in PARTS.items():
+        traces = [curve(f"timing={timing}", again.curves["t_s"], again.curves[key], colour)
+                  for colour, (timing, again) in enumerate(simulated.items())]
+        recorded = [curve("recorded", curves["t_s"], curves[key], -1)] if curves else []
+        plots.append(plot(title, [*recorded, *traces], "time since the first arrival (s)",
+                          xaxis_range=[0, 1.05 * end_s]))
+    return plots

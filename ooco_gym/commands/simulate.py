@@ -56,7 +56,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     earlier = [f"{line}." for line in (*scenario.remarks, *run.range_warnings, *said[1:])]  # on the page too
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     records = [record_of(run, summary=summary, config=config)]
-    outcome = outcome_of(records, [*lines, *earlier])
+    outcome = outcome_of(records, [*lines, *earlier], plots=False)  # of thousands of points, pages stay small
     result_table(summary).show()
     if (classes := class_table(records)) is not None:
         classes.turned().show()

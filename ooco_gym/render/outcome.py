@@ -19,7 +19,8 @@ import numpy as np
 from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, paired_interval, verdict
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.report import Axis, Panel, Series, Table, as_text, console, joined, minus, number, percent, show_notes
+from ooco_gym.report import Table, as_text, console, curve, errors, joined, minus, number, percent, plot, show_notes
+from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import BRACKETS, at_least, flat, missing
 from ooco_gym.resources import load_yaml
 
@@ -121,7 +122,7 @@ class Outcome:
         more: further columns by title: a text for each (policy, cluster).
         sentence: what answers, where it is not who keeps the promises.
         notes: what a reader should not overlook, a sentence each.
-        panels: plots, in which policies have the colours of their order.
+        plots: in which policies have the colours of their order.
     """
 
     title: str
@@ -133,7 +134,7 @@ class Outcome:
     more: Mapping[str, Mapping[Key, str]] = field(default_factory=dict)
     sentence: str = ""
     notes: Sequence[str] = ()
-    panels: Sequence[Panel] = ()
+    plots: Sequence[Plot] = ()
 
     @property
     def found(self) -> dict[Key, dict[str, Row]]:
@@ -226,24 +227,22 @@ class Outcome:
 
         return best, [key for key in keys if level(key)]
 
-    def chart(self) -> list[Panel]:
+    def chart(self) -> list[Plot]:
         """What is served against what is late, where there are several policies."""
-        found = list(self.found.values())
-        series, most = [], max((one[self.served]["mean"] for one in found), default=0.0)
+        found = self.found
+        most = max((one[self.served]["mean"] for one in found.values()), default=0.0)
         if len(found) < 2 or self.sentence or not most > 0:
             return []
-        for colour, one in enumerate(found):
-            x, y = ({end: math.nan if value is None else value for end, value in one[metric].items()
-                     if end in ("mean", "ci_low", "ci_high")} for metric in (LATE, self.served))
-            at = 100 * max(x["mean"], LEAST_LATE)
-            series += [Series([at], [y["mean"]], "dots", colour=colour),
-                       Series([at, at], [y["ci_low"], y["ci_high"]], colour=colour),
-                       Series([100 * max(x[end], LEAST_LATE) for end in ("ci_low", "ci_high")],
-                              [y["mean"]] * 2, colour=colour)]
-        limit = Series([100 * self.budget] * 2, [0.0, 1.1 * most], "dashes", colour=-1)
-        return [Panel("Served against late; dashed: what is allowed",
-                      Axis(f"{heading(LATE)}, ≤ 0.01 at the edge", True, (100 * LEAST_LATE, 100.0)),
-                      Axis(heading(self.served), limits=(0.0, 1.1 * most)), [limit, *series])]
+        traces = [curve("", [100 * self.budget] * 2, [0.0, 1.1 * most], -1, "dashes")]
+        for colour, (key, one) in enumerate(found.items()):
+            late, served = ([row[end] for end in ("mean", "ci_low", "ci_high")] for row in (
+                one[LATE], one[self.served]))
+            late = [value if missing(value) else 100 * max(value, LEAST_LATE) for value in late]
+            traces.append(curve(key[0], late[:1], served[:1], colour, "markers", cliponaxis=False,
+                                error_x=errors(*([value] for value in late)),
+                                error_y=errors(*([value] for value in served))))
+        return [plot("Served against late; dashed: what is allowed", traces, f"{heading(LATE)}, ≤ 0.01 at the edge",
+                     heading(self.served), "x", xaxis_range=[-2, 2])]
 
     def show(self) -> None:
         """Prints it."""

@@ -17,20 +17,20 @@ from ooco_gym.protocol import baseline_among
 from ooco_gym.render.outcome import Outcome, compare, metrics_of
 from ooco_gym.render.record import RunRecord, differing_conditions, grouped
 from ooco_gym.report import (
-    Axis,
-    Panel,
     Section,
-    Series,
     Table,
     at_least,
     command_line,
+    curve,
     duration,
     joined,
     number,
     percent,
     plain_table,
+    plot,
     write_page,
 )
+from ooco_gym.report.pages import Plot
 
 BINS, LEAST_BIN_S = 48, 60.0  # of a window: so many, fewer where they would be shorter
 CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
@@ -39,8 +39,8 @@ CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("output tokens/s", "output_tokens_per_s", number))
 
 
-def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = ()) -> Outcome:
-    """What runs came to: a row a policy and cluster, over its seeds.
+def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = (), plots: bool = True) -> Outcome:
+    """What runs came to: a row a policy and cluster, over its seeds; with `plots` over time.
 
     Raises:
         UserError: no run, or a policy with a seed twice.
@@ -58,7 +58,7 @@ def outcome_of(records: Sequence[RunRecord], notes: Sequence[str] = ()) -> Outco
         load_title(scenario["workload"], [cluster for _, cluster in groups], {one.seed for one in records}), rows,
         base if len(groups) > 1 else None, budget, notes=[*more, *notes],
         intervals=interval_words(min(map(len, groups.values()))),
-        panels=panels_of([members[0] for members in groups.values()], budget))
+        plots=plots_of([members[0] for members in groups.values()], budget) if plots else ())
 
 
 def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int] | set[int]) -> str:
@@ -84,7 +84,7 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], reco
         if index == 0 and (classes := class_table(records)):
             tables.append(classes)
         parts.append(Section(one.title if len(outcomes) > 1 else "", [one.answer()] if index else [], tables,
-                             charts=[*one.chart(), *one.panels], legend=[key[0] for key in one.found], notes=one.notes))
+                             plots=[*one.chart(), *one.plots], notes=one.notes))
     conditions = [Section("Conditions", tables=[conditions_table(records)])] if records else []
     again = [Section("How to make this again", commands=[line])] if (line := command_line()) else []
     return write_page(path, title or outcomes[0].title, [*parts, *conditions, *again], outcomes[0].answer())
@@ -133,7 +133,7 @@ def promise_of(one: Mapping[str, Any]) -> str:
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
-def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
+def plots_of(records: Sequence[RunRecord], budget: float) -> list[Plot]:
     """TTFT, TPOT and late requests over the window, a curve a record (one of each policy), in the colours of their
     order; `budget`: share of online requests that may be late."""
     summary, scenario = records[0].summary, records[0].scenario
@@ -143,25 +143,23 @@ def panels_of(records: Sequence[RunRecord], budget: float) -> list[Panel]:
         slos = []  # single requests have their own
     unit, unit_s = ("h", 3600.0) if window_s >= 7200.0 else ("min", 60.0)
     edges = np.linspace(0.0, window_s, 1 + int(np.clip(window_s / LEAST_BIN_S, 5, BINS)))
-    found, panels, dashed = [online_quality(record) for record in records], [], "; dashed: SLO" if slos else ""
+    middles, end = (edges[:-1] + edges[1:]) / 2 / unit_s, window_s / unit_s
+    found, plots, dashed = [online_quality(record) for record in records], [], "; dashed: SLO" if slos else ""
     for title, key, factor, of, limits in (
             (f"TTFT P99 by arrival (s){dashed}", "ttft_s", 1.0, 0.99, {slo["ttft_s"] for slo in slos}),
             (f"TPOT P99 by arrival (ms){dashed}", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
             ("late online requests by arrival (%); dashed: what is allowed", "late", 100.0, None, {budget})):
-        curves = []
-        for colour, one in enumerate(found):
+        traces = []
+        for colour, (record, one) in enumerate(zip(records, found, strict=True)):
             which = np.digitize(one["arrival_s"], edges[1:-1])
-            inside = [one[key][(which == place) & ~np.isnan(one[key])] for place in range(len(edges) - 1)]
+            inside = [one[key][(which == place) & ~np.isnan(one[key])] for place in range(len(middles))]
             values = [factor * float(np.mean(some) if of is None else np.quantile(some, of)) if some.size else np.nan
                       for some in inside]
-            if np.isfinite(values).any():
-                curves.append(Series(((edges[:-1] + edges[1:]) / 2 / unit_s).tolist(), values, colour=colour))
-        end = window_s / unit_s
-        promised = [Series([0.0, end], [factor * limit] * 2, "dashes", colour=-1) for limit in sorted(limits)]
-        if curves:
-            panels.append(Panel(title, Axis(f"time since the window's start ({unit})", limits=(0.0, end)),
-                                Axis(log=of is not None), [*promised, *curves]))
-    return panels
+            traces.append(curve(record.label, middles, values, colour))
+        promised = [curve("", [0.0, end], [factor * limit] * 2, -1, "dashes") for limit in sorted(limits)]
+        plots.append(plot(title, [*promised, *traces], f"time since the window's start ({unit})",
+                          log="y" if of is not None else ""))
+    return plots
 
 
 def online_quality(record: RunRecord) -> dict[str, np.ndarray]:

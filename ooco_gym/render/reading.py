@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.render.outcome import COMPUTED, LATE, LEVEL, SERVED, Outcome, Row, compare, heading
 from ooco_gym.render.page import load_title
-from ooco_gym.report import Axis, Panel, Series, joined, number, percent, with_interval
+from ooco_gym.report import curve, joined, number, percent, plot, with_interval
+from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import RANGE
 
 RATE, TOKENS, AGAIN = "sustained.rate", "sustained.total_tokens_per_s", "offline.wasted_tokens_per_s"
@@ -128,17 +129,17 @@ def load_words(peak: Row) -> str:
             f"{percent(peak['floor'])} alone on an idle cluster.")
 
 
-def _curves(rows: Sequence[Row], limit: float) -> list[Panel]:
+def _curves(rows: Sequence[Row], limit: float) -> list[Plot]:
     """What is late and what is served at every offline rate that was tried."""
     late, served = [], []
     for colour, row in enumerate(rows):
-        rates = [point["offline_rate"] for point in row["curve"]]
+        name, rates = str(row["tuned_as"] or row["policy"]), [point["offline_rate"] for point in row["curve"]]
         shares = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in row["curve"]]
-        late.append(Series(rates, [min(share, 400 * limit) for share in shares], colour=colour))
-        served.append(Series(rates, [point["total_tokens_per_s"] for point in row["curve"]], colour=colour))
-        served.append(Series([row["rate"]], [row["total_tokens_per_s"]], "dots", colour=colour))
-    rates = [rate for one in served for rate in one.x]
-    axis = Axis("offline requests/s offered", limits=(0.0, max(rates) or 1.0))
-    allowed = Series([0.0, max(rates)], [100 * limit] * 2, "dashes", colour=-1)
-    return [Panel(f"{heading(LATE)}; dashed: what is allowed", axis, Axis(limits=(0.0, 400 * limit)), [allowed, *late]),
-            Panel("offline total tokens/s; dot: sustained", axis, Axis(), served)]
+        late.append(curve(name, rates, shares, colour))
+        served.append(curve(name, rates, [point["total_tokens_per_s"] for point in row["curve"]], colour))
+        served.append(curve("", [row["rate"]], [row["total_tokens_per_s"]], colour, "markers"))
+    most = max(rate for one in served for rate in one["x"])
+    allowed, offered = curve("", [0.0, most], [100 * limit] * 2, -1, "dashes"), "offline requests/s offered"
+    return [plot(f"{heading(LATE)}; dashed: what is allowed", [allowed, *late], offered,
+                 yaxis_range=[0.0, 400 * limit]),
+            plot("offline total tokens/s; dot: sustained", served, offered)]

@@ -5,14 +5,12 @@ what runs came to is in `ooco_gym.render`. Rich and Plotly are imported where so
 """
 
 from ooco_gym.report.pages import (
-    Axis,
-    Panel,
     Section,
-    Series,
     command_line,
-    error_bars,
-    layout,
+    curve,
+    errors,
     page,
+    plot,
     write_page,
 )
 from ooco_gym.report.tables import (
@@ -31,6 +29,6 @@ from ooco_gym.report.tables import (
 )
 from ooco_gym.report.terminal import console, progress, show_notes, track
 
-__all__ = ["NONE", "Axis", "Column", "Panel", "Section", "Series", "Table", "as_text", "at_least", "command_line",
-           "console", "duration", "error_bars", "joined", "layout", "minus", "number", "page", "percent", "plain_table",
-           "progress", "show_notes", "track", "with_interval", "write_page"]
+__all__ = ["NONE", "Column", "Section", "Table", "as_text", "at_least", "command_line", "console", "curve", "duration",
+           "errors", "joined", "minus", "number", "page", "percent", "plain_table", "plot", "progress", "show_notes",
+           "track", "with_interval", "write_page"]

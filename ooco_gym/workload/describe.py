@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym import report
+from ooco_gym.report import Section, curve, plot
+from ooco_gym.report import write_page as write_sections
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
@@ -17,7 +18,6 @@ PEAK_S = (60.0, 420.0, 600.0, 3600.0)
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 MOST_WINDOWS = 10_000_000
 FEWEST_WINDOWS = 8      # from which a spread between windows is worth a figure
-COLOUR = "#0072B2"
 POINTS = 400
 BINS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
@@ -111,31 +111,19 @@ def _peak(arrival_s: np.ndarray, window_s: float) -> float | None:
 
 def write_page(trace: Trace, title: str, path: Path, notes: Sequence[str] = ()) -> Path:
     """Writes one self-contained HTML page: rate, dispersion, gaps and lengths, and notes below; returns its path."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
     arrival_s = trace.arrival_s
     width = next((width for width in BINS_S if np.ptp(arrival_s) / width <= POINTS), BINS_S[-1])
     counts = counts_in_windows(arrival_s, width)
-    spread = [np.nan if value is None else value for value in (dispersion(arrival_s, x) for x in DISPERSION_S)]
-    panels = (  # place, curve, title, what is along x
-        (1, 1, ((arrival_s[0] + width * (np.arange(len(counts)) + 0.5)) / 3600.0, counts / width),
-         f"Requests per second, in bins of {width:g} s", "hours"),
-        (2, 1, (DISPERSION_S, spread), "Index of dispersion by window (1: Poisson)", "window (s)"),
-        (2, 2, _distribution(np.diff(arrival_s)), "Gaps between arrivals", "gap (s)"),
-        (3, 1, _distribution(trace.prompt_tokens), "Prompt tokens", "tokens"),
-        (3, 2, _distribution(trace.output_tokens), "Output tokens", "tokens"))
-    figure = make_subplots(rows=3, cols=2, specs=[[{"colspan": 2}, None], [{}, {}], [{}, {}]], vertical_spacing=0.1,
-                           subplot_titles=[panel[3] for panel in panels])
-    for row, column, (x, y), _, said in panels:
-        figure.add_trace(go.Scatter(x=np.asarray(x, np.float32), y=np.asarray(y, np.float32), showlegend=False,
-                                    line={"color": COLOUR, "width": 1.5}), row=row, col=column)
-        figure.update_xaxes(title_text=said, type="linear" if row == 1 else "log", row=row, col=column)
-        if (row, column) > (2, 1):
-            figure.update_yaxes(title_text="share at or below", row=row, col=column)
-    figure.update_yaxes(type="log", row=2, col=1)
-    return report.write_page(path, title, [report.Section("", figures=[report.layout(figure, 1000)]),
-                                            report.Section("", notes)])
+    hours = (arrival_s[0] + width * (np.arange(len(counts)) + 0.5)) / 3600.0
+    plots = [plot(f"Requests per second, in bins of {width:g} s", [curve("", hours, counts / width)], "hours"),
+             plot("Index of dispersion by window (1: Poisson)",
+                  [curve("", DISPERSION_S, [dispersion(arrival_s, one) for one in DISPERSION_S])], "window (s)",
+                  log="xy")]
+    for said, values, unit in (("Gaps between arrivals", np.diff(arrival_s), "gap (s)"),
+                               ("Prompt tokens", trace.prompt_tokens, "tokens"),
+                               ("Output tokens", trace.output_tokens, "tokens")):
+        plots.append(plot(said, [curve("", *_distribution(values))], unit, "share at or below", log="x"))
+    return write_sections(path, title, [Section("", plots=plots), Section("", notes)])
 
 
 def _distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

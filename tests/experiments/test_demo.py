@@ -34,7 +34,7 @@ def test_demo_learns_tunes_and_compares(capsys):
     assert [one["policy"] for one in summary["day"]] == ["ooco", "gate", "ooco_tuned", "memory_gate_tuned", "slack"]
     assert Path("demo/gate/policy.yaml").is_file()
     begin = page[page.index("<body>"):]
-    assert begin.index("A gate learned in") < begin.index("<svg") < begin.index("<table")
+    assert begin.index("A gate learned in") < begin.index("<figcaption>") < begin.index("<table")
     assert "Best so far on validation windows" in page
     assert "A gate learned in" in capsys.readouterr().out
     assert "ooco-gym demo " in page and "env.window_s=60" in page

@@ -224,7 +224,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
     assert all(row["max_offline_rate"]["estimate"] > 0 for row in first["results"])
     assert {row["tpot_from"] for row in first["results"]} == {"first_token", "first_decode"}
-    assert "<svg" in Path("first/capacity.html").read_text()
+    assert "<figcaption>" in Path("first/capacity.html").read_text()
     printed = capsys.readouterr().out
     assert "Sustained offline load: azure_conv on pair_7b" in printed and "mixed_7b" in printed
     assert main([*arguments, policies, settings, "out=again"]) == 0

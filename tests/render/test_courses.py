@@ -12,16 +12,18 @@ from ooco_gym.errors import UserError
 from ooco_gym.metrics.quality import judge
 from ooco_gym.metrics.summary import counted, rules_of
 from ooco_gym.render import read_record, record_of
-from ooco_gym.render.page import online_quality, panels_of
+from ooco_gym.render.page import online_quality, plots_of
 from ooco_gym.render.record import grouped
 
 BUDGET = 0.03
 
 
 def panel(records, title):
-    """The plot whose title begins so, and its curves without the dashed limits."""
-    found = next(one for one in panels_of(records, BUDGET) if one.title.startswith(title))
-    return found, [series for series in found.series if series.style == "line"]
+    """Of the plot whose title begins so, where its dashed limits are, and its other curves."""
+    found = next(one for one in plots_of(records, BUDGET) if one["title"].startswith(title))
+    dashed, curves = ([one for one in found["data"] if (one["line"]["dash"] == "dash") == is_limit] for is_limit in (
+        True, False))
+    return [one["y"][0] for one in dashed], curves
 
 
 def test_latency_is_that_of_the_requests(runs, records):
@@ -35,15 +37,13 @@ def test_latency_is_that_of_the_requests(runs, records):
     np.testing.assert_allclose(quality["ttft_s"][started], judged.ttft_s[started], atol=1e-9)
     np.testing.assert_allclose(quality["tpot_s"][done], judged.tpot_s[done], atol=1e-9)
     assert (quality["late"] == judged.violated).all()
-    plot, (curve,) = panel([record], "TTFT P99")
+    limits, (curve,) = panel([record], "TTFT P99")
     first = quality["arrival_s"] < 60.0  # a fifth of the window
-    assert curve.x[0] == 0.5 and len(curve.x) == 5
-    assert curve.y[0] == pytest.approx(np.quantile(quality["ttft_s"][first], 0.99))
-    assert [one.y[0] for one in plot.series if one.style == "dashes"] == [2.0]
-    assert [one.y[0] for one in panel([record], "TPOT P99")[0].series if one.style == "dashes"] == [50.0]
-    late, (shares,) = panel([record], "late online requests")
-    assert shares.y[0] == pytest.approx(100 * quality["late"][first].mean())
-    assert [one.y[0] for one in late.series if one.style == "dashes"] == [3.0]
+    assert curve["x"][0] == 0.5 and len(curve["x"]) == 5
+    assert curve["y"][0] == pytest.approx(np.quantile(quality["ttft_s"][first], 0.99))
+    assert limits == [2.0] and panel([record], "TPOT P99")[0] == [50.0]
+    limits, (shares,) = panel([record], "late online requests")
+    assert shares["y"][0] == pytest.approx(100 * quality["late"][first].mean()) and limits == [3.0]
 
 
 def test_unfinished_requests_are_not_left_out(records):
