@@ -73,10 +73,9 @@ class DecisionEnv(gym.Env):
     has their number as `illegal_actions`.
 
     ## Rendering
-    `rgb_array` (needs the extra `render`) is a timeline of the last three minutes: kinds of work and KV memory of each
-    instance, transfers, queues, misses against their budget, as sampled at each decision; Gymnasium's `RecordVideo`
-    (needs moviepy) makes films of it. `ansi` is a line of text on the instances; `human` prints it, `render_fps` times
-    a second at most.
+    `rgb_array` (needs the extra `render`) is a picture of the cluster as it stands: what each instance runs, its
+    requests and its KV memory in use, who waits and how many were late; Gymnasium's `RecordVideo` (needs moviepy) makes
+    films of it. `ansi` is a line of text on the instances; `human` prints it, `render_fps` times a second at most.
 
     ## Snapshots
     `state = env.unwrapped.snapshot()` copies the episode in a fraction of a millisecond, `env.unwrapped.restore(state)`

@@ -1,40 +1,21 @@
-"""What an environment shows of its episodes: pictures, or lines of text; nothing is kept unasked.
-
-Pictures are drawn from the simulator's sums, sampled at each decision.
-"""
+"""What an environment shows of its episodes: pictures, or lines of text, of the cluster as it stands."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import EXTRAS, UserError, unknown
 from ooco_gym.sim import state as s
-from ooco_gym.sim.loop import look
 
-_WORK = ("online_prefill_ps", "offline_prefill_ps", "decode_ps")
-_IN_PROGRESS = (s.PREFILL_ONLINE, s.PREFILL_OFFLINE)  # of which the sums know at their end
-
-
-class Sample(NamedTuple):
-    """What stood at a decision (or at the episode's beginning and end)."""
-
-    time_ps: int
-    work_ps: np.ndarray  # float64[3, instances], online and offline prefill and decodes, time spent so far
-    transfers_ps: float  # the same, mean of the links; 0 where there are none
-    kv_share: np.ndarray  # float64[instances], of its KV memory in use
-    online_waiting: int
-    offline_waiting: int
-    ttft_misses: int
-    tpot_misses: int
-    violations: int
-    arrived: int
+WIDTH, ROW, TEXT = 960, 26, "#222222"  # of a picture: its width and a row in pixels, and its text
+COLOURS = {s.IDLE: "#ECECEC", s.PREFILL_ONLINE: "#882255", s.PREFILL_OFFLINE: "#DDCC77"}  # of bars; else decodes
+DECODES = "#44AA99"
 
 
 class Watch:
@@ -58,21 +39,16 @@ class Watch:
             raise UserError(f"render_mode='rgb_array' needs Pillow: pip install 'ooco-gym[{EXTRAS['PIL']}]'")
         self.episodes, self.title, self.mode = episodes, title, mode
         self._pause_s, self._shown = 1.0 / fps, 0.0
-        self._samples: list[list[Sample]] = [[] for _ in episodes.simulations]
-        if mode in ("human", "rgb_array"):
+        if mode == "human":
             episodes.watchers.append(self)
 
     def begin(self, i: int) -> None:
         """An episode begins in slot i, or goes on from a snapshot."""
         self._shown = 0.0
-        if self.mode == "rgb_array":
-            self._samples[i] = [self._sample(i)]
 
     def took(self, i: int) -> None:
         """The episode in slot i has come to its first decision, or has gone on from one."""
-        if self.mode == "rgb_array":
-            self._samples[i].append(self._sample(i))
-        elif time.perf_counter() - self._shown >= self._pause_s or not self.episodes.open(i):
+        if time.perf_counter() - self._shown >= self._pause_s or not self.episodes.open(i):
             print(line_of(self.episodes, i), end="", flush=True)
             self._shown = time.perf_counter()
 
@@ -85,32 +61,32 @@ class Watch:
         slots = range(len(self.episodes.simulations))
         if self.mode == "ansi":
             return [line_of(self.episodes, i) for i in slots]
-        return [self._frame(i) for i in slots] if self.mode == "rgb_array" else None
+        return [self._picture(i) for i in slots] if self.mode == "rgb_array" else None
 
-    def _frame(self, i: int) -> Any:
-        """The picture of slot i: uint8 (height, width, 3)."""
-        from ooco_gym.envs.rendering import Picture
+    def _picture(self, i: int) -> np.ndarray:
+        """The picture of slot i, uint8 (height, width, 3): a row for each instance with what it runs, its requests and
+        its KV memory in use as a bar in the colour of its work; who waits, and how many were late."""
+        from PIL import Image, ImageDraw, ImageFont
 
-        simulation, buffers = self.episodes.simulations[i], self.episodes.buffers
-        if simulation is None:
+        line, simulation = line_of(self.episodes, i), self.episodes.simulations[i]
+        if line is None or simulation is None:
             raise UserError("call reset() first: there is no episode yet")
-        return Picture(self._samples[i], simulation.state).drawn(
-            self.title, round(simulation.window_s[0] * s.PS_PER_S), float(buffers.settings[b.VIOLATION_BUDGET]),
-            float(buffers.days[i]))
-
-    def _sample(self, i: int) -> Sample:
-        simulation = self.episodes.simulations[i]
-        assert simulation is not None
-        state = look(simulation.state)  # steps that are not booked yet count
-        totals, instances, now_ps = state.totals, state.instances, int(state.clock.now_ps)
-        work = np.array([instances[name] for name in _WORK], np.float64)
-        for kind, activity in enumerate(_IN_PROGRESS):
-            work[kind] += np.where(instances["activity"] == activity, now_ps - instances["start_ps"], 0)
-        transfers = state.links["busy_ps"].mean() if state.links.size else 0.0
-        return Sample(
-            now_ps, work, float(transfers), 1.0 - instances["free_blocks"] / instances["total_blocks"],
-            int(instances["online_waiting"].sum()), int(instances["offline_waiting"].sum()), int(totals.ttft_misses),
-            int(totals.tpot_misses), int(totals.violations), int(totals.online_arrived))
+        clock, *parts = line.rstrip().split(" | ")
+        state = simulation.state
+        image = Image.new("RGB", (WIDTH, ROW * (len(parts) + 3)), "white")
+        draw, font = ImageDraw.Draw(image), ImageFont.load_default(size=12)
+        draw.text((8, 6), f"{self.title}   {clock}", TEXT, ImageFont.load_default(size=15))
+        for row, (instance, text) in enumerate(zip(state.instances, parts, strict=True), start=1):
+            used = 1.0 - float(instance["free_blocks"]) / float(instance["total_blocks"])
+            colour = COLOURS.get(int(instance["activity"]), DECODES)
+            draw.rectangle((8, ROW * row, WIDTH - 8, ROW * (row + 1) - 4), outline=colour)
+            draw.rectangle((8, ROW * row, 8 + used * (WIDTH - 16), ROW * (row + 1) - 4), fill=colour)
+            draw.text((14, ROW * row + 4), text, TEXT, font, stroke_width=2, stroke_fill="white")
+        totals, online = state.totals, int(state.instances["online_waiting"].sum())
+        draw.text((8, ROW * (len(parts) + 1) + 4), f"{online} online requests wait; of {int(totals.online_arrived)} "
+                  f"that arrived {int(totals.violations)} were late ({int(totals.ttft_misses)} by TTFT, "
+                  f"{int(totals.tpot_misses)} by TPOT)", TEXT, font)
+        return np.array(image)
 
 
 def line_of(episodes: Episodes, i: int) -> str | None:
