@@ -11,30 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.search.contest import late, play_held_out, ratio, search_config
-from experiments.common.policies import names_of, seeds_of
+from experiments.common.policies import names_of
 from ooco_gym.errors import UserError, end_if_interrupted, is_whole
-from ooco_gym.jobs import processes
-from ooco_gym.render import RunRecord, outcome_of, record_of
-from ooco_gym.render.outcome import Outcome
-from ooco_gym.render.page import conditions_table
+from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.render.reading import held_windows
 from ooco_gym.report import Section, command_line, curve, joined, percent, plot, write_page
 from ooco_gym.report.pages import Plot
-from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ooco_gym.scenario import Scenario
-
-SCHEMA = "ooco-gym/demo/2"
+SCHEMA = "ooco-gym/demo/3"
 REPORT_FILE = "report.html"
 TITLE = "A gate learned in a minute: which offline request starts on a cluster that serves online ones"
 GATE = "gate"  # the search that learns; the others tune
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Learns, plays held-out windows and a day, and writes the page; returns its summary (`docs/outputs.md`).
+    """Learns, plays held-out windows, and writes the page; returns its summary (`docs/outputs.md`).
 
     Raises:
         UserError: a setting that no policy, environment or search can have.
@@ -43,74 +37,34 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from rich.console import Console
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    begun, out, walls = time.monotonic(), Path(options["out"]), {}
-    heuristics, seeds = names_of({**options, "policy": None}, "policies", "policy"), seeds_of(options["seeds"])
-    if options["reference"] not in heuristics:
-        raise UserError(f"reference={options['reference']} must be one of policies={heuristics}")
+    begun, out, reference = time.monotonic(), Path(options["out"]), options["reference"]
+    heuristics = names_of({**options, "policy": None}, "policies", "policy")
+    if reference not in heuristics:
+        raise UserError(f"reference={reference} must be one of policies={heuristics}")
     if not is_whole(options["windows"]) or options["windows"] < 2:
         raise UserError(f"windows={options['windows']!r} must be a whole number of at least 2")
     if GATE not in options["searches"]:
         raise UserError(f"searches must have '{GATE}', the one that learns; learn=false leaves all of them out")
     reason = _why_not_learn(options)
-    day = day_of(options)
-    with processes(1) as pool, progress("compiling the simulator, the first time only"):
-        pool.submit(warm_up, day, heuristics).result()
-    walls["start"] = time.monotonic() - begun
     found = {} if reason else {name: _search(name, options, out) for name in options["searches"]}
-    walls["search"] = time.monotonic() - begun - sum(walls.values())
-    searched = {name: str(out / name / "policy.yaml") for name in found}
-    played = {options["reference"]: options["reference"], **searched, **{name: name for name in heuristics}}
+    search_s = time.monotonic() - begun
+    played = {reference: reference, **{name: str(out / name / "policy.yaml") for name in found},
+              **{name: name for name in heuristics}}
     outcomes, _ = play_held_out(options["env"], played, int(options["windows"]))
-    walls["held_out"] = time.monotonic() - begun - sum(walls.values())
-    records = _play_days(day, played, seeds)
-    walls["day"] = time.monotonic() - begun - sum(walls.values())
-    budget = float(records[0].scenario["protocol"]["violation_budget"])
-    learned = learned_figures(outcomes, found, options, budget) if found else None
+    learned = learned_figures(outcomes, found, options) if found else None
     lead = sentence(learned, options) if learned else f"No gate was learned: {reason}."
     windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": late(one).tolist()}
                for name, one in outcomes.items()]
-    held = held_windows(windows, options["reference"], budget)
-    console = Console(soft_wrap=True)
+    held, console = held_windows(windows, reference, VIOLATION_BUDGET), Console(soft_wrap=True)
     console.print(lead, highlight=False, markup=False)
     held.show()
-    compared = outcome_of(records)
     path = write_page(out / REPORT_FILE, TITLE, [
         Section("", plots=[*held.chart(), *_curve(found, list(played), out, options)]),
-        _section("Held-out windows", held),
-        _section("A day", compared, plots=[*compared.chart(), *compared.plots]),
-        *searches_section(found), Section("Conditions", tables=[conditions_table(records)]),
-        Section("How to make this again", commands=[command_line()])], lead)
+        Section("Held-out windows", [held.answer()], held.tables(), notes=held.notes),
+        *searches_section(found), Section("How to make this again", commands=[command_line()])], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
-    return {"schema": SCHEMA, "scenario": day.describe(), "learned": learned, "searches": found,
-            "reference": options["reference"], "seeds": list(seeds), "held_out": windows,
-            "day": [{"policy": one.label, "seed": one.seed, **{part: one.summary[part] for part in (
-                "online", "offline", "instances")}} for one in records],
-            "report": REPORT_FILE, "wall_s": walls}
-
-
-def day_of(options: Mapping[str, Any]) -> Scenario:
-    """The day that is played: the environment's scenario, for `duration_s` from `start_s` on."""
-    from agents.environments import make_env
-
-    made: Any = make_env(options["env"])
-    scenario = made.unwrapped.config.scenario
-    made.close()
-    return scenario.with_(start_s=float(options["start_s"]), duration_s=float(options["duration_s"]))
-
-
-def warm_up(day: Scenario, policies: Sequence[str]) -> None:
-    """Compiles what all processes need: plays a minute of each policy."""
-    from ooco_gym.simulation import simulate
-
-    for policy in policies:
-        simulate(day.with_(duration_s=60.0, warmup_s=0.0, drain_s=0.0), policy=policy)
-
-
-def simulate_record(scenario: Scenario, policy: str, label: str) -> RunRecord:
-    """Simulates one scenario and keeps what the report needs of it."""
-    from ooco_gym.simulation import simulate
-
-    return record_of(simulate(scenario, policy=policy), label)
+    return {"schema": SCHEMA, "learned": learned, "searches": found, "reference": reference, "held_out": windows,
+            "report": REPORT_FILE, "wall_s": {"search": search_s, "held_out": time.monotonic() - begun - search_s}}
 
 
 def _why_not_learn(options: Mapping[str, Any]) -> str | None:
@@ -135,21 +89,8 @@ def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     return report
 
 
-def _play_days(day: Scenario, played: Mapping[str, str], seeds: Sequence[int]) -> list[RunRecord]:
-    """The day under each policy, for each seed."""
-    with processes(2) as pool:
-        asked = [pool.submit(simulate_record, day.with_(seed=seed), policy, name)
-                 for name, policy in played.items() for seed in seeds]
-        with progress("simulating the day", len(asked)) as bar:
-            records = []
-            for future in asked:
-                records.append(future.result())
-                bar.advance()
-    return records
-
-
 def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapping[str, Any]],
-                    options: Mapping[str, Any], budget: float) -> dict[str, Any]:
+                    options: Mapping[str, Any]) -> dict[str, Any]:
     """What the learned gate serves beside the others on held-out windows, and what it took to learn."""
     service = {name: one["service"] for name, one in outcomes.items()}
     over = {name: ratio(service[GATE], theirs) for name, theirs in service.items() if name != GATE}
@@ -157,7 +98,7 @@ def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapp
     published, report = over[options["reference"]], found[GATE]
     return {"ratio_to_ooco": published["ratio"], "ci_low": published["ci_low"], "ci_high": published["ci_high"],
             "ratio_to_tuned": None if tuned is None else over[tuned]["ratio"], "over": over,
-            "violation_rate": float(late(outcomes[GATE]).mean()), "violation_budget": budget,
+            "violation_rate": float(late(outcomes[GATE]).mean()), "violation_budget": VIOLATION_BUDGET,
             "windows": int(options["windows"]), "wall_s": report["wall_s"], "windows_played": report["windows_played"]}
 
 
@@ -188,10 +129,6 @@ def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: M
                             [float(np.exp(float(row["kept_score"]))) for row in rows], names.index(name)))
     return [plot("Best so far on validation windows; 1: as published", traces, "generation",
                  f"times {options['reference']}'s offline work")] if traces else []
-
-
-def _section(title: str, outcome: Outcome, **more: Any) -> Section:
-    return Section(title, [outcome.answer()], outcome.tables(), notes=outcome.notes, **more)
 
 
 def searches_section(found: Mapping[str, Mapping[str, Any]]) -> list[Section]:
