@@ -21,8 +21,7 @@ from ooco_gym.report.terminal import progress
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baselines", "ooco_gym", "agents", "experiments")
 PREPARED = "ooco_gym.commands.compiling"  # prepares a worker as it is imported
-FIRST = ("ooco_gym.sim.loop", "ooco_gym.policy.mixed", "ooco_gym.envs.stepping",  # the heaviest
-         "ooco_gym.compile.references")  # builds some
+FIRST = ("ooco_gym.sim.loop", "ooco_gym.policy.mixed", "ooco_gym.envs.stepping")  # the heaviest
 _COMPILES = re.compile(r"^@(jit|hook|step_kernel)\b|= jit\(", re.MULTILINE)
 
 

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from llvmlite import ir
+from numba import typeof
 from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import NativeValue, infer_getattr, register_model, unbox
+from numba.extending import infer_getattr, register_model
 
-from ooco_gym.compile import intrinsic, jit
+from ooco_gym.compile import intrinsic
 
 
 class RecordType(types.Record):
@@ -25,14 +26,6 @@ class RecordType(types.Record):
 
 
 register_model(RecordType)(models.RecordModel)
-
-
-@unbox(RecordType)
-def _unbox_record(kind, value, c):
-    array = c.context.make_array(types.Array(types.int64, 1, "C"))(c.context, c.builder)
-    failed = c.pyapi.numba_array_adaptor(value, c.builder.bitcast(array._getpointer(), c.pyapi.voidptr))
-    pointer = c.builder.bitcast(array.data, c.context.get_value_type(kind))
-    return NativeValue(pointer, is_error=cgutils.is_not_null(c.builder, failed))
 
 
 class Reference(types.Type):
@@ -98,51 +91,29 @@ def _load_word(builder: Any, pointer: Any) -> Any:
     return loaded
 
 
-@intrinsic
-def refer(typing_context, value):
-    """Reference to a NamedTuple that a compiled function was given, for the time of its call."""
-
-    def build(context, builder, signature, arguments):
-        place = cgutils.alloca_once_value(builder, arguments[0])
-        address = builder.bitcast(place, cgutils.voidptr_t)
-        # What is read through it must not be taken for what stood there before: the address comes out of nowhere.
-        kind = ir.FunctionType(cgutils.voidptr_t, [cgutils.voidptr_t])
-        return builder.asm(kind, "", "=r,0,~{memory}", [address], True)
-
-    return Reference(value)(value), build
-
-
-@intrinsic
-def write_at(typing_context, value, address):
-    """Writes a NamedTuple to where a `Handle` keeps it."""
-
-    def build(context, builder, signature, arguments):
-        kind = context.get_value_type(signature.args[0]).as_pointer()
-        builder.store(arguments[0], builder.inttoptr(arguments[1], kind))
-        return context.get_dummy_value()
-
-    return types.void(value, types.int64), build
-
-
-def layer(target: Any) -> Any:
-    """Compiles what lays a NamedTuple of this type down, for `Handle`."""
-
-    @jit(types.void(target, types.int64))
-    def lay(value, address):
-        write_at(value, address)
-
-    return lay
+def layout(example: NamedTuple) -> list[tuple[np.dtype, int]]:
+    """What a `Handle` lays down: type and dimensions of each array; of a record, of which only the address is, none."""
+    return [(array.dtype, 0 if isinstance(typeof(array), RecordType) else array.ndim) for array in example]
 
 
 class Handle:
-    """A NamedTuple of arrays laid down for compiled code: `address` stays valid as long as the handle lives."""
+    """A NamedTuple of arrays laid down for compiled code: `address` stays valid as long as the handle lives.
 
-    def __init__(self, value: NamedTuple, lay: Any) -> None:
+    Raises:
+        TypeError: an array is not as in the `layout`.
+    """
+
+    def __init__(self, value: NamedTuple, kinds: list[tuple[np.dtype, int]]) -> None:
         self.value = value  # its arrays must live as long as the address is used
-        words = sum(5 + 2 * array.ndim for array in value)  # more than enough where it is a record: that is a pointer
-        self._memory = np.zeros(words, np.int64)
+        words: list[int] = []
+        for array, (dtype, dimensions) in zip(value, kinds, strict=True):
+            if array.dtype != dtype or array.ndim != max(1, dimensions) or not array.flags.c_contiguous:
+                raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions stands for one of {dtype}")
+            data = array.ctypes.data
+            # As numba has an array: meminfo, parent, nitems, itemsize, data, shape, strides.
+            words += (0, 0, array.size, array.itemsize, data, *array.shape, *array.strides) if dimensions else (data,)
+        self._memory = np.array(words, np.int64)
         self.address = int(self._memory.ctypes.data)
-        lay(value, self.address)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a handle is an address in this process: copy or pickle what it was made of")

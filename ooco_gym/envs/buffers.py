@@ -8,7 +8,7 @@ import numpy as np
 from numba import typeof, types
 
 from ooco_gym.compile import function_at, jit
-from ooco_gym.compile.references import Handle, Reference, layer, reference_at
+from ooco_gym.compile.references import Handle, Reference, layout, reference_at
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS
@@ -101,9 +101,10 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
 # What belongs to one episode, but for its address.
 ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "notes", "held", "iteration",
         "cluster", "candidates", "mask", "decision")
-BUFFERS_TYPE = typeof(empty_buffers(1, 1))
+_EXAMPLE = empty_buffers(1, 1)
+BUFFERS_TYPE = typeof(_EXAMPLE)
 buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's address
-_lay_buffers = layer(BUFFERS_TYPE)
+_LAYOUT = layout(_EXAMPLE)
 
 STEP_SIGNATURE = types.int64(Reference(STATE_TYPE), Reference(BUFFERS_TYPE), types.int64)
 kernel_at = function_at(types.FunctionType(STEP_SIGNATURE))
@@ -111,7 +112,7 @@ kernel_at = function_at(types.FunctionType(STEP_SIGNATURE))
 
 def buffers_handle(buffers: StepBuffers) -> Handle:
     """Lays buffers down for `stepping.step_all`."""
-    return Handle(buffers, _lay_buffers)
+    return Handle(buffers, _LAYOUT)
 
 
 def step_kernel(function: Any) -> Any:

@@ -16,10 +16,9 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import address_of, compile_later, jit
-from ooco_gym.compile.references import refer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import flush_all
-from ooco_gym.sim.state import View, rule_at
+from ooco_gym.sim.state import View, rule_at, state_at
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,15 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
     return np.array([_address(rule) for rule in rules], np.int64)
 
 
-@jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64), later=True)
-def _call(state, address, instance, request, count):
-    flush_all(refer(state))
-    return rule_at(address)(View(refer(state), instance, request, state.picks[:count]))
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), later=True)
+def _call(handle, address, instance, request, count):
+    state = state_at(handle)
+    flush_all(state)
+    return rule_at(address)(View(state, instance, request, state.picks[:count]))
 
 
 def call_rule(state: s.State, rule: Any, instance: int, request: int, count: int) -> int:
     """Asks a compiled rule from Python, as the loop would: with State.picks[:count] as candidates."""
     compile_later(__name__)  # by the signature that is kept, not by what this first call is given
-    return int(_call(state, _address(rule), instance, request, count))
+    handle = s.handle_of(state)  # must live as long as its address is used
+    return int(_call(handle.address, _address(rule), instance, request, count))

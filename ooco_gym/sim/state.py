@@ -10,7 +10,7 @@ import numpy as np
 from numba import config, typeof, types
 
 from ooco_gym.compile import function_at
-from ooco_gym.compile.references import Handle, Reference, layer, reference_at
+from ooco_gym.compile.references import Handle, Reference, layout, reference_at
 from ooco_gym.errors import UserError
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
 from ooco_gym.sim.records import (
@@ -227,9 +227,10 @@ def copy_state(state: State) -> State:
     return State._make(value if name in SHARED else copy_of(value) for name, value in state._asdict().items())
 
 
-STATE_TYPE = typeof(empty_state(1, 1, 1, 1, 1, 1, 2))
+_EXAMPLE = empty_state(1, 1, 1, 1, 1, 1, 2)
+STATE_TYPE = typeof(_EXAMPLE)
 state_at = reference_at(STATE_TYPE)  # compiled: the state of a handle's address
-_lay_state = layer(STATE_TYPE)
+_LAYOUT = layout(_EXAMPLE)
 
 
 def handle_of(state: State) -> Handle:
@@ -240,7 +241,7 @@ def handle_of(state: State) -> Handle:
     """
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError("NUMBA_DISABLE_JIT is set, and the simulator runs only compiled; unset it")
-    return Handle(state, _lay_state)
+    return Handle(state, _LAYOUT)
 
 
 class View(NamedTuple):

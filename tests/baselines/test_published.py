@@ -13,7 +13,6 @@ from numba import types
 
 from baselines.past_future import greatest, output_length
 from ooco_gym.compile import jit
-from ooco_gym.compile.references import refer
 from ooco_gym.sim import state as s
 
 ONE_CHIP: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0),
@@ -60,19 +59,26 @@ def test_less_is_computed_again_than_where_the_last_gives_way() -> None:
 
 
 # --- Past-Future: the past ------------------------------------------------------------------------------------------
-ASK_LENGTH = types.int64(s.STATE_TYPE, types.int64, types.int64)
+@jit(types.int64(types.int64, types.int64, types.int64))
+def _drawn(handle, slot, draw):
+    return output_length(s.state_at(handle), 0, slot, draw)
 
 
-@jit(ASK_LENGTH)
-def drawn(state, slot, draw):
+def drawn(state: s.State, slot: int, draw: int) -> int:
     """A drawn output length."""
-    return output_length(refer(state), 0, slot, draw)
+    handle = s.handle_of(state)
+    return _drawn(handle.address, slot, draw)
 
 
-@jit(types.int64(s.STATE_TYPE, types.int64))
-def peak(state, count):
+@jit(types.int64(types.int64, types.int64))
+def _peak(handle, count):
+    return greatest(s.state_at(handle), count)
+
+
+def peak(state: s.State, count: int) -> int:
     """The peak of what State.scratch holds, in blocks."""
-    return greatest(refer(state), count)
+    handle = s.handle_of(state)
+    return _peak(handle.address, count)
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,7 +9,6 @@ from numba import types
 from two_way_blocks import Blocks
 
 from ooco_gym.compile import jit
-from ooco_gym.compile.references import refer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries, pair_fits, pair_grow, pair_release
 
@@ -17,10 +16,9 @@ REQUESTS = 8  # the even ones are online
 GROW, RELEASE = 0, 1
 
 
-@jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64))
-def act(episode, what, slot, reach):
-    """Grows or releases a request on instance 0. Returns the free blocks, or -1 where it does not fit."""
-    state = refer(episode)
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64))
+def _act(handle, what, slot, reach):
+    state = s.state_at(handle)
     spec = state.instances[0]
     if what == RELEASE:
         spec.free_blocks += pair_release(state, 0, slot)
@@ -31,6 +29,12 @@ def act(episode, what, slot, reach):
         return -1
     spec.free_blocks -= pair_grow(state, 0, slot, reach)
     return spec.free_blocks
+
+
+def act(state: s.State, what: int, slot: int, reach: int) -> int:
+    """Grows or releases a request on instance 0. Returns the free blocks, or -1 where it does not fit."""
+    handle = s.handle_of(state)
+    return _act(handle.address, what, slot, reach)
 
 
 def empty(blocks: int, size: int, join: bool) -> s.State:

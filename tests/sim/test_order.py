@@ -20,12 +20,11 @@ from ooco_gym.workload.sharing import hash_blocks
 
 ORDERED = Policy("ordered", (Param("waiting_order", "", choices=("arrival", "prefix", "bucket_prefix")),),
                  {"waiting_order": "prefix"}, mixed=True, compose=schedule_v1)
-SIGNATURE = types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64)
 
 
-@jit(SIGNATURE)
-def look(state, kind, instance, number):
-    """0: next, 1: previous, 2: rank, 3: start of a bucket, 4: bucket, 5 and 6: starts and ends waiting."""
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64))
+def _look(handle, kind, instance, number):
+    state = s.state_at(handle)
     if kind == 0:
         return next_in_order(state, instance, number)
     if kind == 1:
@@ -38,6 +37,12 @@ def look(state, kind, instance, number):
         return bucket_of(number)
     set_waiting(state, instance, number, kind == 5)
     return 0
+
+
+def look(state: s.State, kind: int, instance: int, number: int) -> int:
+    """0: next, 1: previous, 2: rank, 3: start of a bucket, 4: bucket, 5 and 6: starts and ends waiting."""
+    handle = s.handle_of(state)
+    return _look(handle.address, kind, instance, number)
 
 
 def ordered_episode(prompt: list[int], group: list[int], shared: list[int], order: str = "prefix") -> Episode:
