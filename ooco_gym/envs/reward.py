@@ -37,7 +37,7 @@ ACCOUNT = TOTAL + _N + 2
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
 
-@inlined
+@inner
 def update_account(state, weights, account, own):
     """Writes the terms of the reward since the last call: differences of the simulator's sums, weighted.
 
@@ -109,7 +109,7 @@ def block_end_ps(account):
     return np.int64((account[BLOCK] + 1.0) * BURST_S) * PS_PER_S
 
 
-@inlined
+@inner
 def turn_block(state, account):
     """At the end of a block of time: what it had beyond the budget stays, and the next one begins."""
     now = state.clock.now_ps / PS_PER_S

@@ -84,7 +84,7 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
         answer = s.ASK
 
 
-@inlined
+@inner
 def advance(state, buffers, i, run_address, answer):
     """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
     turn = buffers.turns[i]
@@ -120,7 +120,7 @@ def begin_iteration(state, buffers, i):
     return compose_iteration(state, buffers, i)
 
 
-@inlined
+@inner
 def compose_iteration(state, buffers, i):
     """Fills the iteration, once all who must have given way; returns the answer, or MORE."""
     turn, enters = buffers.turns[i], buffers.offers[b.ADMIT] != 0
@@ -266,7 +266,7 @@ def _observe_own(state, buffers, i):
         out[first + k] = scaled(reading_at(buffers.own_figures[k])(state, instance), buffers.own_scales[k])
 
 
-@inlined
+@inner
 def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
     kind = buffers.turns[i, b.KIND]

@@ -20,7 +20,7 @@ from ooco_gym.sim.state import BUCKETS
 FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH, WINDOW_ROWS = range(5)  # rows of State.waiting_window
 
 
-@inlined
+@inner
 def join_window(state, instance, slot, tokens, first):
     """Adds a request that joins the queue at its head, or at its end: there, if none waits beyond the window."""
     spec, window = state.instances[instance], state.waiting_window[instance]
