@@ -1,7 +1,7 @@
 """`ooco-gym compile`: compiles all that commands and environments use, once, so that none of them waits for it.
 
-What is compiled is kept on disk (`ooco_gym.compile.jit`). One process imports every module that has compiled functions,
-and lowers what most of these are built on; workers that are copies of it compile them, a module at a time.
+What is compiled is kept on disk (`ooco_gym.compile.jit`). Workers take the modules that have compiled functions one by
+one, the longest first.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.compile import compile_later, notice
+from ooco_gym.compile import compile_later, notice, postponed
 from ooco_gym.errors import EXTRAS, UserError, is_whole
-from ooco_gym.jobs import cores, pool
-from ooco_gym.report.terminal import progress
+from ooco_gym.jobs import cores, processes
+from ooco_gym.report.terminal import following, progress
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baselines", "ooco_gym", "agents", "experiments")
-PREPARED = "ooco_gym.commands.compiling"  # prepares a worker as it is imported
-FIRST = ("ooco_gym.sim.loop", "ooco_gym.policy.mixed", "ooco_gym.envs.stepping")  # the heaviest
+# How long the longest take beside the others: whoever compiles them lowers what most of the others are built on.
+WEIGHTS = {"ooco_gym.sim.loop": 7.0, "ooco_gym.policy.mixed": 3.0, "ooco_gym.envs.stepping": 3.0}
+SECONDS = 1.9  # that one of the others takes, as long as none has told
 _COMPILES = re.compile(r"^@(jit|hook|step_kernel)\b|= jit\(", re.MULTILINE)
 
 
@@ -44,12 +45,23 @@ def main(cfg: Any) -> dict[str, Any]:
 
 def compile_all(workers: int | None = None) -> int:
     """Compiles what is not on disk yet, and returns how many functions that were."""
-    names, functions = modules(), 0
-    executor = pool(workers or min(2, cores()), (PREPARED,))
-    with executor, progress("compiling", total=len(names)) as bar:
-        for one in as_completed([executor.submit(compile_module, name) for name in names]):
-            functions += one.result()
-            bar.advance()
+    names, workers = modules(), workers or min(2, cores())
+    open_, functions, pace_s = [WEIGHTS.get(name, 1.0) for name in names], 0, SECONDS
+    total, done, took_s, begun = sum(open_), 0.0, 0.0, time.monotonic()
+
+    def look() -> float:
+        """Moves the bar on while no module ends, as far as those may be that are being compiled."""
+        guess = (time.monotonic() - begun) * workers / pace_s
+        bar.done = max(bar.done, min(guess, done + 0.9 * sum(open_[:workers])))
+        bar.draw()
+        return 1.0
+
+    with processes(workers) as executor, progress("compiling", total=total) as bar, following(look, 1.0):
+        futures = {executor.submit(compile_module, name): weight for name, weight in zip(names, open_, strict=True)}
+        for one in as_completed(futures):
+            open_.remove(futures[one])
+            functions, done, took_s = functions + one.result()[0], done + futures[one], took_s + one.result()[1]
+            pace_s = took_s / done
     return functions
 
 
@@ -59,22 +71,17 @@ def modules() -> list[str]:
              if _COMPILES.search(path.read_text(encoding="utf-8"))]
     found.sort(key=lambda path: (-path.stat().st_size, path))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
-    return [*FIRST, *(name for name in names if name not in FIRST)]
+    return [*WEIGHTS, *(name for name in names if name not in WEIGHTS)]
 
 
-def import_all() -> None:
-    """Imports all modules that have compiled functions, but for those of extras that are not installed."""
-    for name in modules():
-        try:
+def compile_module(name: str) -> tuple[int, float]:
+    """Compiles the functions of a module; returns how many were not on disk yet, and the seconds."""
+    begun, before = time.monotonic(), notice.compiled()
+    try:
+        with postponed():
             import_module(name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in EXTRAS:  # nothing that is installed uses it
-                raise
-
-
-def compile_module(name: str) -> int:
-    """Compiles the functions of a module; returns how many were not on disk yet."""
-    import_module(PREPARED)
-    before = notice.compiled()
+    except ModuleNotFoundError as error:  # of an extra that is not installed, nothing uses it
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            raise
     compile_later(name)
-    return notice.compiled() - before
+    return notice.compiled() - before, time.monotonic() - begun

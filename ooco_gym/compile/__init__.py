@@ -147,8 +147,3 @@ def _compile_now(compiled: Any, signature: Any) -> None:
     with typeinfer.register_dispatcher(compiled):
         compiled.compile(signature)
         compiled.disable_compile()
-
-
-def lower_parts(compiled: Any, signature: Any) -> None:
-    """Types and lowers the parts of a function, for all in this process that have them, and not the function itself."""
-    _part(compiled.py_func, inline=False).compile(signature)

@@ -22,12 +22,9 @@ def noted(self, key):
 KeyedFiles.load = noted
 """
 ALL = """
-from ooco_gym.commands.compile import import_all, modules
-from ooco_gym.compile import compile_later, postponed
-with postponed():
-    import_all()
+from ooco_gym.commands.compile import compile_module, modules
 for name in modules():
-    compile_later(name)
+    compile_module(name)
 """
 USED = """
 from ooco_gym.cli import main
@@ -71,7 +68,7 @@ def test_after_it_no_command_and_no_environment_compiles_anything(tmp_path: Path
 
 def test_it_finds_every_module_that_has_compiled_functions() -> None:
     names = command.modules()
-    assert names[: len(command.FIRST)] == list(command.FIRST) and len(set(names)) == len(names)
+    assert names[: len(command.WEIGHTS)] == list(command.WEIGHTS) and len(set(names)) == len(names)
     for path in (ROOT / "baselines").glob("*.py"):
         if "\n@hook" in path.read_text():
             assert f"baselines.{path.stem}" in names
