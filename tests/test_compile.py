@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import numba
 import pytest
 from numba import njit
 
@@ -17,6 +19,12 @@ from ooco_gym.compile.parts import Part
 from ooco_gym.compile.source_cache import KEPT, KeyedFiles
 
 SOURCES = Path(ooco_gym.__file__).parent
+
+GONE = """
+from numba.core import {module}
+del {module}.{name}
+import ooco_gym.compile
+"""
 
 HELPER = """
 from numba import njit
@@ -177,6 +185,17 @@ def test_without_compilation_the_simulator_says_what_is_wrong() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(SOURCES.parent), "NUMBA_DISABLE_JIT": "1"})
     assert "UserError: NUMBA_DISABLE_JIT is set" in done.stderr
+
+
+@pytest.mark.parametrize(("module", "name"), [("typed_passes", "NativeLowering"), ("event", "install_timer")])
+def test_a_numba_without_its_private_parts_is_told_which_one_has_them(package: Path, module: str, name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", GONE.format(module=module, name=name)], capture_output=True, text=True,
+                          check=False, cwd=package.parent, env={**os.environ, "PYTHONPATH": str(package.parent)})
+    assert done.returncode == 1
+    assert f"numba {numba.__version__} has no longer all" in done.stderr.splitlines()[-1]
+    project = tomllib.loads((SOURCES.parent / "pyproject.toml").read_text())["project"]
+    bounds = next(one for one in project["dependencies"] if one.startswith("numba"))
+    assert name in done.stderr and done.stderr.rstrip().endswith(f"install {bounds}")
 
 
 def test_several_processes_at_once(package: Path) -> None:

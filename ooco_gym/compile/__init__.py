@@ -15,14 +15,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numba
 from llvmlite.binding import ffi
 from numba import extending, njit
 from numba.core import cgutils, typeinfer, types
 from numba.core.dispatcher import Dispatcher
 
-from ooco_gym.compile.notice import watch
-from ooco_gym.compile.parts import PartCompiler, WholeCompiler, take_whole_numbers
-from ooco_gym.compile.source_cache import SourceCache, note_not_kept
+SUPPORTED = ">=0.61,<0.69"  # versions of numba, as pyproject.toml has them
+try:
+    from ooco_gym.compile.notice import watch
+    from ooco_gym.compile.parts import PartCompiler, WholeCompiler, take_whole_numbers
+    from ooco_gym.compile.source_cache import SourceCache, note_not_kept
+except (ImportError, AttributeError) as error:
+    raise ImportError(f"numba {numba.__version__} has no longer all that ooco_gym compiles with ({error}): install "
+                      f"numba{SUPPORTED}") from error
 
 watch()
 # vLLM's CPU worker looks for `kernel` in the `__dict__` of all that modules hold (0.32's `_rebind_kernels`), and
@@ -51,7 +57,7 @@ def inner(function: Callable[..., Any]) -> Any:
     """Compiles a helper that only compiled code calls, together with what calls it (`parts`).
 
     It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
-    live as long as the outermost call. LLVM decides where it is inlined.
+    live as long as the outermost call. Whole numbers with a sign arrive as int64. LLVM decides where it is inlined.
     """
     return _part(function, inline=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 from llvmlite import binding
@@ -17,6 +18,8 @@ from numba.core import errors, event, typed_passes, types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
 from numba.core.compiler_machinery import register_pass
+from numba.core.dispatcher import _FunctionCompiler  # pyright: ignore[reportAttributeAccessIssue]
+from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
 
 # Passes that change nothing of a function without closures and without numba's own syntax, but go through all of it.
@@ -27,6 +30,13 @@ NEEDLESS = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyp
             typed_passes.DumpParforDiagnostics)
 OWN_SYNTAX = {"literal_unroll", "literally", "objmode", "array"}
 
+# What is overridden or called below: where it is gone, that is said at once.
+for _owner, _names in ((JITCodeLibrary, ("_optimize_final_module", "_get_module_for_linking", "enable_object_caching")),
+                       (DefaultPassBuilder, ("define_nopython_pipeline",)), (_dynfunc, ("make_function",)),
+                       (_FunctionCompiler, ("fold_argument_types",)), (event, ("install_timer",))):
+    for _name in _names:
+        getattr(_owner, _name)
+
 # Numba asks for forgiveness: compiling raises errors by the ten thousand that are never shown, and colours each.
 errors.termcolor()._markup = lambda words, *_: words  # pyright: ignore[reportAttributeAccessIssue]
 # It times each of its locks for all functions that wait for the one in hand, who call each other ten deep.
@@ -34,11 +44,16 @@ event.install_timer = lambda *_: nullcontext()
 
 
 def _once(resolve: Any) -> Any:
-    """Asks what a function of numba's own returns for arguments of given types once, not at each of its uses."""
+    """Asks what a function of numba's own returns for arguments of given types once for all functions that are compiled
+    with the same options, not at each of its uses."""
     known: dict[Any, Any] = {}
+    seen: list[Any] = []  # options, which have no hash
 
     def call_type(function: Any, context: Any, args: Any, kws: Any) -> Any:
-        key = function, context, args, tuple(kws.items())
+        flags = getattr(ConfigStack.top_or_none(), "_values", None)
+        if flags not in seen:
+            seen.append(copy(flags))
+        key = function, context, args, tuple(kws.items()), seen.index(flags)
         if key not in known:
             known[key] = resolve(function, context, args, kws)
         return known[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import Any
 
 import numpy as np
 from harness import Episode, Setup
@@ -39,7 +40,7 @@ def _look(handle, kind, instance, number):
     return 0
 
 
-def look(state: s.State, kind: int, instance: int, number: int) -> int:
+def look(state: s.State, kind: int, instance: int, number: int) -> Any:
     """0: next, 1: previous, 2: rank, 3: start of a bucket, 4: bucket, 5 and 6: starts and ends waiting."""
     handle = s.handle_of(state)
     return _look(handle.address, kind, instance, number)
