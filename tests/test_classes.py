@@ -255,8 +255,7 @@ def test_a_trace_with_classes_from_an_empty_folder(tmp_path: Path, monkeypatch: 
     assert summary["scenario"]["classes"]["agent"]["weight"] == 0.5
     table = parquet.read_table("run/requests.parquet")
     assert {row.as_py() for row in table["class"]} >= set(kinds)
-    assert main(["report", "runs=[run]", "out=page"]) == 0
-    page = Path("page/report.html").read_text()
+    page = Path("run/simulate.html").read_text()
     assert "Classes of requests" in page and "TTFT 5 s, TPOT 100 ms, weight 0.5" in page
     assert main([*words, "classes=chat_agent_bath"]) == 2
     assert "unknown classes 'chat_agent_bath' (did you mean 'chat_agent_batch'?)" in capsys.readouterr().err

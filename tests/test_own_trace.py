@@ -151,14 +151,13 @@ def test_a_column_that_names_no_classes_is_left_out_without_a_warning(values: An
 def test_everything_names_the_file_and_no_other_workload(capsys: Any) -> None:
     written()
     assert main(["simulate", "policy=ooco", "workload.path=week.csv", "out=run"]) == 0
-    assert main(["report", "runs=[run]", "out=page"]) == 0
     assert main(["compare", "policies=[ooco,slack]", "workload.path=week.csv", "seeds=2", "workers=1", "out=cmp"]) == 0
     printed = capsys.readouterr().out
     assert "week.csv on pair_h100_8b, seeds 1, 2" in printed
     assert "every seed plays these same requests" in printed
-    for text in (printed, Path("page/report.html").read_text(), Path("run/config.yaml").read_text()):
+    for text in (printed, Path("run/simulate.html").read_text(), Path("run/config.yaml").read_text()):
         assert "week.csv" in text and "chat service" not in text and "ooc on " not in text
-    assert json.loads(Path("run/summary.json").read_text())["played"] in Path("page/report.html").read_text()
+    assert json.loads(Path("run/summary.json").read_text())["played"] in Path("run/simulate.html").read_text()
 
 
 def test_capacity_takes_a_trace_as_it_is(capsys: Any) -> None:

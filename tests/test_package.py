@@ -138,7 +138,7 @@ for name in commands():
 print(*commands())
 """
     words = run(sys.executable, "-c", script, cwd=tmp_path).stdout.split()
-    assert {"bench", "capacity", "compare", "demo", "evaluate", "export", "perf", "report", "simulate",
+    assert {"bench", "capacity", "compare", "demo", "evaluate", "export", "perf", "simulate",
             "train"} <= set(words)
 
 

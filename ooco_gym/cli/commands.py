@@ -82,11 +82,14 @@ class Command:
 
 def commands() -> dict[str, str]:
     """Every known command by name, each with its function as `module:function`."""
-    return {point.name: point.value for point in sorted(metadata.entry_points(group="ooco_gym.commands"))}
+    points = sorted(metadata.entry_points(group="ooco_gym.commands"))
+    return {point.name: point.value for point in points if point.name not in REMOVED}  # an older installation has them
 
 
 # Commands that left in this version, and what to do instead.
-REMOVED = {"engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
+REMOVED = {"report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, and "
+                     "'ooco-gym sweep report FOLDER' shows a sweep",
+           "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
                      "--save-detailed', and hold 'ooco-gym simulate' of the same trace beside it (docs/sim_to_real.md)"}
 
 

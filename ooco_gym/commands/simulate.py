@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-PAGE_FILE = "simulate.html"
+SCHEMA = "ooco-gym/simulate/2"  # of the summary of a run
+PAGE_FILE, REQUESTS_FILE = "simulate.html", "requests.parquet"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
@@ -34,9 +35,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.policy import policy_of
-    from ooco_gym.render import outcome_of, record_of, write_report
-    from ooco_gym.render.page import class_table
-    from ooco_gym.render.record import REQUESTS_FILE, SCHEMA
+    from ooco_gym.render import outcome_of, write_report
+    from ooco_gym.render.page import class_table, conditions_table, policy_words
     from ooco_gym.simulation import simulate
 
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
@@ -55,14 +55,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     lines += [line if line.endswith("?") else f"{line}." for line in run.notes if line not in said]
     earlier = [f"{line}." for line in (*scenario.remarks, *run.range_warnings, *said[1:])]  # on the page too
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    records = [record_of(run, summary=summary, config=config)]
-    outcome = outcome_of(records, [*lines, *earlier], plots=False)  # of thousands of points, pages stay small
+    outcome = outcome_of(run, summary, policy_words(config), [*lines, *earlier])
     result_table(summary).show()
-    if (classes := class_table(records)) is not None:
-        classes.turned().show()
+    classes = [table] if (table := class_table(summary)) else []
+    for table in classes:
+        table.turned().show()
     console().print(outcome.answer(), highlight=False)
     show_notes([line for line in outcome.notes if line not in earlier])
-    write_report(Path(cfg.out) / PAGE_FILE, [outcome], records)
+    write_report(Path(cfg.out) / PAGE_FILE, [outcome], more=classes, conditions=conditions_table(summary))
     return summary
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,6 +97,8 @@ class Section:
 def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
     """A whole page as HTML: title, a sentence under it, links to the sections, and the sections."""
     style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), ""
+    if in_sweep():  # whose thousands of pages would each have Plotly in them
+        sections = [replace(part, plots=()) for part in sections]
     if any(part.plots for part in sections):
         plotly = find_spec("plotly")
         assert plotly is not None and plotly.origin is not None
@@ -142,6 +144,14 @@ def _drawn(name: str, one: Plot) -> str:
 def _prose(text: str) -> str:
     """A sentence, names in backquotes set as such."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def in_sweep() -> bool:
+    """Whether this is a point of a sweep of the command line."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    return HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().job, "num")
 
 
 def command_line() -> str:
