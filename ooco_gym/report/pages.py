@@ -94,25 +94,26 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
+def page(title: str, sections: Sequence[Section], lead: str = "") -> bytes:
     """A whole page as HTML: title, a sentence under it, links to the sections, and the sections."""
-    style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), ""
+    style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), b""
     if in_sweep():  # whose thousands of pages would each have Plotly in them
         sections = [replace(part, plots=()) for part in sections]
     if any(part.plots for part in sections):
         plotly = find_spec("plotly")
         assert plotly is not None and plotly.origin is not None
         code = Path(plotly.origin).with_name("package_data") / "plotly.min.js"
-        script = f"<script>{code.read_text(encoding='utf-8')}</script>\n"
+        script = b"<script>" + code.read_bytes() + b"</script>\n"
     links = " ".join(f'<a href="#s{index}">{html.escape(part.title)}</a>' for index, part in enumerate(sections)
                      if part.title)
     body = "\n".join(_section(index, part) for index, part in enumerate(sections))
-    return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    head = (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n"
-            f"{script}</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
+            f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n")
+    rest = (f"</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
             f'<p class="lead">{_prose(lead)}</p>\n<nav>{links}</nav>\n{body}\n'
             f'<p class="note">Made by ooco-gym {__version__}.</p>\n</body>\n</html>\n')
+    return head.encode() + script + rest.encode()
 
 
 def _section(index: int, part: Section) -> str:
@@ -167,5 +168,5 @@ def command_line() -> str:
 def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:
     """Writes `page` as one HTML file, atomically, and returns its path."""
     with atomic_write(path) as temporary:
-        temporary.write_text(page(title, sections, lead), encoding="utf-8")
+        temporary.write_bytes(page(title, sections, lead))
     return Path(path)

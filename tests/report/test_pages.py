@@ -10,7 +10,7 @@ from ooco_gym.report import Section, Table, curve, errors, page, plot
 def test_a_page_embeds_plotly_once_and_needs_no_network() -> None:
     one = plot("A plot", [curve("a </script>", [1, 2], [3, float("nan")])], "x", "y", "x", xaxis_range=[0, 2])
     text = page("A <title>", [Section("One", ["Seen."], [Table("", ("a", "b"), [("1", "2")])], [one, one]),
-                              Section("", notes=["Below."], commands=["make this"])], "The lead.")
+                              Section("", notes=["Below."], commands=["make this"])], "The lead.").decode()
     assert len(re.findall(r"plotly\.js v\d", text)) == 1 and text.count("<figcaption>") == 2
     assert '"y": [3, null]' in text and '"type": "log"' in text and "a </script>" not in text
     assert not re.search(r"<(script|img|iframe|source)[^>]*\ssrc\s*=|<link\b", text)
