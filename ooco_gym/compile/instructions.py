@@ -18,19 +18,25 @@ trailing_zeros: Any = numbers.trailing_zeros
 
 
 @intrinsic
-def prefetch(typing_context, record, offset):
-    """Tells the processor that what is at so many bytes of a record is about to be used: it is on the way by then."""
+def prefetch(typing_context, place, offset):
+    """Tells the processor that what is at so many bytes of a record, an array or an address is about to be used: it is
+    on the way by then."""
 
     def build(context, builder, signature, arguments):
-        place, flag = cgutils.voidptr_t, ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [place, flag, flag, flag])
+        pointer, flag = cgutils.voidptr_t, ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         write, keep, data = flag(1), flag(3), flag(1)
-        address = cgutils.pointer_add(builder, arguments[0], arguments[1])
-        builder.call(function, [builder.bitcast(address, place), write, keep, data])
+        begin = arguments[0]
+        if isinstance(signature.args[0], types.Array):
+            begin = make_array(signature.args[0])(context, builder, begin).data
+        elif isinstance(signature.args[0], types.Integer):
+            begin = builder.inttoptr(begin, pointer)
+        address = cgutils.pointer_add(builder, begin, arguments[1])
+        builder.call(function, [builder.bitcast(address, pointer), write, keep, data])
         return context.get_dummy_value()
 
-    return types.void(record, offset), build
+    return types.void(place, offset), build
 
 
 @intrinsic

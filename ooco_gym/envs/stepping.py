@@ -6,6 +6,7 @@ from numba import types
 from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
+from ooco_gym.envs.ahead import look_ahead
 from ooco_gym.envs.buffers import buffers_at, kernel_at
 from ooco_gym.envs.custom import reading_at, scaled
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
@@ -334,6 +335,7 @@ def step_all(buffers_address, run_address, first, last):
     """
     buffers, ended = buffers_at(buffers_address), 0
     for i in range(first, last):
+        look_ahead(buffers, i, last)
         if buffers.turns[i, b.OPEN]:
             ended += not _step(state_at(buffers.handles[i]), buffers, i, run_address)
     return ended

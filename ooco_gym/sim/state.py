@@ -15,6 +15,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
 from ooco_gym.sim.records import (
     BLOCK,
+    CACHE_LINE,
     INSTANCE,
     LINK,
     PAIR,
@@ -31,7 +32,7 @@ from ooco_gym.sim.records import (
     Queues,
     Totals,
     aligned_zeros,
-    copy_of,
+    bytes_of,
 )
 
 PS_PER_S = 1_000_000_000_000
@@ -181,7 +182,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
                 prefill_entries: int, evicted: int = 0, pool: OptionalSizes = NO_OPTIONAL_SIZES,
                 block_tokens: int = 16) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
-    return State(
+    return in_one_piece(State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
         Observed.zeros(), Integrals.zeros(), np.zeros(2, QUEUE), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
@@ -208,7 +209,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
         np.zeros(n_tables, TABLE),
-    )
+    ))
 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
@@ -222,9 +223,25 @@ def share_tables(state: State, other: State) -> State:
     return state._replace(**{name: getattr(other, name) for name in COST_TABLES}) if equal else state
 
 
+def in_one_piece(state: State) -> State:
+    """Zeros like all arrays but those of `SHARED`, side by side in memory, small ones first: there are few and large
+    pages, and what an event reads of the records is close together."""
+    arrays = sorted(((array.nbytes, name) for name, array in state._asdict().items() if name not in SHARED))
+    memory = aligned_zeros(sum(size + -size % CACHE_LINE for size, _ in arrays), np.dtype(np.uint8))
+    laid, begin = {}, 0
+    for size, name in arrays:
+        like = getattr(state, name)
+        laid[name] = memory[begin : begin + size].view(like.dtype).reshape(like.shape).view(type(like))
+        begin += size + -size % CACHE_LINE
+    return state._replace(**laid)
+
+
 def copy_state(state: State) -> State:
     """Copies an episode: every array but those of `SHARED`."""
-    return State._make(value if name in SHARED else copy_of(value) for name, value in state._asdict().items())
+    copy = in_one_piece(state)
+    for name in set(State._fields) - set(SHARED):
+        bytes_of(getattr(copy, name))[:] = bytes_of(getattr(state, name))
+    return copy
 
 
 _EXAMPLE = empty_state(1, 1, 1, 1, 1, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from ooco_gym.policy.decisions import GATE, hook
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import MOST_LANE_STEPS
 from ooco_gym.sim.loop import look
+from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.state import copy_state
 from ooco_gym.workload import merge
 
@@ -81,6 +83,14 @@ def test_a_copied_episode_goes_on_alike(setup: Setup, at_ps: int) -> None:
     second.play()
     assert differences(first.state, second.state) == []
     assert all(a == b.tobytes() for a, b in zip(before, first.state, strict=True)), "the copy shares arrays"
+
+
+def test_what_an_episode_changes_lies_in_one_piece() -> None:
+    state = Episode(Setup(((0.0, 100, 10, True),))).state
+    arrays = [array for name, array in state._asdict().items() if array.size and name not in s.SHARED]
+    pieces = sorted((array.ctypes.data, array.nbytes) for array in arrays)
+    assert all(begin % CACHE_LINE == 0 for begin, _ in pieces)
+    assert all(0 <= after - (begin + size) < CACHE_LINE for (begin, size), (after, _) in pairwise(pieces))
 
 
 @given(setups(), st.data())
