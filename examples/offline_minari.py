@@ -28,7 +28,7 @@ def main(windows=16, epochs=12, episodes=12, seed=1):
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # the network is small
     with tempfile.TemporaryDirectory() as folder:
-        command(["dataset", "env=gating", "policy=shortest", "window_s=300", f"episodes={windows}", f"out={folder}"])
+        command(["dataset", "env=gating_v0", "policy=shortest", "window_s=300", f"episodes={windows}", f"out={folder}"])
         data = list(minari.MinariDataset(Path(folder) / "ooco_gym" / "gating-v0" / "data"))
     seen = torch.cat([flat({key: one.observations[key][:-1] for key in KEYS}) for one in data])
     masks = torch.cat([torch.as_tensor(one.observations["action_mask"][:-1]) for one in data])

@@ -1,6 +1,6 @@
 """Gating with a term of the reward and a figure of the observation that are one's own, in one file.
 
-    ooco-gym train env=gating env.id=examples/own_reward.py:mine/Gating-v0
+    ooco-gym train env=gating_v0 env.id=examples/own_reward.py:mine/Gating-v0
 """
 
 from typing import ClassVar

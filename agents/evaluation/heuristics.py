@@ -111,8 +111,18 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
     if not settings or not is_policy(name) or is_partner(name, here):
         return dict(config), name
     moved = {**config, "partner": name}
+    controls = here.episodes.controls
+    if controls is not None and not set(controls.names) & set(policy_of(name).values):
+        moved["controls"] = _nothing_to_turn(name)
     make_env(moved).close()  # a policy without the settings that are turned here says so
     return moved, PARTNER
+
+
+def _nothing_to_turn(name: str) -> dict[str, list[Any]]:
+    """The controls under which a policy that has none of an environment's parameters plays as it is."""
+    policy = policy_of(name)
+    param = next(one for one in policy.params if isinstance(policy.values[one.name], (int, float)) or one.choices)
+    return {param.name: [policy.values[param.name]]}
 
 
 def by_name(env: Any, name: str) -> Heuristic:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.search.optimisers import CMA
-from agents.settings import check_numbers, number, positive_or_null, whole
+from agents.settings import check_numbers, number, positive, positive_or_null, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
 Settings = Mapping[str, Any]
@@ -74,8 +74,12 @@ def check_agent(agent: Settings) -> None:
     """
     if agent.get("name") not in ALGORITHMS:
         raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA])
-    check_numbers(agent, "agent", {"n_envs": 1, "hidden": 1, "n_steps": 2, "batch_size": 2, "n_epochs": 1},
+    check_numbers(agent, "agent", {"n_envs": 1, "hidden": 1, "batch_size": 2, "n_epochs": 1},
                   positives=("clip_range", "max_grad_norm"), numbers=("learning_rate", "vf_coef"))
+    if agent.get("n_steps") is None:
+        positive(agent, "rollout_s", name="agent.rollout_s")
+    else:
+        whole(agent, "n_steps", 2, name="agent.n_steps")
     positive_or_null(agent, "target_kl", "no end to an update", name="agent.target_kl")
     for key, value in discounts_of(agent).items():
         if not is_number(value) or not 0.0 < value <= 1.0:

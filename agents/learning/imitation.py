@@ -22,6 +22,8 @@ from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
 
 WATCHED_WINDOWS = 32
+MEASURED = 64  # decisions of each episode from which it is told how often an environment asks
+STEPS = (8, 2048)  # decisions of each episode between two updates, at least and at most
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
 
 
@@ -35,6 +37,22 @@ def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
         model.policy.features_extractor.update(observation)
         observation, _, _, _ = env.step(legal if levels is None else
                                         random.integers(levels, size=(env.num_envs, len(levels))))
+
+
+def steps_of(env: Any, rollout_s: float, seed: int) -> int:
+    """Decisions of each episode of a vectorised `env` that fill so many simulated seconds, as random play takes them.
+
+    Environments ask from 0.2 to 150 times a second: a rollout of so many decisions would be half a second of one, where
+    nothing that was decided has come to anything, and hours of another.
+    """
+    random, levels = np.random.default_rng((seed, 5)), getattr(env.action_space, "nvec", None)
+    observation, elapsed_s = env.reset(), 0.0
+    for _ in range(MEASURED):
+        actions = (random_legal(observation["action_mask"], random) if levels is None else
+                   random.integers(levels, size=(env.num_envs, len(levels))))
+        observation, _, _, _ = env.step(actions)
+        elapsed_s += float(env.info_array("elapsed_s").mean())
+    return int(np.clip(round(rollout_s * MEASURED / max(elapsed_s, 1e-3)), *STEPS))
 
 
 def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:

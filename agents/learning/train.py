@@ -76,6 +76,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
     """Environments, model, callbacks; learns, saves, and returns the summary."""
     from agents.evaluation.players import close_all
     from agents.learning import callbacks as cb
+    from agents.learning import imitation
     from agents.learning.lagrangian import lagrangian
     from agents.learning.loggers import build_logger, checked_logger
     from agents.learning.state import model_of, restore, write_state
@@ -83,7 +84,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
     from agents.policies.networks import check_action_space, check_observation_space
 
     agent, seed, logging = plain(config["agent"]), int(config["seed"]), checked_logger(config.get("logger"))
-    interrupts, imitation = cb.Interrupts(), None
+    interrupts, imitated_as = cb.Interrupts(), None
     with ExitStack() as opened:
         # --- Environments and model ---
         if state is None:
@@ -95,7 +96,12 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         env: Any = RewardScale(venv)
         opened.callback(env.close)
         check_observation_space(env.observation_space)
-        model = build_model(env, agent, seed) if state is None else model_of(state, env, agent)
+        if state is None:
+            if agent.get("n_steps") is None:
+                agent["n_steps"] = imitation.steps_of(venv, float(agent["rollout_s"]), seed)
+            model = build_model(env, agent, seed)
+        else:
+            model = model_of(state, env, agent)
         if state is None:
             env.reset()
             if config.get("overwrite"):
@@ -115,7 +121,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
 
         def keep() -> None:
             if config.get("resumable", True):
-                write_state(out, model, callbacks, {"imitation": imitation, "timesteps": int(model.num_timesteps),
+                write_state(out, model, callbacks, {"imitation": imitated_as, "timesteps": int(model.num_timesteps),
                                                     "judged": validation is None or validation.judged})
 
         between = cb.Between(keep, int(every) if every else None, config.get("checkpoint_every_s"), interrupts, clock)
@@ -138,7 +144,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         callbacks += [cb.ObservationStatistics(), progress]
         if state is not None:
             restore(model, callbacks, state)
-            imitation = state["trainer"]["imitation"]
+            imitated_as = state["trainer"]["imitation"]
 
         # --- Learning: an interrupt saves too ---
         preparation_s, whole_rollouts = 0.0, True  # whether it stands between two rollouts, where its state can be kept
@@ -147,7 +153,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         with interrupts:
             try:
                 if state is None:
-                    imitation = _prepare(SimpleNamespace(config=config, agent=agent, env=env, model=model))
+                    imitated_as = _prepare(SimpleNamespace(config=config, agent=agent, env=env, model=model))
                     preparation_s = time.monotonic() - ready
                     model._last_obs = model._last_original_obs = venv.latest  # not reset once more
                     model._last_episode_starts = np.ones(env.num_envs, bool)
@@ -183,7 +189,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         "updates": int(model._n_updates), "wall_s": time.monotonic() - started, "setup_wall_s": ready - started,
         "preparation_wall_s": preparation_s, "validation_wall_s": clock.validation_s, "learning_wall_s": learning_s,
         "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
-        "imitation": imitation, "best": None if validation is None else validation.best,
+        "imitation": imitated_as, "best": None if validation is None else validation.best,
         "validation": [] if validation is None else validation.history,
         "validation_window_s": None if validation is None else length.get("window_s"), "logger": logging["name"],
         "files": sorted(path.name for path in out.iterdir() if not path.name.startswith(".")),

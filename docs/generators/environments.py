@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from docs.generators.picture import picture
-from ooco_gym.envs import ENVIRONMENTS, features
+from ooco_gym.envs import ENVIRONMENTS, features, short_name
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CLOCK
@@ -72,11 +72,6 @@ def sections(cls: type) -> tuple[str, dict[str, str]]:
 def joined(*parts: str | None) -> str:
     """Paragraphs below one another; what is empty is left out."""
     return "\n\n".join(part for part in parts if part)
-
-
-def short_name(name: str) -> str:
-    """Name of an environment's page and configuration: `gating` of `ooco_gym/Gating-v0`, `gating_v1` of a v1."""
-    return name.split("/")[1].lower().removesuffix("-v0").replace("-", "_")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -138,7 +133,8 @@ def _shapes(env: Any) -> str:
         f"The argument `candidates` changes nothing here: there are {size}, one for each thing that can be chosen.")
     shape = ("`Dict`: " + ", ".join(f"`{part}` {_type(space)}" for part, space in spaces.items())
              + f"; K × F = {_times(spaces['candidates'])}.")
-    if env.episodes.features is not features.CLUSTER:
+    table_of, common = env.episodes.features, len(features.CLUSTER)
+    if table_of[:common] != features.CLUSTER:
         return joined(shape, fixed, *_own_features(env))
     return joined(
         f"{shape} [Features](common.md#observation-space).", fixed,
@@ -147,6 +143,8 @@ def _shapes(env: Any) -> str:
                     + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".",
         *(f"Columns that have a meaning of their own here:\n\n{_feature_table(own)}" for one in env.decisions
           if (own := [(slot, column) for slot, column in enumerate(one.columns) if column not in features.CANDIDATES])),
+        *([f"Beside the common features of `cluster`:\n\n{_feature_table(list(enumerate(table_of))[common:])}"]
+          if table_of[common:] else []),
         *(_own_slots(env) if len(env.decision_names) > len(features.DECISIONS) else ()))
 
 

@@ -17,12 +17,15 @@ from gymnasium.envs.registration import load_env_creator
 
 from ooco_gym.errors import UserError
 
-_CLASSES = {"admission": ("Admission",), "batching": ("Batching",), "colocation": ("Colocation",),
-            "control": ("Control",), "eviction": ("Eviction", "EvictionPredicted"), "gating": ("Gating",),
-            "migration": ("Migration", "MigrationPredicted"), "packing": ("Packing",), "preemption": ("Preemption",),
-            "reclaiming": ("Reclaiming",), "routing": ("Routing",), "serving": ("Serving",)}
-ENVIRONMENTS = {f"ooco_gym/{name}-v0": f"{__name__}.{module}:{name}Env" for module, names in _CLASSES.items()
-                for name in names}
+_CLASSES = {
+    "Admission-v0": "admission:AdmissionEnv", "Batching-v0": "batching:BatchingEnv",
+    "Colocation-v0": "colocation:ColocationEnv", "Control-v0": "control:ControlEnv",
+    "Eviction-v0": "eviction:EvictionEnv", "EvictionPredicted-v0": "eviction:EvictionPredictedEnv",
+    "Gating-v0": "gating:GatingEnv", "Gating-v1": "gating_v1:GatingV1Env", "Migration-v0": "migration:MigrationEnv",
+    "MigrationPredicted-v0": "migration:MigrationPredictedEnv", "Packing-v0": "packing:PackingEnv",
+    "Preemption-v0": "preemption:PreemptionEnv", "Reclaiming-v0": "reclaiming:ReclaimingEnv",
+    "Routing-v0": "routing:RoutingEnv", "Serving-v0": "serving:ServingEnv"}
+ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Ids of this package's environments, each with its class as `module:class`."""
 
 
@@ -36,6 +39,15 @@ def add(env_id: str, entry_point: str) -> None:
     """Registers an environment by its class as `module:class`: entry points are text, so that specs can be saved."""
     if env_id not in gym.registry:
         gym.register(id=env_id, entry_point=entry_point, vector_entry_point=vector_name(entry_point))
+
+
+def short_name(env_id: str) -> str:
+    """Name of an environment's page and configuration: `gating` of the newest `ooco_gym/Gating-v1`, `gating_v0` of an
+    older version."""
+    name, _, version = env_id.rpartition("-v")
+    newest = max((int(other.rpartition("-v")[2]) for other in ENVIRONMENTS if other.startswith(f"{name}-v")), default=0)
+    short = name.rpartition("/")[2].lower()
+    return short if int(version) >= newest else f"{short}_v{version}"
 
 
 def vector_name(name: str) -> str:

@@ -25,7 +25,7 @@ LEVELS = 2 * STEPS + 1
 @step_kernel
 def offer_controls(state, buffers, i):
     """One candidate for each parameter: where it stands among its levels."""
-    last = buffers.levels.shape[1] - 1
+    last = max(1, buffers.levels.shape[1] - 1)
     for index in range(buffers.params.size):
         out = buffers.candidates[i, index]
         out[COLUMN.present] = 1.0
@@ -54,7 +54,8 @@ def answer_controls(state, buffers, i):
 def control_levels(policy: Policy, config: EpisodeConfig) -> Controls:
     """Reads which parameters are turned, and how far.
 
-    A number says how far apart the levels are; `x2` that each is twice the one before; `choices` takes all choices.
+    A number says how far apart the levels are; `x2` that each is twice the one before; `choices` takes all choices; a
+    list names the levels, to which the partner's own value comes.
 
     Raises:
         UserError: a parameter that the partner has not, or a step that is none.
@@ -62,20 +63,27 @@ def control_levels(policy: Policy, config: EpisodeConfig) -> Controls:
     controls, known = config.controls, {param.name: param for param in policy.params}
     if not controls:
         raise UserError("controls is empty: expected parameters of the partner, each with the size of a step")
-    rows, counts, tuned = [], [], []
+    rows, tuned = [], []
     for name, step in controls.items():
         if name not in known:
             raise UserError(f"controls: partner '{policy.name}' has no parameter '{name}'{nearest(name, known)}; it "
                             f"has: {', '.join(known)}")
-        row = _levels(known[name], policy.values[name], step)
-        counts.append(len(row))
         value = known[name].number(policy.values[name], "controls")
-        tuned.append(int(value) if known[name].choices else STEPS)
-        rows.append(row + [row[-1]] * (LEVELS - len(row)))
-    return Controls(list(controls), np.array(rows), np.array(counts), np.array(tuned))
+        row = _levels(known[name], policy.values[name], step)
+        if isinstance(step, (list, tuple)):
+            tuned.append(row.index(value))
+        else:
+            tuned.append(int(value) if known[name].choices else STEPS)
+        rows.append(row)
+    most = max(map(len, rows))
+    filled = [row + [row[-1]] * (most - len(row)) for row in rows]
+    return Controls(list(controls), np.array(filled), np.array([len(row) for row in rows]), np.array(tuned))
 
 
 def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
+    if isinstance(step, (list, tuple)):
+        row = [param.number(value, f"controls.{param.name}") for value in step]
+        return sorted({*row, param.number(tuned, "controls")})
     if param.choices:
         if len(param.choices) > LEVELS:
             raise UserError(f"controls: {param.name} has more than {LEVELS} choices")

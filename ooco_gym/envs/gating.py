@@ -98,7 +98,7 @@ class GatingEnv(DecisionEnv):
 
     id: ClassVar[str] = "ooco_gym/Gating-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
-    default_scenario: ClassVar[str] = "gating"
+    default_scenario: ClassVar[str] = "gating_v0"
 
 
 register(GatingEnv)

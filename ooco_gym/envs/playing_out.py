@@ -9,7 +9,7 @@ from ooco_gym.compile import inner, jit
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at, kernel_at
-from ooco_gym.envs.reward import update_account
+from ooco_gym.envs.reward import update_account, work_done
 from ooco_gym.envs.stepping import (
     advance,
     answer_of,
@@ -22,8 +22,6 @@ from ooco_gym.envs.stepping import (
     run_to,
 )
 from ooco_gym.sim import state as s
-from ooco_gym.sim.costs import prefill_one
-from ooco_gym.sim.sessions import rows_arrived
 from ooco_gym.sim.state import state_at
 
 SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, and what a play-out adds to it
@@ -43,30 +41,6 @@ def _set_back(state, buffers, i, kind):
         for index in range(buffers.params.size):
             state.params[buffers.params[index]] = buffers.levels[index, buffers.actions[0, index]]
         end_runs(state)
-
-
-@inner
-def work_done(state):
-    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
-    total, table = 0.0, state.instances[0].table
-    for slot in range(rows_arrived(state)):
-        request = state.requests[slot]
-        status = request.status
-        if request.online or status in (s.FINISHED, s.REJECTED):
-            continue
-        held = status in (s.RESIDENT, s.LEAVING, s.MOVING, s.PUSH_WAITING)
-        if not held and request.generated_tokens == 0:
-            continue
-        alone = prefill_one(state, table, request.prompt_tokens)
-        decoding = max(0, request.service_ps - alone)
-        total += decoding * request.generated_tokens / max(1, request.output_tokens)
-        if held and state.instances[0].role == s.MIXED and request.generated_tokens == 0:
-            total += alone * request.num_computed_tokens / request.prompt_tokens
-        elif held:
-            total += alone
-        else:  # its prompt is to be prefilled anew, with all that it had generated
-            total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
-    return total / s.PS_PER_S
 
 
 @inner

@@ -19,8 +19,10 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.custom import reading_at
+from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.memory import late_area
-from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.sim.sessions import rows_arrived
+from ooco_gym.sim.state import FINISHED, LEAVING, MIXED, MOVING, PS_PER_S, PUSH_WAITING, REJECTED, RESIDENT
 
 TERMS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
 COSTS = ("ttft", "tpot")  # terms that are online requests beyond an SLO: info["cost_<term>"]
@@ -143,3 +145,27 @@ def recent_violations(state, account):
     """Share of the online requests of the present block of time that missed an SLO."""
     arrived = state.totals.online_arrived - account[BLOCK_ARRIVED]
     return (state.totals.violations - account[BLOCK_VIOLATED]) / max(1.0, arrived)
+
+
+@inner
+def work_done(state):
+    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
+    total, table = 0.0, state.instances[0].table
+    for slot in range(rows_arrived(state)):
+        request = state.requests[slot]
+        status = request.status
+        if request.online or status in (FINISHED, REJECTED):
+            continue
+        held = status in (RESIDENT, LEAVING, MOVING, PUSH_WAITING)
+        if not held and request.generated_tokens == 0:
+            continue
+        alone = prefill_one(state, table, request.prompt_tokens)
+        decoding = max(0, request.service_ps - alone)
+        total += decoding * request.generated_tokens / max(1, request.output_tokens)
+        if held and state.instances[0].role == MIXED and request.generated_tokens == 0:
+            total += alone * request.num_computed_tokens / request.prompt_tokens
+        elif held:
+            total += alone
+        else:  # its prompt is to be prefilled anew, with all that it had generated
+            total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
+    return total / PS_PER_S

@@ -16,7 +16,7 @@ from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
-DISCRETE = ("colocation", "eviction", "gating", "migration", "packing", "preemption", "routing")
+DISCRETE = ("colocation", "eviction", "gating_v0", "migration", "packing", "preemption", "routing")
 SHORT = {"window_s": 20.0, "warmup_s": 10.0}
 
 
@@ -65,8 +65,8 @@ def test_the_partner_by_name_plays_what_it_would_do_anyway():
 
 
 def test_a_partner_is_known_however_it_is_written():
-    plain, written = make_env(config_of("gating")), make_env(config_of("gating", partner={"name": "ooco"}))
-    tuned = make_env(config_of("gating", partner="ooco:slo_margin=0.8"))
+    plain, written = make_env(config_of("gating_v0")), make_env(config_of("gating_v0", partner={"name": "ooco"}))
+    tuned = make_env(config_of("gating_v0", partner="ooco:slo_margin=0.8"))
     assert is_partner("ooco", plain) and not is_partner("never", plain)
     assert is_partner("ooco", written) and not is_partner("never", written)
     assert is_partner("ooco:slo_margin=0.8", tuned) and not is_partner("ooco", tuned)
@@ -86,7 +86,7 @@ def test_settings_of_the_configuration_reach_the_environment():
     inner = env.unwrapped
     assert env.action_space.n == 4  # type: ignore[attr-defined]
     assert (inner.config.levels, inner.config.interval_s) == ((0.5, 0.9), 2.0)  # type: ignore[attr-defined]
-    changed = make_env(config_of("gating", shift="mine", shifts={"mine": {"rate_scale": 0.01}}))
+    changed = make_env(config_of("gating_v0", shift="mine", shifts={"mine": {"rate_scale": 0.01}}))
     assert changed.unwrapped.config.scenario.rate_scale == 0.01  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ def test_a_policy_is_not_asked_for_decisions_that_it_never_learned(tmp_path):
 
     agent = {"imitate": None, "scale_decisions": 30}
     made = train_config(tmp_path / "gate", total_timesteps=3, validation={"windows": 0}, agent=agent)
-    train.main({**made, "env": config_of("gating")})
+    train.main({**made, "env": config_of("gating_v0")})
     config = {"episodes": 1, "seeds": None, "workers": 1, "out": str(tmp_path / "e"),
               "policies": [str(tmp_path / "gate")]}
     with pytest.raises(UserError, match="policy 'gate' was never asked to evict, only to gate"):

@@ -28,7 +28,7 @@ def cartpoles(count=3, **arguments):
     return GymnasiumVecEnv(SyncVectorEnv(makers, autoreset_mode=SAME_STEP), **arguments), DummyVecEnv(makers)
 
 
-def native(count=3, name="gating", **arguments):
+def native(count=3, name="gating_v0", **arguments):
     env = training_env({**load_yaml("env", name), **SHORT}, count, seed=1)
     return GymnasiumVecEnv(env, **arguments)
 
@@ -98,7 +98,7 @@ def test_the_double_steps_as_in_stable_baselines3s_own_vectoriser():
 
 def test_the_native_environment_steps_as_single_ones_do():
     makers = [lambda i=i: SplitEpisodes(gym.make("ooco_gym/Gating-v0", disable_env_checker=True, **SHORT),
-                                        load_yaml("env", "gating")["splits"]["train"], (1, i)) for i in range(3)]
+                                        load_yaml("env", "gating_v0")["splits"]["train"], (1, i)) for i in range(3)]
     ours, theirs = native(), DummyVecEnv(makers)
     assert same(ours.reset(), theirs.reset())
     random, ended = np.random.default_rng(0), 0
@@ -211,7 +211,7 @@ def test_threads_of_a_vector_play_the_same_behind_the_adapter_and_end_with_it():
 
 def test_native_training_draws_only_training_seeds():
     env = native(2)
-    inner, seeds = env.env.unwrapped, set(load_yaml("env", "gating")["splits"]["train"])
+    inner, seeds = env.env.unwrapped, set(load_yaml("env", "gating_v0")["splits"]["train"])
     seen = []
     for first in (2000, 3000):  # a validation and a test seed, which must not reach the episodes
         env.seed(first)

@@ -47,7 +47,7 @@ def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env
 
 
 def test_the_partners_own_name_is_the_partner_and_stays_where_it_is():
-    for env in ("gating", "packing"):
+    for env in ("gating_v0", "packing"):
         config = conf(env)
         assert seated(config, "ooco")[0]["partner"] == "ooco"
         assert figures(config, "ooco") == figures(config, PARTNER)
@@ -77,15 +77,15 @@ def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
 
 
 def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():
-    config = conf("gating")
+    config = conf("gating_v0")
     forward = play_heuristic(config, "random actions", GAMES, side_by_side=1)
     backward = play_heuristic(config, "random actions", GAMES[::-1], side_by_side=2)
     assert forward == backward[::-1]
 
 
 @pytest.mark.parametrize("env, name, words", [
-    ("gating", "shortes", "'shortes' is no heuristic of this environment (did you mean 'shortest'?)"),
-    ("gating", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
+    ("gating_v0", "shortes", "'shortes' is no heuristic of this environment (did you mean 'shortest'?)"),
+    ("gating_v0", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
     ("control", "slo_margin=0.91", "slo_margin has no level 0.91; it has: 0.8, 0.85, 0.9, 0.95, 1"),
     ("control", "margin=0.9", "unknown control 'margin'"),
     ("packing", "base_pd", "partner 'base_pd' has neither 'slo_margin' nor 'latency_budget_s'"),

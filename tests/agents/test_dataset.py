@@ -14,12 +14,12 @@ from ooco_gym.resources import load_yaml
 SHORT = {"window_s": 20.0, "warmup_s": 5.0}
 
 
-def config(out, env="gating", **changes):
+def config(out, env="gating_v0", **changes):
     return {**load_yaml("", "dataset"), "env": {"name": env, **load_yaml("env", env)}, **SHORT, "episodes": 2,
             "out": str(out), **changes}
 
 
-@pytest.mark.parametrize("env, policy", [("gating", "shortest"), ("control", "partner"), ("colocation", "ooco")])
+@pytest.mark.parametrize("env, policy", [("gating_v0", "shortest"), ("control", "partner"), ("colocation", "ooco")])
 def test_what_minari_reads_can_be_played_again(tmp_path, env, policy):
     summary = dataset.main(config(tmp_path, env, policy=policy, random=0.3))
     data = minari.MinariDataset(summary["folder"])

@@ -29,7 +29,7 @@ def test_a_function_is_paired_with_heuristics_on_the_same_windows():
     same = next(row for row in found["paired"] if (row["policy"], row["metric"]) == ("mine", "episode_reward"))
     assert same["mean_difference"] == 0.0
     with pytest.raises(UserError, match=r"'mine' answers 99, which is not legal here; expected one of \[0, 1"):
-        ooco_gym.evaluate(lambda observation: 99, "gating", episodes=1, **QUICK)
+        ooco_gym.evaluate(lambda observation: 99, "gating_v0", episodes=1, **QUICK)
     with pytest.raises(UserError, match="unknown environment 'gatin'"):
         ooco_gym.evaluate(as_partner, "gatin")
     levels = ooco_gym.evaluate(lambda observation: np.zeros(6, int), "control", episodes=1, beside=(), **QUICK)

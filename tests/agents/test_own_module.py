@@ -141,7 +141,7 @@ def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
 
 
 def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "env=gating", "+env.flat=true"]) == 2
+    assert main(["train", "env=gating_v0", "+env.flat=true"]) == 2
     assert "env.flat=true: commands take an observation by its parts" in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_a_module_that_is_not_on_the_path_but_beside_is_named(tmp_path: Path, mo
 
 
 def test_what_it_lacks_is_said_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "env=mine.yaml", *TRAIN[1:], "out=run"]) == 2
+    assert main(["train", "env=mine.yaml", "agent.imitate.rule=ooco", *TRAIN[1:], "out=run"]) == 2
     assert "train begins from random play with agent.imitate.rule=null" in capsys.readouterr().err
     assert main(["train", "env=mine.yaml", "env.offers=5", "+env.ofers=5", *TRAIN, "out=run"]) == 2
     assert "takes no argument 'ofers'" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_what_the_simulator_reads_is_the_partners_where_decisions_are_asked():
 
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"policy": "decline", "env": "eviction", "params": None}, "no parameters"),
-    ({"policy": "shortest", "env": "gating", "params": None}, "no parameters"),
+    ({"policy": "shortest", "env": "gating_v0", "params": None}, "no parameters"),
     ({"policy": "oocoo"}, "did you mean 'ooco'"),
     ({"params": ["slo_margn"]}, "did you mean 'slo_margin'"),
     ({"space": {"slack_factor": [2, 1]}}, r"must be \[low, high\]"),

@@ -67,7 +67,7 @@ def test_invalid_steps_of_controls_are_refused(control, words):
                  st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)))
 def test_any_value_is_accepted_or_raises_a_user_error(name, value):
     with contextlib.suppress(UserError):  # nothing else may come
-        assert episode_config("gating", **{name: value}).candidates > 0
+        assert episode_config("gating_v0", **{name: value}).candidates > 0
 
 
 # --- Of a vector ----------------------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ from ooco_gym import Simulation, UserError
 from ooco_gym.policy import list_policies, policy_of
 from ooco_gym.resources import load_yaml
 
-POOLS = ("ooco", "ooco_xllm", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3")
+POOLS = ("ooco", "ooco_xllm", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3", "memory_gate")
 HYGEN = "hygen:latency_budget_s=0.045"
 WINDOW = (1, 0)
 def refused(name, policy):
     """Why an environment has nothing to decide beside a partner."""
     params = {param.name for param in policy_of(policy).params}
+    if "Gating-v1" in name and "reserve" not in params:
+        return "no parameter"
     if any(part in name for part in ("Gating", "Colocation")) and "gate_window" not in params:
         return "no gate"
     if any(part in name for part in ("Packing", "Colocation")) and "slo_margin" not in params:

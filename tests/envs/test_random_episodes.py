@@ -22,7 +22,7 @@ print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for na
 POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16": (0.3, 1.5), "pair_72b": (0.02, 0.3)}
 PARTNERS = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=slack")
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
-ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:preempted=swap", "vllm_priority", "echo")
+ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:prefix_caching=on", "vllm_priority", "echo")
 OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 BESIDE = {"ooco_gym/Batching-v0": ENGINE_PARTNERS, "ooco_gym/Admission-v0": OPEN_PARTNERS,
           **dict.fromkeys(("ooco_gym/Serving-v0", "ooco_gym/Reclaiming-v0"), ENGINE_PARTNERS + OPEN_PARTNERS)}
@@ -58,6 +58,8 @@ def a_scenario(random, name):
     partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(partners))
     if "Gating" in name and partner == "online_priority":
         partner = "slack"
+    if "Gating-v1" in name:  # whose `reserve` is set
+        partner = str(random.choice(["memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"]))
     few = cluster == "fleet_16"
     return {"scenario": {
         "cluster": cluster, "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),

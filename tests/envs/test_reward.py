@@ -75,8 +75,9 @@ def played(name, seed, choose, **changes):
 @given(seed=st.integers(0, 2**20), draws=st.integers(0, 2**20))
 def test_terms_sum_to_the_reward_and_their_totals_to_the_protocols_figures(name, seed, draws):
     env, steps, expected = played(name, seed, at_random(draws))
+    own = [term.name for term in env.terms]
     for step in steps[1:]:
-        assert step.reward == pytest.approx(sum(step.info[f"reward/{term}"] for term in TERMS), abs=1e-9)
+        assert step.reward == pytest.approx(sum(step.info[f"reward/{term}"] for term in (*TERMS, *own)), abs=1e-9)
     total = {term: sum(step.info[f"reward/{term}"] for step in steps[1:]) for term in TERMS}
     summary, totals = steps[-1].info["summary"], env.simulation.state.totals
     assert summary["reward_total"] == pytest.approx(sum(step.reward for step in steps), abs=1e-6)

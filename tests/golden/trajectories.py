@@ -14,7 +14,8 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v0" for name in (
     "Admission", "Batching", "Colocation", "Control", "Eviction", "Gating", "Migration", "Packing", "Preemption",
-    "Reclaiming", "Routing", "Serving")) + ("ooco_gym/EvictionPredicted-v0", "ooco_gym/MigrationPredicted-v0")
+    "Reclaiming", "Routing", "Serving")) + (
+        "ooco_gym/EvictionPredicted-v0", "ooco_gym/Gating-v1", "ooco_gym/MigrationPredicted-v0")
 MODES = ("NextStep", "SameStep", "Disabled")
 STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}

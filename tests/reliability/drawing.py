@@ -206,6 +206,8 @@ def environment(random: Random) -> Case:
                                          "ooco:max_pull=1,interrupt=slack")), POOLS
     if any(part in name for part in NEEDS_OOCO):
         partner = random.choice(("ooco", "ooco:slo_margin=0.5"))
+    if "Gating-v1" in name:  # whose `reserve` is set
+        partner = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
     if "Routing" in name:
         limits = {"fleet_16": POOLS["fleet_16"]}
     fields = load_of(random, limits)

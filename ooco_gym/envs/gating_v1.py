@@ -1,0 +1,104 @@
+"""`ooco_gym/Gating-v1`: how much memory must stay free before offline requests enter, for the next seconds?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.compile import inner
+from ooco_gym.envs.control import ControlEnv
+from ooco_gym.envs.custom import Figure, Term, reading
+from ooco_gym.envs.features import Feature
+from ooco_gym.envs.reward import work_done
+from ooco_gym.envs.vector import register
+from ooco_gym.sim.decode import flush_totals
+
+
+@inner
+def free_share(state):
+    """Share of the KV blocks of relaxed instances that are free."""
+    free = total = 0
+    for instance in range(state.config.relaxed_count):
+        flush_totals(state, instance)
+        free += state.instances[instance].free_blocks
+        total += state.instances[instance].total_blocks
+    return free / max(1, total)
+
+
+@reading
+def relaxed_kv_free(state, instance):
+    """Share of the KV blocks of relaxed instances that are free."""
+    return free_share(state)
+
+
+@reading
+def relaxed_residents(state, instance):
+    """Offline requests that decode on relaxed instances."""
+    count = 0
+    for relaxed in range(state.config.relaxed_count):
+        flush_totals(state, relaxed)
+        count += state.instances[relaxed].decodable
+    return float(count)
+
+
+@reading
+def relaxed_online_waiting(state, instance):
+    """Prompt tokens of online requests that wait on relaxed instances."""
+    tokens = 0
+    for relaxed in range(state.config.relaxed_count):
+        tokens += state.instances[relaxed].online_waiting_tokens
+    return float(tokens)
+
+
+@reading
+def relaxed_offline_waiting(state, instance):
+    """Offline requests that wait on relaxed instances."""
+    count = 0
+    for relaxed in range(state.config.relaxed_count):
+        count += state.instances[relaxed].offline_waiting
+    return float(count)
+
+
+@reading
+def progress(state, instance):
+    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
+    return work_done(state)
+
+
+class GatingV1Env(ControlEnv):
+    """The gate of a relaxed pool as an answer that holds for seconds; a partner policy takes all other decisions.
+
+    ## Description
+    An online service and offline work share a cluster of latency-relaxed and latency-strict instances (OOCO, arXiv
+    2511.21862), whose memory is short. A relaxed instance prefills offline requests where it has nothing online to
+    prefill, and decodes them. Let in too many, and they are evicted as they grow or as online prompts come: all that
+    they had computed is computed again. Let in too few, and the instance idles. Here an answer says which share of a
+    relaxed instance's blocks must stay free after an offline prefill, and holds for `interval_s` seconds: what a single
+    start is worth is lost in noise, what five seconds of starting or holding are worth is not.
+
+    The reward pays offline work as it is computed (`progress`, a potential whose change is the reward: Ng et al. 1999)
+    and takes it back where it is lost, so that an eviction costs at once and not when the request would have finished.
+    The decisions one by one, which waiting request starts a prefill many times a second, are [Gating-v0](gating_v0.md).
+
+    ## Action Space
+    `MultiDiscrete([6])`: the share of the blocks of a relaxed instance that must stay free: 0, 0.1, 0.2, 0.35, 0.5 or
+    1, with which an offline request starts only where none decodes (`conf/env/gating.yaml`, `controls`). All are legal.
+
+    ## Candidates
+    One, the share: `level` is where it stands among its levels.
+    """
+
+    id: ClassVar[str] = "ooco_gym/Gating-v1"
+    terms: ClassVar[tuple[Term, ...]] = (Term("progress", progress),)
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure(Feature("relaxed_kv_free", "share", "as is", 1.0, 0.0, 1.0,
+                       "KV blocks of relaxed instances that are free"), relaxed_kv_free),
+        Figure(Feature("relaxed_residents", "requests", "log", 256.0, 0.0, 1.0,
+                       "requests that decode on relaxed instances"), relaxed_residents),
+        Figure(Feature("relaxed_online_waiting", "tokens", "log", 65_536.0, 0.0, 1.0,
+                       "prompt tokens of online requests that wait on relaxed instances"), relaxed_online_waiting),
+        Figure(Feature("relaxed_offline_waiting", "requests", "log", 1_024.0, 0.0, 1.0,
+                       "offline requests that wait on relaxed instances"), relaxed_offline_waiting))
+    default_scenario: ClassVar[str] = "gating"
+
+
+register(GatingV1Env)
