@@ -271,7 +271,9 @@ with (event.install_listener("numba:compile", notice.Notice(1e-6, 1e6, said.appe
     other = numba.njit(lambda x: x + 1)
     other(1)
     before = len(said)
+    from ooco_gym.compile import compile_later
     from ooco_gym.sim import loop
+    compile_later("ooco_gym.sim.loop")
 print(before, len(said), notice.compiled(), len(again) > 1)
 """
 

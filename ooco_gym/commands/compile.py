@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.compile import compile_later, notice, postponed
+from ooco_gym.compile import compile_later, notice
 from ooco_gym.errors import EXTRAS, UserError, is_whole
 from ooco_gym.jobs import cores, processes
 from ooco_gym.report.terminal import following, progress
@@ -78,8 +78,7 @@ def compile_module(name: str) -> tuple[int, float]:
     """Compiles the functions of a module; returns how many were not on disk yet, and the seconds."""
     begun, before = time.monotonic(), notice.compiled()
     try:
-        with postponed():
-            import_module(name)
+        import_module(name)
     except ModuleNotFoundError as error:  # of an extra that is not installed, nothing uses it
         if (error.name or "").partition(".")[0] not in EXTRAS:
             raise

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numba
 from llvmlite.binding import ffi
 from numba import extending, njit
 from numba.core import cgutils, typeinfer, types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 SUPPORTED = ">=0.61,<0.69"  # versions of numba, as pyproject.toml has them
@@ -36,21 +36,20 @@ watch()
 ffi.lib._fntab.setdefault("__dict__", {})
 
 
-def jit(signature: Any = None, later: bool = False, **options: Any) -> Any:
+def jit(signature: Any = None, **options: Any) -> Any:
     """Compiles a function with numba and keeps the result on disk until one of its sources changes.
 
     Args:
-        signature: a numba signature: compiled, or loaded, at once. None: at the first call of each combination of
-            argument types. Also usable bare, as `@jit`.
-        later: with a signature, too, as it is first called or its address is asked for.
+        signature: a numba signature, compiled or loaded as the function is first called or its address is asked for.
+            None: one for each combination of argument types. Also usable bare, as `@jit`.
         **options: as of `numba.njit`.
 
     Returns:
         A decorator, or the compiled function where used bare.
     """
     if inspect.isfunction(signature):
-        return _compile(signature, None, later, options)
-    return lambda function: _compile(function, signature, later, options)
+        return _kept(signature, None, options)
+    return lambda function: _kept(function, signature, options)
 
 
 def inner(function: Callable[..., Any]) -> Any:
@@ -110,9 +109,9 @@ def function_at(function_type: Any) -> Any:
     return value
 
 
-def _compile(function: Callable[..., Any], signature: Any, later: bool, options: dict[str, Any]) -> Any:
+def _kept(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
     options = {"_nrt": False, "pipeline_class": WholeCompiler, **options}  # no counts of references
-    compiled = njit(**options)(function)
+    compiled: Any = njit(**options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
     if os.path.isfile(inspect.getfile(function)):   # not where it was typed into a console
@@ -121,25 +120,12 @@ def _compile(function: Callable[..., Any], signature: Any, later: bool, options:
         except (OSError, RuntimeError) as error:    # no folder to write to
             note_not_kept(str(error))
     if signature is not None:
-        if later or _ALL_LATER:
-            _LATER.setdefault(function.__module__, []).append((compiled, signature))
-        else:
-            _compile_now(compiled, signature)
+        _LATER.setdefault(function.__module__, []).append((compiled, signature))
+        _compile_at_first_use(compiled, signature)
     return compiled
 
 
-_LATER: dict[str, list[tuple[Any, Any]]] = {}  # by module: functions that wait, with their signatures
-_ALL_LATER: list[bool] = []
-
-
-@contextmanager
-def postponed() -> Iterator[None]:
-    """What modules that are imported in this block have to compile is left to `compile_later`."""
-    _ALL_LATER.append(True)
-    try:
-        yield
-    finally:
-        _ALL_LATER.pop()
+_LATER: dict[str, list[tuple[Any, Any]]] = {}  # by module: functions with their signatures
 
 
 def compile_later(module: str) -> None:
@@ -148,8 +134,18 @@ def compile_later(module: str) -> None:
         _compile_now(compiled, signature)
 
 
-def _compile_now(compiled: Any, signature: Any) -> None:
-    # What numba.jit does with signatures; it must come after the cache is in place.
-    with typeinfer.register_dispatcher(compiled):
-        compiled.compile(signature)
-        compiled.disable_compile()
+def _compile_at_first_use(compiled: Any, signature: Any) -> None:
+    """By its signature, whatever the first call is given; Python then calls what `_compile_for_args` returns."""
+    template = compiled.get_call_template
+    compiled._compile_for_args = lambda *_: _compile_now(compiled, signature)
+    compiled.get_call_template = lambda args, kws: _compile_now(compiled, signature) and template(args, kws)
+
+
+def _compile_now(compiled: Any, signature: Any) -> Any:
+    """What numba.jit does with signatures; it must come after the cache is in place. Threads wait for each other."""
+    with global_compiler_lock:
+        if compiled._can_compile:
+            with typeinfer.register_dispatcher(compiled):
+                compiled.compile(signature)
+                compiled.disable_compile()
+    return compiled

@@ -122,6 +122,6 @@ def step_kernel(function: Any) -> Any:
     partner's action, and returns how many actions that is. An *answer* turns the action `buffers.actions[i]` into an
     answer for the simulator, or MORE where another pick follows.
     """
-    return jit(STEP_SIGNATURE, later=True, no_cpython_wrapper=True)(function)
+    return jit(STEP_SIGNATURE, no_cpython_wrapper=True)(function)
 
 

@@ -32,7 +32,7 @@ def reading(function: Any) -> Any:
     `ooco_gym/sim/records.py` has what `state` holds. `instance` is where a decision is taken, an index of
     `state.instances`; a term of the reward is given -1. It must change nothing.
     """
-    return jit(READING, later=True, no_cpython_wrapper=True)(function)
+    return jit(READING, no_cpython_wrapper=True)(function)
 
 
 class Term(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import address_of, compile_later, jit
+from ooco_gym.compile import address_of, jit
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import flush_all
 from ooco_gym.sim.state import View, rule_at, state_at
@@ -71,7 +71,7 @@ def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]
         raise ValueError(f"{point!r} is not one of the decision points")
 
     def compiled(function: Callable[..., int]) -> Any:
-        rule = jit(s.HOOK_SIGNATURE, later=True, no_cpython_wrapper=True)(function)
+        rule = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(function)
         rule.flushes = flushes
         return rule
 
@@ -83,7 +83,7 @@ def _ask_outside(view):
     return s.ASK
 
 
-ask_outside = jit(s.HOOK_SIGNATURE, later=True, no_cpython_wrapper=True)(_ask_outside)
+ask_outside = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(_ask_outside)
 
 
 @lru_cache(maxsize=1024)
@@ -96,7 +96,7 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
     return np.array([_address(rule) for rule in rules], np.int64)
 
 
-@jit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), later=True)
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64))
 def _call(handle, address, instance, request, count):
     state = state_at(handle)
     flush_all(state)
@@ -105,6 +105,5 @@ def _call(handle, address, instance, request, count):
 
 def call_rule(state: s.State, rule: Any, instance: int, request: int, count: int) -> int:
     """Asks a compiled rule from Python, as the loop would: with State.picks[:count] as candidates."""
-    compile_later(__name__)  # by the signature that is kept, not by what this first call is given
     handle = s.handle_of(state)  # must live as long as its address is used
     return int(_call(handle.address, _address(rule), instance, request, count))

@@ -13,7 +13,7 @@ from ooco_gym.errors import UserError
 def main() -> int:
     """Compiles what the environment's settings ask for, and says how long it took; 1 where that cannot be done."""
     began = time.monotonic()
-    from ooco_gym.compile import notice  # what is imported here is compiled as it is imported
+    from ooco_gym.compile import notice
     from ooco_gym.runtime.rules import Engine, Line, Request
     from ooco_gym.vllm.deciding import Decider
     from ooco_gym.vllm.settings import read_settings
