@@ -33,7 +33,6 @@ from ooco_gym.errors import UserError, raise_interrupt, unknown
 from ooco_gym.report import joined
 from ooco_gym.report.terminal import following, progress
 
-MOST_NAMED = 3  # points that failed alike
 LONGEST_NAME = 100  # characters of a point's folder
 NOT_IN_NAMES = set("/\\'\":*?<>|${} ")
 LOOK_S = 1.0  # between looks at how many points have ended
@@ -107,8 +106,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         print(f"{joined([*pages, *files])} written to {folder if relative.startswith('..') else relative}", flush=True)
     for code, error in dict.fromkeys((one.code, one.error) for one in outcomes if one.code != OK):
         names = [Path(one.out).name for one in outcomes if (one.code, one.error) == (code, error)]
-        more = [f"{len(names) - MOST_NAMED:,} more"] if len(names) > MOST_NAMED else []
-        where = f"{joined([*names[:MOST_NAMED], *more])}: " if multirun else ""
+        where = f"{names[0]}{f' and {len(names) - 1:,} more' if len(names) > 1 else ''}: " if multirun else ""
         print(f"{'error: ' * (code == MISTAKE)}{where}{error}".rstrip(), file=sys.stderr)
     codes = {one.code for one in outcomes}
     return BUG if BUG in codes else max(codes, default=OK)
@@ -124,12 +122,11 @@ def _folder_of(command: Command, request: Request) -> Path:
 
 @contextmanager
 def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
-    """Makes the folder for the results of jobs, whose outcomes the block adds; the new folders of mistaken jobs with
-    all in them, and new empty folders, are removed again."""
-    before = {path for path in (folder, *folder.parents) if os.path.exists(path)}
+    """Makes the folder for the results of jobs, whose outcomes the block adds; the folders of mistaken jobs with all in
+    them (not one that was there before), and empty ones, are removed again."""
+    new = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        before |= set(folder.iterdir()) if folder in before else set()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
     except (FileExistsError, NotADirectoryError) as error:
@@ -140,13 +137,14 @@ def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
     try:
         yield outcomes
     finally:
-        refused = [one.code == MISTAKE and not one.left for one in outcomes]
-        mistaken = [Path(one.out) for one, wrong in zip(outcomes, refused, strict=True) if wrong]
-        for path in [*mistaken, *([folder / "multirun.yaml"] if all(refused) else ())]:
-            if path not in before:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        for path in [*(folder.iterdir() if os.path.isdir(folder) else ()), folder, *folder.parents]:
-            if path not in before and os.path.isdir(path) and not any(path.iterdir()):
+        refused = [Path(one.out) for one in outcomes if one.code == MISTAKE and not one.left]
+        for path in refused:
+            if path != folder or folder in new:
+                shutil.rmtree(path, ignore_errors=True)
+        if len(refused) == len(outcomes):
+            (folder / "multirun.yaml").unlink(missing_ok=True)
+        for path in [*(Path(one.out) for one in outcomes), *new]:
+            if os.path.isdir(path) and not any(path.iterdir()):
                 path.rmdir()
 
 

@@ -41,8 +41,8 @@ def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
 class Bar:
     """A bar to push forward; this one keeps what it is told and draws nothing."""
 
-    def __init__(self, text: str = "", done: float = 0.0) -> None:
-        self.label, self.done = text, done
+    def __init__(self, text: str = "") -> None:
+        self.label, self.done = text, 0.0
 
     def advance(self, steps: float = 1.0) -> None:
         """Moves the bar forward by `steps` of its total."""
@@ -64,11 +64,11 @@ def watched() -> bool:
 
 
 @contextmanager
-def progress(text: str, total: float | None = None, percent: bool = False, done: int = 0) -> Iterator[Bar]:
+def progress(text: str, total: float | None = None, percent: bool = False) -> Iterator[Bar]:
     """Shows a bar while the block runs, or a line now and then where stderr is no terminal; for work of more than about
-    two seconds. `total` is the steps until done, None where unknown; `percent` whether steps are per cent; `done` those
-    of an earlier start, of which the time left knows nothing. Workers say nothing."""
-    bar = Bar(text, done)
+    two seconds. `total` is the steps until done, None where unknown; `percent` whether steps are per cent. Workers say
+    nothing."""
+    bar = Bar(text)
     if watched():
         from rich import progress as bars
         from rich.console import Console
@@ -76,7 +76,7 @@ def progress(text: str, total: float | None = None, percent: bool = False, done:
         columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
                    bars.TimeElapsedColumn(), *([bars.TextColumn("left:"), bars.TimeRemainingColumn()] if total else [])]
         with bars.Progress(*columns, console=Console(stderr=True), transient=True) as display:
-            task = display.add_task(text, total=total, completed=done)
+            task = display.add_task(text, total=total)
             bar.draw = lambda: display.update(task, completed=bar.done, description=bar.label)
             yield bar
         return
@@ -93,11 +93,11 @@ def progress(text: str, total: float | None = None, percent: bool = False, done:
 def _tell(bar: Bar, of: str, total: float | None, over: threading.Event) -> None:
     """Prints a line now and then until it is `over`, with the time left at the pace so far; of work that is not counted
     the time alone."""
-    begun_s, begun, wait_s = time.monotonic(), bar.done, FIRST_LINE_S
+    begun_s, wait_s = time.monotonic(), FIRST_LINE_S
     while not over.wait(wait_s):
         done = f", {bar.done:,.0f}{of}" if of or bar.done else ""
         passed_s = time.monotonic() - begun_s
-        pace_s = passed_s / (bar.done - begun) if bar.done > begun else None  # of a step
+        pace_s = passed_s / bar.done if bar.done else None  # of a step
         left = f", {_clock(pace_s * (total - bar.done))} left" if total and pace_s else ""
         print(f"{bar.label}{done} ({_clock(passed_s)}{left})", file=sys.stderr, flush=True)
         wait_s = LINE_EVERY_S
