@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -86,8 +87,19 @@ def parse_yaml(text: str) -> Any:
     """
     import yaml
 
-    simple = sum(map(text.count, _OPENING)) <= MOST_OPENED
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if simple else yaml.SafeLoader)  # nosec B506
+    return yaml.load(text, Loader=_loader(sum(map(text.count, _OPENING)) <= MOST_OPENED))  # nosec B506
+
+
+@lru_cache(maxsize=2)
+def _loader(simple: bool) -> Any:
+    """PyYAML's safe loader, to which `5e+15` is a number, as it is to YAML 1.2 and to Hydra."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader) if simple else yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), [*"-+0123456789"])
+    return Loader
 
 
 def _read(path: str | os.PathLike[str], kind: str, parse: Callable[[str], Any], where: str, advice: str) -> Any:

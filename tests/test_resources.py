@@ -52,3 +52,8 @@ def test_mistakes_in_extends_are_named(tmp_path: Path, parent: str, words: tuple
     with pytest.raises(UserError) as error:
         load_yaml("policy", tmp_path / "child.yaml")
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_numbers_without_a_point_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("a: 5e+15\nb: [1e-4, 2E3]\nc: 7690f12\nd: e5\n")
+    assert load_yaml("chip", tmp_path / "mine.yaml") == {"a": 5e15, "b": [1e-4, 2000.0], "c": "7690f12", "d": "e5"}

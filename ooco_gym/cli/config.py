@@ -70,19 +70,11 @@ class OocoSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path, (group, _, value) = self._file(config_path), config_path.partition("/")
-        header: dict[str, Any] = {"package": "_global_" if group == PRESETS else None}
-        if path is None:
-            config: Any = read_choice(self.roots, group, value)
-        else:
-            try:
-                text = path.read_text(encoding="utf-8")
-                config, header = OmegaConf.create(text), self._get_header_dict(text)
-            except Exception as error:  # beside YAMLError, of values and depths that cannot be: a dozen kinds
-                raise UserError(f"'{path}' is not valid YAML: {one_line(error)[:300]}") from error
-            if group == "policy" and "file" in config:
-                config = read_choice(self.roots, group, str(path))
-            elif "extends" in config:
-                config = load_yaml(group, path)
+        config = read_choice(self.roots, group, value) if path is None else load_yaml(group if value else "", path)
+        if group == "policy" and "file" in (config or {}):
+            config = read_choice(self.roots, group, str(path))
+        with_header = path is not None and path.read_text(encoding="utf-8").startswith("# @package _global_")
+        header: dict[str, Any] = {"package": "_global_" if group == PRESETS or with_header else None}
         return ConfigResult(provider=self.provider, path=f"ooco://{config_path}", config=OmegaConf.create(config),
                             header=header)
 
