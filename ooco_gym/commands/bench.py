@@ -36,7 +36,8 @@ HOUR_S = 3600.0
 STEADY_S, STEADY_RATE_PER_S = 7200.0, 5.2
 MIXED_SEATS, MIXED_REQUESTS, MIXED_WARM_S, MIXED_SPAN_S = 64, 6000, 60.0, 1200.0
 MIXED = {"model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c"}]}
-FLEET_PAIRS = 32
+FLEET_PAIRS, LARGE_FLEET_PAIRS, LARGE_FLEET_S = 32, 512, 900.0
+PAIR = Scenario(workload="ooc", duration_s=HOUR_S, warmup_s=0.0, drain_s=0.0)
 SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps before the clock runs, and after
 
 
@@ -56,6 +57,8 @@ FIGURES = (
     Figure("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, the load's generation included"),
     Figure("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, generation included"),
     Figure("fleet_peak_gb", 2.0, False, "GB", "most memory resident in that process"),
+    Figure("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, a quarter of an hour"),
+    Figure("large_fleet_ratio", 1.5, False, "", "that over the same on 64 instances"),
     Figure("env_steps_per_s", 6e4, True, "1/s", "steps of Gating-v0 through gym.make, three holds and a start in turn"),
     Figure("vector_decisions_per_s", 5e5, True, "1/s", "the same of 64 episodes through gym.make_vec, by one thread"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
@@ -158,14 +161,29 @@ def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
     """64 instances, a million requests."""
     import resource  # not on every system
 
-    pair = Scenario(workload="ooc", duration_s=HOUR_S, warmup_s=0.0, drain_s=0.0)
-    per_s = len(requests_of(pair)[0]) / HOUR_S * FLEET_PAIRS
+    per_s = len(requests_of(PAIR)[0]) / HOUR_S * FLEET_PAIRS
     duration_s = min(1.03 * options["fleet_requests"] / per_s, DAY_S)  # a little more: the load is not constant
-    run = simulate(Scenario(cluster="fleet_64", workload="ooc", duration_s=duration_s, warmup_s=0.0, drain_s=300.0,
-                            rate_scale=FLEET_PAIRS * pair.online_scale(),
-                            offline={"mode": "rate", "rate": float(FLEET_PAIRS)}))
+    run = simulate(_fleet(FLEET_PAIRS, duration_s))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"fleet_wall_s": run.wall_s, "fleet_peak_gb": peak * (1 if sys.platform == "darwin" else 1024) / 1e9}
+
+
+def measure_large_fleet(options: dict[str, Any]) -> dict[str, Any]:
+    """A quarter of an hour of 1,024 instances, beside one of 64."""
+    us = []
+    for pairs in (FLEET_PAIRS, LARGE_FLEET_PAIRS):
+        simulation, begun = Simulation(_fleet(pairs, LARGE_FLEET_S)), time.thread_time()
+        simulation.advance()
+        us.append(1e6 * (time.thread_time() - begun) / simulation.state.requests.size)
+    return {"large_fleet_us": us[1], "large_fleet_ratio": us[1] / us[0]}
+
+
+def _fleet(pairs: int, duration_s: float) -> Scenario:
+    """So many relaxed and as many strict instances, each two under a pair's load."""
+    pool = [{"chip": "ascend_910c", "count": pairs}]
+    return Scenario(cluster={"model": "qwen2_5_7b", "relaxed": pool, "strict": pool}, workload="ooc",
+                    duration_s=duration_s, warmup_s=0.0, drain_s=300.0, rate_scale=pairs * PAIR.online_scale(),
+                    offline={"mode": "rate", "rate": float(pairs)})
 
 
 def measure_start(options: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +225,7 @@ def decisions_per_s(env: Any, episodes: int) -> float:
 # --- Each in a process of its own -------------------------------------------------------------------------------------
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "decode": measure_decode, "mixed": measure_mixed, "day": measure_day, "fleet": measure_fleet,
+    "large_fleet": measure_large_fleet,
     "envs": measure_envs, "warm_start": measure_start, "cold_compile": measure_start,
 }
 

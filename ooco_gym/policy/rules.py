@@ -94,6 +94,8 @@ def least_backlog(state, online):
             backlog += spec.end_ps - state.clock.now_ps
         if backlog < least:
             best, least = instance, backlog
+        if least == 0:  # none has less
+            break
     return best
 
 
@@ -106,6 +108,8 @@ def fewest_requests(state):
         requests = spec.running + spec.online_waiting + spec.offline_waiting
         if requests < least:
             best, least = instance, requests
+        if least == 0:
+            break
     return best
 
 
