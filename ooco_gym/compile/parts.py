@@ -7,28 +7,19 @@ nor made machine code of by itself. What Python calls links in each part that it
 
 from __future__ import annotations
 
-import inspect
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
 from llvmlite import binding
 from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]
-from numba.core import errors, event, typed_passes, types, untyped_passes
+from numba.core import errors, event, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
 from numba.core.compiler_machinery import register_pass
 from numba.core.dispatcher import _FunctionCompiler  # pyright: ignore[reportAttributeAccessIssue]
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
-
-# Passes that change nothing of a function without closures and without numba's own syntax, but go through all of it.
-NEEDLESS = (untyped_passes.WithLifting, untyped_passes.InlineClosureLikes, untyped_passes.RewriteDynamicRaises,
-            untyped_passes.MakeFunctionToJitFunction, untyped_passes.InlineInlinables,
-            untyped_passes.FindLiterallyCalls, untyped_passes.LiteralUnroll,
-            untyped_passes.LiteralPropagationSubPipelinePass, typed_passes.NopythonRewrites,
-            typed_passes.DumpParforDiagnostics)
-OWN_SYNTAX = {"literal_unroll", "literally", "objmode", "array"}
 
 # What is overridden or called below: where it is gone, that is said at once.
 for _owner, _names in ((JITCodeLibrary, ("_optimize_final_module", "_get_module_for_linking", "enable_object_caching")),
@@ -145,17 +136,13 @@ class PartLowering(NativeLowering):
 
 
 class WholeCompiler(CompilerBase):
-    """Numba's pipeline for compiled functions, but for the lowering and for what goes through a function in vain."""
+    """Numba's pipeline for compiled functions, but for the lowering."""
 
     lowering = WholeLowering
 
     def define_pipelines(self) -> list[Any]:
         """Returns the one pipeline."""
-        code = self.state.func_id.code
-        plain = not (OWN_SYNTAX & {*code.co_names} or any(inspect.iscode(one) for one in code.co_consts))
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        if plain:
-            passes.passes = [(one, words) for one, words in passes.passes if one not in NEEDLESS]
         place = next(i for i, (one, _) in enumerate(passes.passes) if one is NativeLowering)
         passes.passes[place] = (self.lowering, "lowering")
         passes._finalized = False
