@@ -36,7 +36,7 @@ UNSHOWN = ("all", "dev", "docs")  # extras that users need not have
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Looks at the installation; returns `findings`, each with `about`, `found`, `state` (ok, note or problem) and
     `advice`, and `problems`, how many."""
-    findings = [*_packages(), *_machine(), *_folders()]
+    findings = [*_packages(), *_settings(), *_caches()]
     Table("ooco-gym doctor", ("", "found", "", "what to do"), findings, align="l").show(frame="simple", unbroken=1)
     problems = sum(state == PROBLEM for _, _, state, _ in findings)
     print("no problem found" if problems == 0 else f"{problems} to mend: see 'what to do'")
@@ -53,7 +53,7 @@ def _version(name: str) -> str | None:
 
 def _packages() -> Iterator[Finding]:
     """Our version, and each requirement of the core and of the extras against what is installed."""
-    yield "ooco-gym", __version__, OK, ""
+    yield "ooco-gym", f"{__version__}, Python {platform.python_version()}, {cores()} cores", OK, ""
     extras = ["", *(name for name in metadata.metadata("ooco-gym").get_all("Provides-Extra") or ()
                     if name not in UNSHOWN)]
     found: dict[str, dict[str, str | None]] = {}
@@ -62,44 +62,33 @@ def _packages() -> Iterator[Finding]:
         wanted = next((name for name in extras if marker is None or marker.evaluate({"extra": name})), None)
         if needed.name == "ooco-gym" or wanted is None:
             continue
-        version = _version(needed.name)
-        found.setdefault(wanted, {})[needed.name] = version
+        version = found.setdefault(wanted, {})[needed.name] = _version(needed.name)
         if version and not needed.specifier.contains(version, prereleases=True):
             yield needed.name, version, PROBLEM, f"pip install '{needed.name}{needed.specifier}'"
     for extra, versions in found.items():
-        there = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version)
-        missing = ", ".join(sorted(name for name, version in versions.items() if not version))
-        about, name, state = (f"[{extra}]", f"'ooco-gym[{extra}]', where you need it", NOTE) if extra else (
-            "packages", "'ooco-gym'", PROBLEM)
-        yield (about, f"{there or NONE}; without {missing}", state, f"pip install {name}") if missing else (
-            about, there, OK, "")
+        there = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version) or NONE
+        about, state, name = (f"[{extra}]", NOTE, f"'ooco-gym[{extra}]', where you need it") if extra else (
+            "packages", PROBLEM, "'ooco-gym'")
+        if missing := ", ".join(sorted(name for name, version in versions.items() if not version)):
+            yield about, f"{there}; without {missing}", state, f"pip install {name}"
+        else:
+            yield about, there, OK, ""
 
 
-def _machine() -> Iterator[Finding]:
-    """Python, cores, whether compilation is on, and the serving engine's own Python."""
-    yield "Python", f"{platform.python_version()} ({platform.machine()}, {platform.system()})", OK, ""
-    yield "cores", f"{cores()} of {os.cpu_count()}", OK, ""
+def _settings() -> Iterator[Finding]:
+    """Whether compilation is on, the serving engine's own Python, and where real traces are."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         yield "NUMBA_DISABLE_JIT", "set", PROBLEM, "unset it: the simulator runs only compiled"
     advice = f"set {VARIABLE} to a Python that has vLLM, or unset it"
     try:
         python = find_python(None)
+        ask = "from importlib.metadata import version; print(version('vllm'))"
+        done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
+        yield ("engine", f"{python}: no vLLM there", PROBLEM, advice) if done.returncode else (
+            "engine", f"vLLM {done.stdout.strip()} ({python})", OK, "")
     except UserError as error:
         yield ("engine", str(error), PROBLEM, advice) if VARIABLE in os.environ else (
             "engine", "none", OK, "make engine installs vLLM's CPU build, to measure or compare with")
-        return
-    ask = "from importlib.metadata import version; print(version('vllm'))"
-    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, timeout=60, check=False)
-    yield ("engine", f"{python}: no vLLM there", PROBLEM, advice) if done.returncode else (
-        "engine", f"vLLM {done.stdout.strip()} ({python})", OK, "")
-
-
-def _folders() -> Iterator[Finding]:
-    """Where compiled code, kept simulations and real traces are, and whether these folders can be used."""
-    package, kept = Path(__file__).resolve().parents[1], cache_folder()
-    usual = package if os.access(package, os.W_OK) else Path(os.environ.get("XDG_CACHE_HOME") or kept.parent) / "numba"
-    yield _cache("compiled code", Path(os.environ.get("NUMBA_CACHE_DIR") or usual), "*/ooco_gym-*/*.nbc")
-    yield _cache("kept simulations", kept, "*", not_private(kept))
     root, folder = os.environ.get(DATA_VARIABLE), data_folder()
     if root and not Path(root).expanduser().is_dir():
         yield DATA_VARIABLE, f"{root}: no such folder", PROBLEM, "name one that has traces/, or unset it"
@@ -108,14 +97,15 @@ def _folders() -> Iterator[Finding]:
         yield "traces", f"{folder}: {count} files", OK, "" if count else "ooco-gym data list shows public ones"
 
 
-def _cache(about: str, folder: Path, pattern: str, why: str = "") -> Finding:
-    here = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        tempfile.TemporaryFile(dir=here).close()
-    except OSError as error:
-        why = f"cannot be written: {error.strerror}"
-    if why:
-        return (about, f"{folder} {why}", PROBLEM, "NUMBA_CACHE_DIR or OOCO_GYM_CACHE names a folder of your own; "
-                "without one everything is made anew at each start")
-    size_mb = sum(path.lstat().st_size for path in folder.rglob(pattern) if os.path.lexists(path)) / 1e6
-    return about, f"{folder}: {size_mb:.1f} MB", OK, ""
+def _caches() -> Iterator[Finding]:
+    """Whether the folders of compiled code and of kept simulations can be written."""
+    package, kept = Path(__file__).resolve().parents[1], cache_folder()
+    usual = package if os.access(package, os.W_OK) else Path(os.environ.get("XDG_CACHE_HOME") or kept.parent) / "numba"
+    for about, folder, why in (("compiled code", Path(os.environ.get("NUMBA_CACHE_DIR") or usual), ""),
+                               ("kept simulations", kept, not_private(kept))):
+        try:
+            tempfile.TemporaryFile(dir=next(path for path in (folder, *folder.parents) if path.exists())).close()
+        except OSError as error:
+            why = f"cannot be written: {error.strerror}"
+        yield (about, f"{folder} {why}", PROBLEM, "NUMBA_CACHE_DIR or OOCO_GYM_CACHE names a folder of your own; "
+               "without one everything is made anew at each start") if why else (about, str(folder), OK, "")
