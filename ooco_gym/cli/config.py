@@ -70,9 +70,9 @@ class OocoSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path, (group, _, value) = self._file(config_path), config_path.partition("/")
-        config = read_choice(self.roots, group, value) if path is None else load_yaml(group if value else "", path)
-        if group == "policy" and "file" in (config or {}):
-            config = read_choice(self.roots, group, str(path))
+        config = None if path is None else load_yaml(group if value else "", path)
+        if config is None or (group == "policy" and "file" in config):
+            config = read_choice(self.roots, group, str(path or value))
         with_header = path is not None and path.read_text(encoding="utf-8").startswith("# @package _global_")
         header: dict[str, Any] = {"package": "_global_" if group == PRESETS or with_header else None}
         return ConfigResult(provider=self.provider, path=f"ooco://{config_path}", config=OmegaConf.create(config),
@@ -125,8 +125,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
             raise UserError(f"'{word}': say where results go with out=DIR")
-        may_be_new = "++" if key.startswith("cluster.") else "+" if key == PRESETS else ""  # a cluster checks its keys
-        override = parse(f"{may_be_new}{word}")
+        override = parse(f"+{word}" if key == PRESETS else word)
         if override.is_sweep_override() and not multirun:
             raise UserError(f"'{word}' gives {key} several values: add -m to run each, or write a list "
                             f"{key}=[{value}] where a list is expected")
@@ -262,8 +261,10 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     above, is_hydra = known.get(parent), key.startswith("hydra.")
     if isinstance(above, Mapping) and PLAIN in above:
         raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is read as it stands, it has no keys here")
-    is_new = key not in known and isinstance(above, Mapping) and (override.is_add() or override.is_force_add())
-    if key not in known and not is_new:
+    plus = override.is_add() or override.is_force_add()
+    if key not in known and parent == "cluster" and not plus:  # its YAML leaves out what it has by default
+        override.input_line, plus = f"++{override.input_line}", True
+    if key not in known and not (plus and isinstance(above, Mapping)):
         keys = [one for one in known if one.startswith("hydra.") == is_hydra and one != "hydra"]
         close = nearest(key, [one for one in keys if not parent and one.rpartition(".")[2] == last] or keys)
         top = ", ".join(sorted(one for one in keys if "." not in one))

@@ -165,6 +165,7 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
                         "choose another out")
     longest = ",".join(f"{key}={max(values[key], key=len)}" for key in swept)
     named = 0 < len(longest) <= LONGEST_NAME and not NOT_IN_NAMES & set("".join("".join(values[key]) for key in swept))
+    named &= not any(str(one.input_line).startswith("+") for one in request.overrides if one.is_sweep_override())
     quoted = "'" + str(folder).replace("'", "\\'") + "'"
     names = "${hydra.job.override_dirname}" if named else "${hydra.job.num}"
     words = [f"hydra.sweep.dir={quoted}", f"hydra.sweep.subdir={names}", "hydra.output_subdir=null",

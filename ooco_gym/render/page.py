@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
@@ -54,7 +55,10 @@ def policy_words(config: Row) -> str:
     policy = config["policy"]
     if not isinstance(policy, Mapping):
         return str(policy)
-    usual = as_mapping(str(policy.get("file", policy["name"])))
+    try:
+        usual = as_mapping(str(policy.get("file", policy["name"])))
+    except UserError:  # a YAML file of the user's own
+        usual = {}
     return spelled(str(policy["name"]), {key: value for key, value in parameters_in(policy).items()
                                          if usual.get(key) != value})
 

@@ -48,8 +48,10 @@ def test_a_key_that_a_cluster_leaves_at_its_default_can_be_set(capsys):
     assert summary("two")["kv_offloading"]["host_blocks"] == 2 * (2 * 2**30 // (16 * 57_344))
     assert "in host memory alone" in capsys.readouterr().out
     assert main(["simulate", "-m", *words, "cluster.host_gib=1,2", "out=swept"]) == 0
-    assert sorted(path.name for path in Path("swept").iterdir() if path.is_dir()) == [
-        "cluster.host_gib=1", "cluster.host_gib=2"]
+    assert [yaml.safe_load(Path(f"swept/{point}/config.yaml").read_text())["cluster"]["host_gib"]
+            for point in (0, 1)] == [1, 2]
+    assert main(["simulate", "-m", *words, "cluster.max_batch=64,128", "out=named"]) == 0
+    assert Path("named/cluster.max_batch=64/summary.json").is_file()
     assert main(["simulate", *words, "cluster.kv_offloading_gib=a"]) == 2
     assert "cluster 'mixed_7b': kv_offloading_gib must be a number, got 'a'" in capsys.readouterr().err
 
@@ -212,7 +214,7 @@ def test_mistakes_are_one_sentence(arguments, sentence, capsys):
     assert not Path("bad/summary.json").exists()
 
 
-def test_the_prefix_cache_is_in_table_summary_comparison_and_report(capsys):
+def test_the_prefix_cache_is_in_table_summary_comparison_and_page(capsys):
     few = ["workload=few_shot", *LOAD[1:], "cluster=mixed_7b", "seed=1"]
     for folder, caching in (("on", "on"), ("off", "off")):
         assert main(["simulate", "policy=vllm_fcfs", f"policy.prefix_caching='{caching}'", *few, f"out={folder}"]) == 0
@@ -222,11 +224,9 @@ def test_the_prefix_cache_is_in_table_summary_comparison_and_report(capsys):
             looked, missed = online["looked_up_prompt_tokens"], online["missed_prompt_tokens"]
             assert 0 < missed < looked and online["hit_rate"] == 1 - missed / looked
             assert f"{100 * online['hit_rate']:.2f} %" in printed
-    assert main(["report", "runs=[on,off]", "out=page"]) == 0
-    page = Path("page/report.html").read_text()
+    page = Path("on/simulate.html").read_text()
     assert "online hit rate (%)" in page and f"{100 * summary('on')['online']['hit_rate']:.2f}" in page
-    assert main(["report", "runs=[off]", "out=without"]) == 0
-    assert "online hit rate" not in Path("without/report.html").read_text()
+    assert "online hit rate" not in Path("off/simulate.html").read_text()
     policies = "policies=[\"vllm_fcfs:prefix_caching='on'\",base_pd]"
     assert main(["compare", policies, "seeds=1", "workers=1", *few[:-1], "out=compared"]) == 0
     rows = {(row["metric"], row["policy"]): row["mean"] for row in summary("compared")["results"]}
