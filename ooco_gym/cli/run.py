@@ -163,12 +163,8 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
         theirs = " ".join([had["command"], "-m", *(f"{key}=…" for key in had["swept"]), *had["words"]])
         raise UserError(f"'{folder}' has another sweep, 'ooco-gym {theirs}'; give the same words to go on with it, or "
                         "choose another out")
-    longest = ",".join(f"{key}={max(values[key], key=len)}" for key in swept)
-    named = 0 < len(longest) <= LONGEST_NAME and not NOT_IN_NAMES & set("".join("".join(values[key]) for key in swept))
-    named &= not any(str(one.input_line).startswith("+") for one in request.overrides if one.is_sweep_override())
-    quoted = "'" + str(folder).replace("'", "\\'") + "'"
-    names = "${hydra.job.override_dirname}" if named else "${hydra.job.num}"
-    words = [f"hydra.sweep.dir={quoted}", f"hydra.sweep.subdir={names}", "hydra.output_subdir=null",
+    words = ["hydra.sweep.dir='" + str(folder).replace("'", "\\'") + "'", "hydra.output_subdir=null",
+             f"hydra.sweep.subdir={_names_of(request)}",
              f"hydra.job.config.override_dirname.exclude_keys=[{','.join(one.key_or_group for one in fixed)}]",
              "hydra/job_logging=disabled", "hydra/hydra_logging=disabled",
              *(str(one.input_line) for one in request.overrides)]
@@ -191,14 +187,25 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
     outcomes: list[Outcome] = [job.return_value for job in jobs]
     if there := sum(one.code == OK and not one.files for one in outcomes):
         print(f"{there:,} of {total:,} points were there already", file=sys.stderr)
+    points = []
+    for job, one in zip(jobs, outcomes, strict=True):
+        given = dict(word.lstrip("+").split("=", 1) for word in job.overrides or () if "=" in word)
+        row = {"point": os.path.relpath(one.out, folder), "status": STATUS[one.code],
+               "error": one.error.strip().splitlines()[-1] if one.error else None}
+        points.append((row, {key: given[key] for key in swept}, job.cfg))
     if any(one.code != MISTAKE for one in outcomes):
-        points = []
-        for job, one in zip(jobs, outcomes, strict=True):
-            given = dict(word.lstrip("+").split("=", 1) for word in job.overrides or () if "=" in word)
-            row = {"point": os.path.relpath(one.out, folder), "status": STATUS[one.code],
-                   "error": one.error.strip().splitlines()[-1] if one.error else None}
-            points.append((row, {key: given[key] for key in swept}, job.cfg))
         sweep = Sweep.of(folder, about, points)
         sweep.write()
         sweep.show()
     return outcomes
+
+
+def _names_of(request: Request) -> str:
+    """How Hydra calls the folders of points: after what is swept (`policy=ooco,seed=1`), or by their number where that
+    is no name of a file."""
+    swept = [one for one in request.overrides if one.is_sweep_override()]
+    longest = ",".join(f"{key_of(one)}={max(values_of(one), key=len)}" for one in swept)
+    letters = set("".join("".join(values_of(one)) for one in swept))
+    is_name = 0 < len(longest) <= LONGEST_NAME and not NOT_IN_NAMES & letters
+    is_plain = not any(str(one.input_line).startswith("+") for one in swept)
+    return "${hydra.job.override_dirname}" if is_name and is_plain else "${hydra.job.num}"

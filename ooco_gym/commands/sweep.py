@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FILE, PAGE = "sweep.parquet", "sweep.html"
 DONE = "done"  # of a point's status; beside it why it failed: refused or failed
-ABOUT, FIGURES = b"ooco_gym", b"ooco_gym.figures"  # metadata of the file: what the sweep is, which columns are figures
+ABOUT = b"ooco_gym"  # metadata of the file: what the sweep is, and which columns are figures
 RUN_ONLY = ("wall_s", "pid")  # figures of a summary that differ from run to run
 MOST_ROWS, MOST_SCORES = 40, 5  # of a printed table
 BOUND = "_censored"  # after a figure's name: 1 where that is but a lower bound, else None
@@ -57,14 +57,16 @@ class Sweep:
         rows, figures = [], []
         for ended, swept, cfg in points:
             values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
+            del values["out"]  # which is elsewhere in each start
             swept = {key: values[key] if isinstance(values.get(key), (str, int, float)) else text
                      for key, text in swept.items()}
             rows.append({**ended, **swept, **values, **swept})
-            summary = read_mapping(folder / ended["point"] / "summary.json") if ended["status"] == DONE else {}
-            figures.append(_figures(summary, rows[-1]))
-        columns = by_column(rows)
-        columns.pop("out", None)  # which is elsewhere in each start
-        return cls(folder, about, columns, by_column(figures))
+            known = flat(read_mapping(folder / ended["point"] / "summary.json")) if ended["status"] == DONE else {}
+            figures.append({f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
+                            if key.endswith(".censored") for name in names})
+            figures[-1] |= {key: value for key, value in known.items() if isinstance(value, (int, float))
+                            and key not in rows[-1] and key.rpartition(".")[2] not in RUN_ONLY}
+        return cls(folder, about, by_column(rows), by_column(figures))
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -79,9 +81,9 @@ class Sweep:
                             "'ooco-gym simulate -m … out=DIR' wrote")
         try:
             table = read_parquet(path)
-            about, figures = (json.loads(table.schema.metadata[key]) for key in (ABOUT, FIGURES))
+            about = json.loads(table.schema.metadata[ABOUT])
             columns = {name: table[name].to_pylist() for name in table.column_names}
-            return cls(Path(folder), about, columns, {name: columns.pop(name) for name in figures})
+            return cls(Path(folder), about, columns, {name: columns.pop(name) for name in about.pop("figures")})
         except Exception as error:  # of pyarrow, json and what else damage makes
             raise UserError(f"'{path}' cannot be read as the table of a sweep: {type(error).__name__}; remove it and "
                             "start the sweep again, which leaves finished points as they are") from error
@@ -92,9 +94,9 @@ class Sweep:
         from pyarrow import parquet
 
         table = pa.table({name: _typed(values) for name, values in {**self.columns, **self.figures}.items()})
-        about = {ABOUT: json.dumps(self.about), FIGURES: json.dumps(list(self.figures))}
+        about = json.dumps({**self.about, "figures": [*self.figures]})
         with atomic_write(self.folder / FILE) as temporary:
-            parquet.write_table(table.replace_schema_metadata(about), temporary, compression="zstd")
+            parquet.write_table(table.replace_schema_metadata({ABOUT: about}), temporary, compression="zstd")
 
     @property
     def done(self) -> int:
@@ -119,33 +121,24 @@ class Sweep:
         check_keys("metrics", metrics, self.figures)
         usual = SCORES.get(self.about["command"], [name for name in self.figures if "." not in name])
         names = list(metrics) or [name for name in usual if name in self.figures][:MOST_SCORES]
-        bounds = {name: self.figures.get(name + BOUND, [None] * len(self.columns["point"])) for name in names}
-        results = [{"swept": swept, "points": len(rows),
-                    "figures": {name: spread([self.figures[name][row] for row in rows]) for name in names},
-                    "censored": {name: any(bound[row] for row in rows) for name, bound in bounds.items()}}
-                   for swept, rows in self.groups()]
-        for figure in (figure for one in results for figure in one["figures"].values()):
-            del figure["values"]  # they are in the file
-        rows = [[*map(str, one["swept"].values()), str(one["points"]),
-                 *(at_least(with_interval(*one["figures"][name].values()), one["censored"][name]) for name in names)]
-                for one in results[:MOST_ROWS]]
+        results, rows, whole = [], [], [None] * len(self.columns["point"])
+        for swept, mine in self.groups():
+            figures = {name: spread([self.figures[name][row] for row in mine]) for name in names}
+            bounds = {name: any(self.figures.get(name + BOUND, whole)[row] for row in mine) for name in names}
+            for figure in figures.values():
+                del figure["values"]  # they are in the file
+            results.append({"swept": swept, "points": len(mine), "figures": figures, "censored": bounds})
+            rows.append([*map(str, swept.values()), str(len(mine)), *(
+                at_least(with_interval(*figures[name].values()), bounds[name]) for name in names)])
         note = interval_words(min((one["points"] for one in results), default=0))
-        if len(results) > len(rows):
-            note += f" {len(results) - len(rows):,} more settings are in {FILE}."
-        table = Table("", (*(results[0]["swept"] if results else ()), "points", *names), rows, note, align="l")
+        if len(rows) > MOST_ROWS:
+            note += f" {len(rows) - MOST_ROWS:,} more settings are in {FILE}."
+        table = Table("", (*(results[0]["swept"] if results else ()), "points", *names), rows[:MOST_ROWS], note,
+                      align="l")
         print(f"{self.done:,} of {len(self.columns['point']):,} points are done")
         if results:
             table.show()
         return results, table
-
-
-def _figures(summary: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a summary by dotted names, which the configuration has not, and which are but lower bounds."""
-    known = flat(summary)
-    bounds = {f"{key.removesuffix('censored')}{name}{BOUND}": 1 for key, names in known.items()
-              if key.endswith(".censored") for name in names}
-    return bounds | {key: value for key, value in known.items() if key not in row and isinstance(value, (int, float))
-                     and key.rpartition(".")[2] not in RUN_ONLY}
 
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
