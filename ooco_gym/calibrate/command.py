@@ -62,7 +62,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         chips.write_tables(Rows.join([result.rows, result.sampler]), tables)
         chips.write_chip(chip, valid, tables.name, to)
     screen = console()
-    table(figures).show(screen, frame="simple", unbroken=8)
+    table(figures).show(screen, unbroken=8)
     for line in [*notes(figures), f"written: '{to}', to be used as chip={to} with timing=ooco, extended or measured"]:
         screen.print(line, highlight=False, markup=False, soft_wrap=True)
     return {**figures, "to": to, "tables": tables}

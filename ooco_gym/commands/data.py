@@ -49,7 +49,7 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
         show_tables([facts("", {key: f"{value:,}" if isinstance(value, int) else str(value)
                                 for key, value in item.items() if value not in (None, {})}.items())])
     else:
-        _catalogue(found).show(frame="simple", unbroken=4)
+        _catalogue(found).show(unbroken=4)
         print(f"here: in '{data_folder()}'; ooco-gym data list NAME shows address, digest and what to know")
     return {"folder": data_folder(), "datasets": found}
 
@@ -129,7 +129,7 @@ def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 def show_tables(tables: Iterable[Table]) -> None:
     """Prints facts without lines, and tables with one below their head."""
     for table in tables:
-        table.show(frame="simple" if any(table.head) else "none")
+        table.show()
 
 
 def _catalogue(found: Mapping[str, Mapping[str, Any]]) -> Table:

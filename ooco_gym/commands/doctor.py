@@ -37,7 +37,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Looks at the installation; returns `findings`, each with `about`, `found`, `state` (ok, note or problem) and
     `advice`, and `problems`, how many."""
     findings = [*_packages(), *_settings(), *_caches()]
-    Table("ooco-gym doctor", ("", "found", "", "what to do"), findings, align="l").show(frame="simple", unbroken=1)
+    Table("ooco-gym doctor", ("", "found", "", "what to do"), findings, align="l").show(unbroken=1)
     problems = sum(state == PROBLEM for _, _, state, _ in findings)
     print("no problem found" if problems == 0 else f"{problems} to mend: see 'what to do'")
     names = ("about", "found", "state", "advice")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ooco_gym.report.terminal import console
 
@@ -167,18 +167,14 @@ class Table:
         return (f'{title}<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
                 f"</div>{note}")
 
-    def show(self, screen: Console | None = None, frame: Literal["full", "simple", "none"] = "full",
-             unbroken: int = 0) -> None:
-        """Prints the table, with lines all round (`full`), one below the head (`simple`) or none; the first `unbroken`
-        columns never break a cell over lines."""
-        from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+    def show(self, screen: Console | None = None, unbroken: int = 0) -> None:
+        """Prints the table; the first `unbroken` columns never break a cell over lines."""
+        from rich.box import HEAVY_HEAD
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        look: dict[str, Any] = {"full": {"box": HEAVY_HEAD}, "simple": {"box": SIMPLE_HEAD},
-                                "none": {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}}[frame]
         view = RichTable(title=escape(self.title) or None, title_justify="left", caption=escape(self.note) or None,
-                         caption_justify="left", show_header=any(self.head), **look)
+                         caption_justify="left", show_header=any(self.head), box=HEAVY_HEAD if any(self.head) else None)
         for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
             view.add_column(escape(name), justify="right" if side == "r" else "left", overflow="fold",
                             no_wrap=index < unbroken)

@@ -35,9 +35,9 @@ def test_html_escapes_and_marks() -> None:
 def test_terminal_shows_brackets_and_never_drops_text() -> None:
     text = printed(TABLE)
     assert "[10.0, 15.0]" in text and "Two <policies>" in text and "How to read it." in text
-    assert len(printed(Table("", ("", ""), [("a", "b")])).splitlines()) == 3  # without a head
-    narrow = printed(Table("", ("a", "b"), [("word" * 8, "end")]), width=20, frame="none")
-    assert narrow.count("word") >= 6 and "…" not in narrow
+    assert len(printed(Table("", ("", ""), [("a", "b")])).splitlines()) == 1  # without a head
+    narrow = printed(Table("", ("a", "b"), [("word" * 8, "end")]), width=20)
+    assert narrow.count("w") == 8 and "…" not in narrow
 
 
 def test_a_wide_table_is_turned() -> None:
