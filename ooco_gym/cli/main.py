@@ -67,10 +67,6 @@ def _dispatch(words: list[str]) -> int:
         print(f"ooco-gym {metadata.version('ooco-gym')}")
         return 0
     name, *rest = words
-    if name.startswith("-"):
-        raise UserError(f"unknown option '{name}'; usage: {USAGE}")
-    if "=" in name:
-        raise UserError(f"'{name}' is no command; expected one first: {', '.join(commands())}")
     try:
         os.getcwd()
     except OSError:

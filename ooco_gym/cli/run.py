@@ -207,5 +207,4 @@ def _names_of(request: Request) -> str:
     longest = ",".join(f"{key_of(one)}={max(values_of(one), key=len)}" for one in swept)
     letters = set("".join("".join(values_of(one)) for one in swept))
     is_name = 0 < len(longest) <= LONGEST_NAME and not NOT_IN_NAMES & letters
-    is_plain = not any(str(one.input_line).startswith("+") for one in swept)
-    return "${hydra.job.override_dirname}" if is_name and is_plain else "${hydra.job.num}"
+    return "${hydra.job.override_dirname}" if is_name else "${hydra.job.num}"

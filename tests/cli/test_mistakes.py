@@ -13,8 +13,8 @@ from ooco_gym.errors import Terminated
 MISTAKES = [
     # words, what the sentence must say
     (["plya"], ["unknown command 'plya'", "'play'"]),
-    (["seed=1"], ["is no command"]),
-    (["--fast"], ["unknown option '--fast'"]),
+    (["seed=1"], ["unknown command 'seed=1'", "expected one of: "]),
+    (["--fast"], ["unknown command '--fast'; expected one of: "]),
     (["play", "--fast"], ["unrecognized arguments: --fast"]),
     (["play", "sead=1"], ["play has no key 'sead'", "'seed'"]),
     (["play", "knife.blade.lenght_cm=1"], ["'knife.blade.lenght_cm'", "'knife.blade.length_cm'"]),
