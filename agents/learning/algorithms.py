@@ -54,10 +54,14 @@ def build_model(env: Any, agent: Settings, seed: int) -> Any:
 
     Its gamma is 1: time is in the buffer, and a truncated episode's last value is bootstrapped over one short step.
     """
+    from stable_baselines3.common.utils import LinearSchedule
+
     model, policy, buffer = algorithm_of(agent)
+    arguments = {key: agent.get(key) for key in _ARGUMENTS}
+    if agent.get("anneal"):
+        arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
     return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
-                 rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent),
-                 **{key: agent.get(key) for key in _ARGUMENTS})
+                 rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ooco_gym.errors import unknown
 
 WATCHED_WINDOWS = 32
 MEASURED = 64  # decisions of each episode from which it is told how often an environment asks
-STEPS = (8, 2048)  # decisions of each episode between two updates, at least and at most
+STEPS = (8, 1024)  # decisions of each episode between two updates, at least and at most
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
 
 

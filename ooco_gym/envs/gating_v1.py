@@ -80,8 +80,8 @@ class GatingV1Env(ControlEnv):
     The decisions one by one, which waiting request starts a prefill many times a second, are [Gating-v0](gating_v0.md).
 
     ## Action Space
-    `MultiDiscrete([6])`: the share of the blocks of a relaxed instance that must stay free: 0, 0.1, 0.2, 0.35, 0.5 or
-    1, with which an offline request starts only where none decodes (`conf/env/gating.yaml`, `controls`). All are legal.
+    `MultiDiscrete([8])`: the share of the blocks of a relaxed instance that must stay free, from 0 to 1, with which an
+    offline request starts only where none decodes (`conf/env/gating.yaml`, `controls`). All are legal.
 
     ## Candidates
     One, the share: `level` is where it stands among its levels.

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 import ooco_gym  # noqa: F401  registers the environments
 from agents.environments import SplitEpisodes, training_env
+from agents.learning.imitation import STEPS, steps_of
 from agents.learning.vector import GymnasiumVecEnv, RewardScale
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
@@ -28,8 +29,8 @@ def cartpoles(count=3, **arguments):
     return GymnasiumVecEnv(SyncVectorEnv(makers, autoreset_mode=SAME_STEP), **arguments), DummyVecEnv(makers)
 
 
-def native(count=3, name="gating_v0", **arguments):
-    env = training_env({**load_yaml("env", name), **SHORT}, count, seed=1)
+def native(count=3, name="gating_v0", window_s=SHORT["window_s"], **arguments):
+    env = training_env({**load_yaml("env", name), **SHORT, "window_s": window_s}, count, seed=1)
     return GymnasiumVecEnv(env, **arguments)
 
 
@@ -221,6 +222,13 @@ def test_native_training_draws_only_training_seeds():
         if env.step(inner.partner_actions())[2].any():
             seen += inner.windows
     assert {seed for seed, _ in seen} <= seeds and len(set(seen)) > 6
+
+
+@pytest.mark.parametrize(("name", "interval_s"), [("gating", 5.0), ("packing", 1.0)])
+def test_a_rollout_is_as_long_in_simulated_time_however_often_an_environment_asks(name, interval_s):
+    env = native(name=name, window_s=600.0)
+    assert steps_of(env, 120.0, seed=1) == 120.0 / interval_s
+    assert steps_of(env, 1e6, seed=1) == STEPS[1] and steps_of(env, 0.1, seed=1) == STEPS[0]
 
 
 def test_stable_baselines3_learns_on_it_and_evaluates():

@@ -3,12 +3,14 @@
 import gymnasium as gym
 import pytest
 
-from agents.environments import windows
+from agents.environments import make_env, windows
 from agents.evaluation.heuristics import PARTNER, by_name, heuristics_of, play_heuristic, seated
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
+from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.simulation import Simulation
 
 GAMES = windows([5, 6], 2)
 
@@ -44,6 +46,24 @@ def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env
     assert (moved["partner"], name) == ("ooco:slo_margin=0.7,interrupt=slack", PARTNER)
     assert figures(config, "ooco:slo_margin=0.7") == figures({**config, "partner": "ooco:slo_margin=0.7"}, PARTNER)
     assert figures(config, "ooco:slo_margin=0.7") != figures(config, PARTNER)
+
+
+@pytest.mark.parametrize("policy", ["ooco", "memory_gate"])
+def test_a_policy_that_has_none_of_the_settings_plays_as_it_is(policy):
+    """Where `reserve` is set, OOCO has nothing to turn, and memory_gate's own value is one of the levels."""
+    config = conf("gating")
+    moved, name = seated(config, policy)
+    env = make_env(moved).unwrapped
+    env.reset(seed=5, options={"window": 0})
+    own = Simulation(env.config.window(5, 0), policy)
+    own.advance(own.window_s[1])
+    while env.episodes.open(0):
+        env.step(by_name(env, name).begin(env)())
+    assert env.simulation.policy.name == policy
+    served = env.summary()["offline_reference_gpu_s_per_s"] * config["window_s"]
+    begun = Simulation(env.config.window(5, 0), policy)
+    begun.advance(begun.window_s[0])
+    assert served == pytest.approx((own.state.totals.service_ps - begun.state.totals.service_ps) / PS_PER_S)
 
 
 def test_the_partners_own_name_is_the_partner_and_stays_where_it_is():

@@ -24,10 +24,10 @@ SHORT_OF = {"ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0},  # sixte
 # Other arguments than the defaults of conf/env, which a few environments are also played with.
 OTHERWISE: dict[str, dict[str, dict[str, Any]]] = {
     "ooco_gym/Gating-v0": {"3 candidates, constrained": {"candidates": 3, "reward": "constrained"},
-                           "beside base_pd": {"partner": "base_pd"}, "shift lengths": {"shift": "lengths"}},
+                           "beside slack": {"partner": "slack"}, "shift lengths": {"shift": "lengths"}},
     "ooco_gym/Eviction-v0": {"beside ooco:evict=longest": {"partner": "ooco:evict=longest"},
                              "shift burst": {"shift": "burst"}},
-    "ooco_gym/Preemption-v0": {"beside base_pd": {"partner": "base_pd"}},
+    "ooco_gym/Preemption-v0": {"beside slack": {"partner": "slack"}},
     "ooco_gym/Migration-v0": {"16 candidates": {"candidates": 16}},
     "ooco_gym/Packing-v0": {"3 levels": {"levels": [0.6, 0.8, 1.0], "interval_s": 0.5}},
     "ooco_gym/Control-v0": {"2 controls": {"controls": {"slo_margin": 0.1, "max_pull": 4}, "interval_s": 2.0}},
