@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,14 +68,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def table(figures: Mapping[str, Any]) -> Table:
-    """Errors with verdicts of `run.summary_of`, poor ones marked."""
+    """Errors with verdicts of `run.summary_of`."""
     columns = [Column("what", "operation", align="l"), Column("form", "form", align="l"),
                Column("held out", "held_out", align="l"), Column("rows", "rows", ","),
                *(Column(name, key, ".1f") for name, key in (
                    ("median", "median"), ("P90", "p90"), ("MAPE", "mape"), ("worst", "worst"))),
                Column("verdict", "verdict", align="l")]
-    return replace(Table.of(columns, figures["errors"], f"Errors of {figures['device']}", COUNTED), marked=[
-        number for number, one in enumerate(figures["errors"]) if one["verdict"] == "poor"])
+    return Table.of(columns, figures["errors"], f"Errors of {figures['device']}", COUNTED)
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:

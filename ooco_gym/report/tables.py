@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -118,7 +118,6 @@ class Table:
         note: how to read it, below it; except in Markdown.
         align: `l` or `r` for each column, the last one for all that follow; empty: the first column `l`, the others
             `r` where they hold numbers.
-        marked: indexes of rows that deserve attention.
     """
 
     title: str
@@ -126,7 +125,6 @@ class Table:
     rows: Sequence[Sequence[Any]]
     note: str = ""
     align: str = "lr"
-    marked: Collection[int] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "head", tuple(self.head))
@@ -147,7 +145,7 @@ class Table:
         if len(self.head) <= len(self.rows) + 1:
             return self
         head, *rows = zip(self.head, *self.rows, strict=True)
-        return replace(self, head=head, rows=rows, marked=())
+        return replace(self, head=head, rows=rows)
 
     def markdown(self) -> str:
         """The table in Markdown, without title and note."""
@@ -158,9 +156,8 @@ class Table:
         """The table in HTML, with title and note; an interval in brackets stands on a line of its own."""
         kinds = ["", *(" class=text" if side == "l" else "" for side in self._sides()[1:])]
         head = "".join(f"<th{kind}>{html.escape(cell)}</th>" for cell, kind in zip(self.head, kinds, strict=True))
-        rows = "".join(f"<tr{' class=marked' if index in self.marked else ''}>"
-                       + "".join(f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True))
-                       + "</tr>" for index, row in enumerate(self.rows))
+        rows = "".join("<tr>" + "".join(f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(
+            row, kinds, strict=True)) + "</tr>" for row in self.rows)
         title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
         note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
         kind = ' class="words"' if len(self.head) == 2 else ""
@@ -178,8 +175,8 @@ class Table:
         for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
             view.add_column(escape(name), justify="right" if side == "r" else "left", overflow="fold",
                             no_wrap=index < unbroken)
-        for index, row in enumerate(self.rows):
-            view.add_row(*map(escape, row), style="yellow" if index in self.marked else None)
+        for row in self.rows:
+            view.add_row(*map(escape, row))
         (screen or console()).print(view, highlight=False)
 
     def _sides(self) -> str:

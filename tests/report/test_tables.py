@@ -11,7 +11,7 @@ from ooco_gym.report import Column, Table, as_text, duration, joined, minus, num
 from ooco_gym.report.tables import RANGE, TO
 
 TABLE = Table("Two <policies>", ("policy", "share", "note"), [("a|b", "12.5 % [10.0, 15.0]", "x & y"), ("c", None, "")],
-              "How to read it.", align="lrl", marked=(1,))
+              "How to read it.", align="lrl")
 
 
 def printed(table: Table, width: int = 100, **look) -> str:
@@ -25,11 +25,10 @@ def test_markdown_escapes_bars_and_aligns() -> None:
         "| policy | share | note |", "| --- | ---: | --- |", "| a\\|b | 12.5 % [10.0, 15.0] | x & y |", "| c | – |  |"]
 
 
-def test_html_escapes_and_marks() -> None:
+def test_html_escapes() -> None:
     text = TABLE.html()
     assert "<h3>Two &lt;policies&gt;</h3>" in text and '<p class="note">How to read it.</p>' in text
     assert '<td>12.5 %<br><span class="ci">[10.0, 15.0]</span></td><td class=text>x &amp; y</td>' in text
-    assert "<tr class=marked><td>c</td>" in text and text.count("class=marked") == 1
 
 
 def test_terminal_shows_brackets_and_never_drops_text() -> None:
