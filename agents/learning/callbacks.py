@@ -359,7 +359,7 @@ class Progress(Callback):
 
     def begin(self) -> None:
         """Shows the bar."""
-        self._bar = self._open.enter_context(progress("preparing", total=100, percent=True))
+        self._bar = self._open.enter_context(progress("preparing", total=100))
 
     def text(self, text: str) -> None:
         """Says what is being done."""

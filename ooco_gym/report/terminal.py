@@ -64,10 +64,9 @@ def watched() -> bool:
 
 
 @contextmanager
-def progress(text: str, total: float | None = None, percent: bool = False) -> Iterator[Bar]:
+def progress(text: str, total: float | None = None) -> Iterator[Bar]:
     """Shows a bar while the block runs, or a line now and then where stderr is no terminal; for work of more than about
-    two seconds. `total` is the steps until done, None where unknown; `percent` whether steps are per cent. Workers say
-    nothing."""
+    two seconds. `total` is the steps until done, None where unknown. Workers say nothing."""
     bar = Bar(text)
     if watched():
         from rich import progress as bars
@@ -82,19 +81,19 @@ def progress(text: str, total: float | None = None, percent: bool = False) -> It
         return
     over = threading.Event()
     if multiprocessing.parent_process() is None:
-        of = " %" if percent else f"/{total:,.0f}" if total else ""
-        threading.Thread(target=_tell, args=(bar, of, total, over), daemon=True).start()
+        threading.Thread(target=_tell, args=(bar, total, over), daemon=True).start()
     try:
         yield bar
     finally:
         over.set()
 
 
-def _tell(bar: Bar, of: str, total: float | None, over: threading.Event) -> None:
+def _tell(bar: Bar, total: float | None, over: threading.Event) -> None:
     """Prints a line now and then until it is `over`, with the time left at the pace so far; of work that is not counted
     the time alone."""
     begun_s, wait_s = time.monotonic(), FIRST_LINE_S
     while not over.wait(wait_s):
+        of = f"/{total:,.0f}" if total else ""
         done = f", {bar.done:,.0f}{of}" if of or bar.done else ""
         passed_s = time.monotonic() - begun_s
         pace_s = passed_s / bar.done if bar.done else None  # of a step
