@@ -86,8 +86,12 @@ def commands() -> dict[str, str]:
     return {point.name: point.value for point in points if point.name not in REMOVED}  # an older installation has them
 
 
-# Commands that left in this version, and what to do instead.
-REMOVED = {"report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, and "
+# Commands, and keys of a command, that left in this version, and what to do instead.
+REMOVED = {**dict.fromkeys(
+               ("demo seeds", "demo duration_s", "demo start_s"),
+               "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
+           "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",
+           "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, and "
                      "'ooco-gym sweep report FOLDER' shows a sweep",
            "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
                      "--save-detailed', and hold 'ooco-gym simulate' of the same trace beside it (docs/sim_to_real.md)"}

@@ -25,7 +25,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ooco_gym.cli.commands import PLAIN, PRESETS, Command, names, read_choice
+from ooco_gym.cli.commands import PLAIN, PRESETS, REMOVED, Command, names, read_choice
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.resources import load_yaml
 
@@ -264,6 +264,8 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     plus = override.is_add() or override.is_force_add()
     if key not in known and parent == "cluster" and not plus:  # its YAML leaves out what it has by default
         override.input_line, plus = f"++{override.input_line}", True
+    if left := REMOVED.get(f"{command.name} {key}"):
+        raise UserError(f"{key} is no longer a key of {command.name}; {left}")
     if key not in known and not (plus and isinstance(above, Mapping)):
         keys = [one for one in known if one.startswith("hydra.") == is_hydra and one != "hydra"]
         close = nearest(key, [one for one in keys if not parent and one.rpartition(".")[2] == last] or keys)

@@ -44,6 +44,8 @@ def test_the_page_of_a_comparison():
         assert words in own, words
 
 
-def test_a_command_that_left_names_what_takes_its_place(capsys):
+def test_what_left_names_what_takes_its_place(capsys):
+    assert main(["demo", "duration_s=60"]) == 2
+    assert "duration_s is no longer a key of demo; 'ooco-gym compare policies=[demo/" in capsys.readouterr().err
     assert main(["report", "runs=[A]"]) == 2
     assert "ooco-gym report is no longer there; simulate.html has plots" in capsys.readouterr().err
