@@ -98,12 +98,12 @@ def _requests(folder: Path) -> Table:
 def _unfolded(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Requests of a nested form (`workload.unfolding`), and which of them got tokens, bool[n]."""
     form = FORMATS[str(table.form)]
-    fields = {**{name: form.columns[name] for name in REQUESTS[:3]}, "ttft_s": "ttft_s", "e2e_s": "e2e_s"}
-    for field in fields.values():
+    fields = (*REQUESTS[:3], "ttft_s", "e2e_s")
+    for field in fields:
         if field not in table.columns:
             raise UserError(f"'{table.path}' ({form.name}) does not say when requests came and when they got their "
                             f"first and last token ({field} is missing); vllm bench serve does with --save-detailed")
-    found = {name: table.numbers(field, "a number", np.nan) for name, field in fields.items()}
+    found = {field: table.numbers(field, "a number", np.nan) for field in fields}
     arrival_s = found["arrival_s"] / form.per_second
     requests = {**{name: found[name] for name in REQUESTS[1:3]}, "arrival_s": arrival_s,
                 "first_token_s": arrival_s + found["ttft_s"], "last_token_s": arrival_s + found["e2e_s"]}

@@ -11,7 +11,7 @@ from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.files import made_private, user_folder
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import plain
-from ooco_gym.workload.table_reader import missing
+from ooco_gym.workload.table_reader import unreadable
 
 DATA_VARIABLE = "OOCO_GYM_DATA"
 
@@ -121,5 +121,5 @@ def find_source(text: str) -> tuple[Path, Dataset | None]:
     if path.is_file():
         return path, None
     if path.suffix or "/" in text:
-        raise missing(text)
+        raise unreadable(text, FileNotFoundError())
     raise unknown("dataset or trace file", text, list_datasets())

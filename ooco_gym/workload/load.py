@@ -388,9 +388,10 @@ def _check_source(source: str) -> None:
         raise UserError(f"workload '{source}' is an offline dataset, which has no arrivals of its own: it is for "
                         f"simulations, as offline={dataset_name(source)} or as a part of their workload")
     if "/" in source or os.path.splitext(source)[1]:
-        from ooco_gym.workload.table_reader import missing
+        from ooco_gym.workload.table_reader import unreadable
 
-        raise UserError(f"{missing(source)}; expected a file, or one of: {', '.join(list_workloads())}")
+        raise UserError(f"{unreadable(source, FileNotFoundError())}; expected a file, or one of: "
+                        f"{', '.join(list_workloads())}")
     raise unknown("workload", source, list_workloads())
 
 

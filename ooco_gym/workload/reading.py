@@ -1,7 +1,7 @@
 """Reading traces of any known format: whole files, or windows of them.
 
-A file becomes a `Table` of columns, these become checked `Requests` as a `TraceFormat` says, and these a `Trace` with
-an account of what was repaired and what looks odd.
+A file becomes a `Table` of columns, and these, as a `TraceFormat` says, a `Trace` with an account of what was repaired
+and what looks odd. Each value is checked; what is wrong is named by its row.
 """
 
 from __future__ import annotations
@@ -14,23 +14,39 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
 
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
-from ooco_gym.workload.classes import CLASS_WORDS
-from ooco_gym.workload.columns import Requests, read_columns
-from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, check_format, few, format_of, similar
+from ooco_gym.workload.classes import CLASS_WORDS, NAME, NAMED
+from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, few, format_of, played
+from ooco_gym.workload.keyed import scattered
 from ooco_gym.workload.sessions import previous_turns
-from ooco_gym.workload.table_reader import BROKEN, Table, missing, open_parquet, parquet_table, read_table, unreadable
-from ooco_gym.workload.trace import DEFAULT_CLASSES, MOST_CLASSES, Trace
+from ooco_gym.workload.table_reader import BROKEN, Table, read_parquet, read_table, unreadable
+from ooco_gym.workload.trace import (
+    BLOCK_TOKENS,
+    DEFAULT_CLASSES,
+    MAX_TOKENS,
+    MOST_CLASSES,
+    SECONDS,
+    Hashes,
+    Trace,
+    check_class_count,
+    take_hashes,
+)
 from ooco_gym.workload.unfolding import FORMS
 
+DATE = "a date and time such as 2023-11-16 18:15:46.680590"
+LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
+MAX_NS = 2**63 - 1
+USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens to a hash that are looked for
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
-FEWEST_TO_DOUBT = 20    # of fewer only gaps of days
+FEWEST_TO_DOUBT = 20
 LOOKED_AT = 10_000      # values of a column that is not read
-LATE_S = 1e6            # eleven days: a trace that begins so late counts from somewhere else
+NOTHING_SAID = (None, "auto", None)     # of columns, unit of times and block
 
 
 def list_formats() -> list[str]:
@@ -72,7 +88,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
 def read_described(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
                    time_unit: str = "auto", dataset: Dataset | None = None,
                    block_tokens: int | None = None) -> tuple[Trace, dict[str, str]]:
-    """Reads a trace, and says how it was read: five lines by their titles; arguments and errors as of `read_trace`.
+    """Reads a trace, and says how it was read, by titles; arguments and errors as of `read_trace`.
 
     Args:
         dataset: says format and columns where the user does not.
@@ -83,69 +99,96 @@ def read_described(path: Path, format: str = "auto", columns: Mapping[str, str |
     table = read_table(path)
     form = format_of(table, format, given, time_unit, block_tokens)
     trace = _trace_of(table, form)
-    said = {"format": format != "auto" or bool(given), "times": time_unit != "auto", "block": block_tokens is not None}
-    return trace, _account(table, form, trace, said)
-
-
-def _account(table: Table, form: TraceFormat, trace: Trace, said: Mapping[str, bool]) -> dict[str, str]:
-    """How a file was read, for one who does not know it: format, times, hashes, sessions, what was assumed."""
-    there, assumed = form.there(table), []
-    unit = "dates" if form.unit == "date" else UNITS[form.unit][0]
-    if not said["times"] and form.unit != "date":
-        assumed.append(f"times are {unit}" + (", as the format has them" if form.name in FORMATS else ""))
-    sessions = f"column '{there['session']}'" if "session" in there else "none"
-    if form.parent in table.columns:
-        sessions += f", each with the one that '{form.parent}' names"
-    waits = next((there[name] for name in ("think_s", "end_s", "elapsed_s") if name in there), "")
-    if waits and trace.session is not None:
-        sessions += f", think times by '{waits}'"
-    hashes = "none"
+    said = {"format": form.name, "times": "dates" if form.unit == "date" else UNITS[form.unit][0],
+            "columns": ", ".join(f"{ours}={theirs}" for ours, theirs in form.there(table).items())}
     if trace.prefix_hashes is not None:
-        hashes = f"column '{there['prefix_hashes']}', one for each {trace.block_tokens} tokens of the prompt"
-        if not said["block"] and "block_tokens" not in there:
-            assumed.append(f"{trace.block_tokens} tokens to a hash, which fits every row")
-    if "class" not in there:
-        assumed.append("all requests are online")
-    return {"format": form.name + ("" if said["format"] else ", by the names of the columns"),
-            "times": f"column '{there['arrival_s']}', {unit}", "prefix hashes": hashes, "sessions in": sessions,
-            "assumed": "; ".join(assumed) or "nothing"}
+        said["prefix hashes"] = f"one for each {trace.block_tokens} tokens of the prompt"
+    return trace, said
 
 
-# --- Checked requests become a trace ----------------------------------------------------------------------------------
 def _trace_of(table: Table, form: TraceFormat) -> Trace:
     """The trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
-    _check_columns(table, form)
     if table.rows == 0:
         raise UserError(f"trace file '{table.path}' holds no request")
+    there = form.there(table)
     try:
-        requests = read_columns(table, form)
+        ticks, found = _ticks(table, there["arrival_s"], form.unit), _columns(table, form, there)
+        hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
+        ends = _ends(table, form, there, ticks)
     except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
         raise unreadable(table.path, error) from None
-    requests, checked = _without_failed(table, requests)
-    ticks = requests.columns["tick"]
-    notes: list[str] = []
+    kept, checked = _served(table, found)
+    ticks = ticks[kept]
     origin = form.origin(ticks.min())
-    if origin:
-        kind = "times" if form.unit == "date" else "times since 1970: they"
-        notes.append(f"{kind} count from the first request")
-    notes += [*_doubts(ticks, form, bool(origin)), *_unread(table, form), *checked]
+    moved = [f"times{' since 1970' * (form.unit != 'date')} count from the first request"] if origin else []
+    notes = [*moved, *_doubts(ticks, form), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
         notes.append(f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before")
-        requests = requests.take(np.argsort(ticks, kind="stable"))
-    found: dict[str, Any] = dict(requests.columns)
-    if requests.class_names:
-        found["online"] = np.array([one != "offline" for one in requests.class_names], bool)[found["class_id"]]
-        if set(requests.class_names) <= set(DEFAULT_CLASSES):
-            del found["class_id"]
-        else:
-            found["class_names"] = requests.class_names
-    if "end" in found:
-        told = found.get("think_s", np.full(len(found["tick"]), np.nan))
-        thought = _thought(found["tick"], found.pop("end"), found.get("session"), form.per_second)
+        order = np.argsort(ticks, kind="stable")
+        ticks, kept = ticks[order], kept[order]
+    if len(kept) < table.rows or late:
+        found = {name: values if name == "class_names" else values[kept] for name, values in found.items()}
+        hashes = None if hashes is None else take_hashes(hashes, kept)
+    if ends is not None:
+        thought = _thought(ticks, ends[kept], found.get("session"), form.per_second)
+        told = found.get("think_s", np.full(len(ticks), np.nan))
         found["think_s"] = np.where(np.isnan(told), thought, told)
-    return Trace((found.pop("tick") - origin) / form.per_second, **found, prefix_hashes=requests.hashes,
-                 block_tokens=requests.block_tokens, name=_name(table.path), notes=tuple(notes))
+    return Trace((ticks - origin) / form.per_second, **found, prefix_hashes=hashes, block_tokens=block_tokens,
+                 name=_name(table.path), notes=tuple(notes))
+
+
+def _name(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[str, Any]:
+    """What `Trace` takes besides arrivals and hashes, by its names; zero output tokens are those of failed requests."""
+    read: dict[str, Any] = {}
+    for name, least in (("prompt_tokens", 1), ("output_tokens", 1 if form.own else 0)):
+        read[name] = table.integers(there[name], f"a whole number from {least} to {MAX_TOKENS}", least, MAX_TOKENS)
+    if "session" in there:
+        session, *parent = table.sessions(there["session"], *([form.parent] * (form.parent in table.columns)))
+        read["session"] = _roots(session, *parent) if parent else session
+    for name in SECONDS:
+        if name in there:
+            read[name] = _seconds(table, there[name], "a number of seconds > 0, or nothing for what its class is "
+                                  "promised", above=True)
+    if "think_s" in there:
+        read["think_s"] = _seconds(table, there["think_s"], "a number of seconds >= 0, or nothing")
+    if "class" in there:
+        ids, names = _classes(table, there["class"])
+        read["online"] = np.array([name != "offline" for name in names], bool)[ids]
+        if not set(names) <= set(DEFAULT_CLASSES):
+            read |= {"class_id": ids, "class_names": names}
+    return read
+
+
+def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
+    """Times in the file's own unit: int64[n] nanoseconds, which since 1970 are more than a float64 holds, else
+    float64[n]."""
+    if unit == "date":
+        moments_ns = table.timestamps_ns(field, DATE)
+        table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
+        return moments_ns
+    expected = f"a finite number of {UNITS[unit][0]} >= 0"
+    values = table.integers(field, expected, 0, MAX_NS) if unit == "ns" else table.numbers(field, expected)
+    table.demand(np.isfinite(values) & (values >= 0), field, expected)
+    largest = float(values.max())
+    finer = next((one for one, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "ns")
+    table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "
+                 f"{UNITS[finer][0]}, say so: {played(f'time_unit={finer}')}")
+    return values
+
+
+def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.ndarray) -> np.ndarray | None:
+    """When requests were answered, as `_ticks`; None where that is not told."""
+    if "end_s" in there:
+        return _ticks(table, there["end_s"], form.unit)
+    if "elapsed_s" not in there:
+        return None
+    return ticks + _seconds(table, there["elapsed_s"], "a number of seconds >= 0, or nothing") * form.per_second
 
 
 def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, per_second: float) -> np.ndarray:
@@ -156,14 +199,84 @@ def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, pe
     return np.where(previous >= 0, np.maximum(ticks - ends[previous], 0) / per_second, np.nan)
 
 
-def _name(path: Path) -> str:
-    return path.name.split(".")[0]
+def _seconds(table: Table, field: str, expected: str, above: bool = False) -> np.ndarray:
+    """Seconds from 0 on, or above it, NaN where there are none."""
+    values = table.numbers(field, expected, missing=np.nan)
+    good = np.isfinite(values) & (values > 0 if above else values >= 0)
+    table.demand(np.isnan(values) | good, field, expected)
+    return values
 
 
-def _without_failed(table: Table, requests: Requests) -> tuple[Requests, list[str]]:
-    """The requests with output tokens, and what there is to say of the lengths of all."""
-    notes, failed = [], requests.columns["output_tokens"] == 0
-    longest = np.maximum(requests.columns["prompt_tokens"], requests.columns["output_tokens"])
+def _roots(session: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """The session in which each request's conversation began; one that is not in the file counts as such."""
+    own, place = np.unique(np.concatenate([session, parent]), return_inverse=True)
+    before = np.arange(len(own))
+    goes_on = parent >= 0
+    before[place[:len(session)][goes_on]] = place[len(session):][goes_on]
+    for _ in range(len(own).bit_length()):      # each round doubles how far back it looks
+        before = before[before]
+    return own[before[place[:len(session)]]]
+
+
+def _classes(table: Table, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Places in the classes' names, int8[n], and these."""
+    expected = f"online, offline or a class's name: {NAMED}"
+    texts = table.texts(field, expected).combine_chunks().dictionary_encode()
+    table.demand(texts.is_valid().to_numpy(zero_copy_only=False), field, expected)
+    names, ids = tuple(texts.dictionary.to_pylist()), texts.indices.to_numpy(zero_copy_only=False)
+    named = np.array([NAME.fullmatch(name) is not None for name in names], bool)
+    table.demand(named[ids], field, expected)
+    check_class_count(names)
+    return ids.astype(np.int8), names
+
+
+# --- Prefix hashes ----------------------------------------------------------------------------------------------------
+def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
+            prompt: np.ndarray) -> tuple[Hashes | None, int]:
+    """Hashes, and the block of the prompt that they fit: one for each block begun, of heads that are shared fewer.
+
+    Raises:
+        UserError: one row has too many, or too few where the format has all; or blocks of another usual size fit
+            every row, and nothing says which it is.
+    """
+    if "prefix_hashes" not in there:
+        return None, BLOCK_TOKENS
+    field, size = there["prefix_hashes"], form.block_tokens or BLOCK_TOKENS
+    if form.block_tokens is None and "block_tokens" in there:
+        expected = f"a whole number from 1 to {MAX_TOKENS}, in all rows the same"
+        sizes = table.integers(there["block_tokens"], expected, 1, MAX_TOKENS)
+        table.demand(sizes == sizes[0], there["block_tokens"], expected)
+        size = int(sizes[0])
+    lists = table.integer_lists(field, "a list of whole numbers (in CSV such as 3 7 or [3, 7])").combine_chunks()
+    counts = pc.call_function("list_value_length", [lists]).fill_null(0).to_numpy(zero_copy_only=False)
+    hashes = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), lists.flatten().to_numpy(zero_copy_only=False)
+    given, wanted = counts > 0, -(-prompt // size)
+    fits = [other for other in USUAL_BLOCKS if np.array_equal(counts[given], -(-prompt[given] // other))]
+    heads = form.said or (form.block_tokens is None and ("block_tokens" in there or not fits))
+    good = ~given | (counts == wanted) | ((counts < wanted) & heads)
+    if not good.all():
+        row = int(np.argmin(good))
+        say = f"block_tokens={fits[0] if fits else 'N'}"
+        hint = f"blocks of {fits[0]} tokens fit every row" if fits else "where a number stands for another count"
+        table.demand(good, field, f"{wanted[row]} and not {counts[row]} numbers, one for each {size} of "
+                     f"{prompt[row]:,} prompt tokens; {hint}, say {played(say)}")
+    return _chained(hashes) if form.chained else hashes, size
+
+
+def _chained(hashes: Hashes) -> Hashes:
+    """Hashes of single blocks as hashes of all up to each: sums of numbers that tell block and place."""
+    offsets, values = hashes
+    counts = np.diff(offsets)
+    place = np.arange(len(values)) - np.repeat(offsets[:-1], counts)
+    sums = np.concatenate([[0], np.cumsum(scattered(scattered(values, "block") + place, "chain"))])
+    return offsets, scattered(sums[1:] - np.repeat(sums[offsets[:-1]], counts), "prefix")
+
+
+# --- Repairs, and what looks odd --------------------------------------------------------------------------------------
+def _served(table: Table, found: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
+    """The rows of requests with output tokens, int64[m], and what there is to say of the lengths of all."""
+    notes, failed = [], found["output_tokens"] == 0
+    longest = np.maximum(found["prompt_tokens"], found["output_tokens"])
     long = longest > LONGEST_USUAL
     if long.any():
         row = int(np.argmax(long))
@@ -174,51 +287,20 @@ def _without_failed(table: Table, requests: Requests) -> tuple[Requests, list[st
     if failed.any():
         notes.append(f"dropped {failed.sum()} of {table.rows} requests with zero output tokens (failed), the first at "
                      f"{table.place(int(np.argmax(failed)))}")
-        requests = requests.take(np.flatnonzero(~failed))
-    return requests, notes
+    return np.flatnonzero(~failed), notes
 
 
-def _check_columns(table: Table, form: TraceFormat) -> None:
-    known, names = {*form.columns.values(), *form.unused}, list(table.columns)
-    for column in form.required:
-        if column in names:
-            continue
-        trouble = ""
-        if len(names) == 1:
-            mark = next((mark for mark in ";\t|" if names[0].count(mark) >= 2), None)
-            trouble = f"; the header holds {mark!r}: expected commas between columns" if mark else ""
-        elif names and all(name[:1].isdigit() or name[:1] == "-" for name in names):
-            trouble = "; the first line looks like a request: expected a line with the columns' names before it"
-        if not trouble and form.own:
-            trouble = (f"; say which of them it is: columns.{column}=NAME (of a file that is played, "
-                       f"workload.columns.{column}=NAME)")
-        close = similar(column, [name for name in names if name not in known])
-        raise UserError(f"trace file '{table.path}' has no column '{column}'{close}; format '{form.name}' needs: "
-                        f"{', '.join(form.required)}; found: {few(names)}{trouble}")
-
-
-def _doubts(ticks: np.ndarray, form: TraceFormat, moved: bool) -> list[str]:
-    """What is said of times whose unit looks like another one."""
-    if len(ticks) < 2 or form.unit == "date" or form.name in FORMS:  # what nested forms count in is sure
+def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
+    """What is said of times whose unit looks like another one; what nested forms count in is sure."""
+    if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date" or form.name in FORMS:
         return []
-    doubts, order = [], list(UNITS)
-    here, word = order.index(form.unit), UNITS[form.unit][0]
-    first_s, last_s = ticks.min() / form.per_second, ticks.max() / form.per_second
-    gap_s = (last_s - first_s) / (len(ticks) - 1)
-    whole, few = bool(np.all(ticks == np.rint(ticks))), len(ticks) <= FEWEST_TO_DOUBT
-    if not few and not moved and first_s > LATE_S and last_s - first_s < first_s / 10:
-        doubts.append(f"the first request arrives at {first_s:.6g} s: if times should count from it, or are in "
-                      "another unit, import the file with columns.arrival_s=NAME and time_unit=…")
-    if gap_s >= (LATE_S if few else SPARSE_S) and here + 1 < len(order) and whole:
-        unit = next((one for one in order[here + 1:] if gap_s * form.per_second < SPARSE_S * UNITS[one][1]), order[-1])
-        doubts.append(f"all times are whole numbers, and read as {word} the mean gap is {gap_s:.4g} s: if they are "
-                      f"{UNITS[unit][0]}, import the file with time_unit={unit}")
-    elif here > 0 and gap_s > 0 and ((gap_s < DENSE_S and not few) or (form.name == "mooncake" and not whole)):
-        unit = order[here - 1]
-        doubts.append(f"read as {word} there are {1 / gap_s:,.4g} requests a second"
-                      f"{'' if whole else ', at fractions of one'}: if the times are "
-                      f"{UNITS[unit][0]}, import the file with time_unit={unit}")
-    return doubts
+    gap = float(ticks.max() - ticks.min()) / (len(ticks) - 1)
+    gap_s, whole = gap / form.per_second, np.all(ticks == np.rint(ticks))
+    if not (gap_s >= SPARSE_S and whole) and not (0 < gap_s < DENSE_S and form.unit != "s"):
+        return []
+    likely = next((unit for unit, (_, per_s) in UNITS.items() if gap < SPARSE_S * per_s), "ns")
+    return [f"read as {UNITS[form.unit][0]} the times are {gap_s:.3g} s apart in the mean: if they are "
+            f"{UNITS[likely][0]}, import the file with time_unit={likely}"] if likely != form.unit else []
 
 
 def _unread(table: Table, form: TraceFormat) -> list[str]:
@@ -248,21 +330,17 @@ class TraceFile:
         rows: requests.
         first_s: arrival of the first, seconds.
         last_s: arrival of the last, seconds.
-        groups_read: row groups read so far.
     """
 
     def __init__(self, path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
                  time_unit: str = "auto", block_tokens: int | None = None) -> None:
-        check_format(format)
-        self.path, self.groups_read, self._how = path, 0, (format, columns or None, time_unit, block_tokens)
-        streamed = format in ("auto", OWN.name) and self._how[1:] == (None, "auto", None)
-        ordered, self._whole = _in_order(path) if streamed else None, None
-        if ordered is None:
+        self.path, self._how, self._whole = path, (format, columns or None, time_unit, block_tokens), None
+        arrival_s = _in_order(path) if self._how in (("auto", *NOTHING_SAID), (OWN.name, *NOTHING_SAID)) else None
+        if arrival_s is None:
             self._whole = read_trace(path, format, columns=columns, time_unit=time_unit, block_tokens=block_tokens)
-            ordered = self._whole.arrival_s, np.zeros(1, np.int64)
-        self._arrival_s, self._starts = ordered
-        self.rows, self.first_s, self.last_s = (len(self._arrival_s), float(self._arrival_s[0]),
-                                                float(self._arrival_s[-1]))
+            arrival_s = self._whole.arrival_s
+        self._arrival_s = arrival_s
+        self.rows, self.first_s, self.last_s = len(arrival_s), float(arrival_s[0]), float(arrival_s[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opened again where it is unpickled, rather than sent with all its requests."""
@@ -291,15 +369,13 @@ class TraceFile:
             return self._whole.take(slice(low, high)), low
         if low == high:
             return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=_name(self.path)), low
-        groups = range(int(np.searchsorted(self._starts, low, "right")) - 1, int(np.searchsorted(self._starts, high)))
+        from_s, to_s = self._arrival_s[low], self._arrival_s[high - 1]
+        first = int(self.counts_before(from_s))
         try:
-            with open_parquet(self.path) as file:
-                table = file.read_row_groups(list(groups))
+            table = read_parquet(self.path, first, [("arrival_s", ">=", from_s), ("arrival_s", "<=", to_s)])
         except BROKEN as error:
             raise unreadable(self.path, error) from None
-        self.groups_read += len(groups)
-        first = int(self._starts[groups.start])
-        return _trace_of(parquet_table(self.path, table, first), OWN).take(slice(low - first, high - first)), low
+        return _trace_of(table, OWN).take(slice(low - first, high - first)), low
 
     def counts_before(self, edges_s: np.ndarray) -> np.ndarray:
         """Returns how many requests arrive before each time, int64 of the same shape."""
@@ -315,8 +391,6 @@ def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapp
     """
     try:
         os.stat(path)
-    except FileNotFoundError:
-        raise missing(path) from None
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
     given = tuple((str(key), str(value)) for key, value in (columns or {}).items() if value is not None)
@@ -329,19 +403,15 @@ def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_uni
     return TraceFile(Path(path), format, dict(columns), time_unit, block_tokens)
 
 
-def _in_order(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """(Arrivals of a Parquet in our schema, float64[n] sorted, the row at which each row group begins); None of any
-    other file: the reader says what is wrong."""
+def _in_order(path: Path) -> np.ndarray | None:
+    """Arrivals of a Parquet in our schema, float64[n] sorted; None of any other file, which is read as a whole."""
     try:
-        with open_parquet(path) as file:
-            names, schema = file.schema_arrow.names, file.schema_arrow
-            if any(name not in names for name in OWN.required) or not file.metadata.num_rows:
-                return None
-            if "session" in names and not pa.types.is_signed_integer(schema.field("session").type):
-                return None     # names, to which only the whole file gives numbers
-            arrival_s = np.asarray(file.read(["arrival_s"])["arrival_s"], np.float64)
-            sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        schema = pyarrow.parquet.read_schema(path)
+        numbered = "session" not in schema.names or pa.types.is_signed_integer(schema.field("session").type)
+        if not numbered or any(name not in schema.names for name in OWN.required):
+            return None     # to names of sessions only the whole file gives numbers
+        arrival_s = np.asarray(pyarrow.parquet.read_table(path, columns=["arrival_s"])["arrival_s"], np.float64)
     except (*BROKEN, TypeError):
         return None
-    ordered = np.isfinite(arrival_s).all() and arrival_s[0] >= 0 and np.all(arrival_s[1:] >= arrival_s[:-1])
-    return (arrival_s, np.concatenate([[0], np.cumsum(sizes)[:-1]])) if ordered else None
+    ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and np.all(np.diff(arrival_s) >= 0)
+    return arrival_s if ordered else None

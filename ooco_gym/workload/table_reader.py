@@ -1,7 +1,7 @@
-"""A trace file as columns: CSV, JSON lines (gzip and xz allowed on both) or Parquet, recognised by content.
+"""A trace file as columns: CSV, JSON lines (packed with gzip or xz, or not) or Parquet, recognised by content.
 
-pyarrow reads CSV, as text, and Parquet; JSON lines are read one by one. A column is taken as a whole for numbers, dates
-or lists; where that fails, the first row that is to blame is found, and its line looked up in the file.
+pyarrow reads CSV, as text, and Parquet; JSON lines are read one by one. A column is cast as a whole; where that fails,
+the first row that is to blame is found, and its line looked up in the file.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import json
 import lzma
 import os
 import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import dropwhile, islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ from ooco_gym.workload.trace import ENDINGS
 from ooco_gym.workload.unfolding import FORMS, form_of
 
 Column = Any  # a pyarrow ChunkedArray
-BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeError, ValueError, csv.Error)
+Cast = Callable[[Column], Column | None]
+BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
-_PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
-           b"\xfd7zX": "packed twice", b"\x1f\x8b": "gzipped twice", b"PAR1": "a packed Parquet"}
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
@@ -45,24 +45,23 @@ class Table:
         path: the file.
         columns: by name, each of length `rows`.
         rows: how many.
-        kind: `csv`, `jsonl` or `parquet`.
         first_row: number of the first of these rows in the file, from 0.
+        lines: of each row of a JSON file; None: they are looked up, `parquet` has none.
+        parquet: whether places are rows rather than lines.
         form: that nested objects were unfolded from (`unfolding.FORMS`), or None.
-        lines: of each row, where they were.
     """
 
-    def __init__(self, path: Path, columns: dict[str, Column], rows: int, kind: str, first_row: int = 0,
-                 form: str | None = None, lines: Sequence[int] = ()) -> None:
-        self.path, self.columns, self.rows, self.kind, self._first_row = path, columns, rows, kind, first_row
-        self.form, self._lines = form, lines
+    def __init__(self, path: Path, columns: dict[str, Column], rows: int, first_row: int = 0, *,
+                 lines: Sequence[int] | None = None, parquet: bool = False, form: str | None = None) -> None:
+        self.path, self.columns, self.rows, self.form = path, columns, rows, form
+        self._first_row, self._lines, self._parquet = first_row, lines, parquet
 
     def error(self, row: int, field: str, expected: str) -> UserError:
         """Builds the complaint about one field of one row (from 0)."""
         value = self.columns[field][row].as_py()
         found = "nothing" if value is None or value == "" else reprlib.repr(value)
-        again = " (the header again, as where two files were joined: remove that line)" * (value == field)
-        return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}{again}, "
-                         f"expected {expected}")
+        return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}, expected "
+                         f"{expected}")
 
     def demand(self, good: np.ndarray, field: str, expected: str) -> None:
         """Raises UserError for the first row in which `good` (bool[rows]) is False."""
@@ -71,58 +70,38 @@ class Table:
 
     def numbers(self, field: str, expected: str, missing: float | None = None) -> np.ndarray:
         """Returns a column as float64[rows]; nulls become `missing`, or are an error where it is None."""
-        return self._filled(self._read(field, expected, _as_numbers), field, expected, missing)
+        return self._values(field, expected, _as_numbers, missing)
 
     def integers(self, field: str, expected: str, minimum: int, maximum: int, missing: int | None = None) -> np.ndarray:
         """Returns a column as int64[rows], each whole and within the limits (or `missing`)."""
-        whole = _as_numbers(self.columns[field], whole=True)
-        if whole is None:  # some are no whole numbers, or written as fractions: 5.0
-            numbers = self.numbers(field, expected, None if missing is None else float(missing))
-            if missing is not None:
-                numbers = np.where(np.isnan(numbers), missing, numbers)
-            good = np.abs(numbers) < 2.0**63
-            self.demand(good & (numbers == np.rint(np.where(good, numbers, 0.0))), field, expected)
-            values = numbers.astype(np.int64)
-        else:
-            values = self._filled(whole, field, expected, missing)
-        good = (values >= minimum) & (values <= maximum)
-        self.demand(good if missing is None else good | (values == missing), field, expected)
+        values = self._values(field, expected, _as_integers, missing)
+        self.demand((values >= minimum) & (values <= maximum) | (values == missing), field, expected)
         return values
 
     def texts(self, field: str, expected: str) -> Column:
         """Returns a column as text without blanks around it; an empty field is null."""
-        return self._read(field, expected, lambda column: _trimmed(column.cast(pa.string())))
+        return self._read(field, expected, _as_texts)
 
     def holds_dates(self, field: str) -> bool:
         """Tells whether a column holds dates (as such or as text) rather than numbers."""
         column = self.columns[field]
-        if not _is_text(column.type):
-            return bool(pa.types.is_temporal(column.type))
-        first = next((value for value in column.drop_null()[:1].to_pylist()), "")
-        return any(mark in first for mark in "-:/") and _as_numbers(pa.chunked_array([[first]])) is None
+        return _tried(_as_numbers, column[:1]) is None and _tried(_as_moments, column[:1]) is not None
 
     def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
         """Returns a column of dates with times as int64[rows] nanoseconds since 1970."""
-        return self._filled(self._read(field, expected, _as_moments), field, expected, None)
-
-    def whole_numbers(self, field: str) -> np.ndarray | None:
-        """Returns a column as int64[rows] where each row has a whole number of 64 bits; otherwise None."""
-        whole = _as_numbers(self.columns[field], whole=True)
-        return None if whole is None or whole.null_count else whole.to_numpy()
+        return self._values(field, expected, _as_moments)
 
     def sessions(self, *fields: str) -> list[np.ndarray]:
         """Returns columns of sessions' names as int64[rows], -1 for none: equal names are equal numbers in all of them.
 
-        Whole numbers are their own; where a column has texts, or numbers beyond 64 bits, each name gets one.
+        Whole numbers are their own; where a column has anything else, each name gets one.
         """
-        if all(_are_numbers(self.columns[field]) for field in fields):
+        if all(_tried(_as_integers, self.columns[field]) is not None for field in fields):
             return [self.integers(field, "a whole number >= 0, a name, or nothing", 0, 2**63 - 1, missing=-1)
                     for field in fields]
-        names = [_trimmed(self.columns[field].cast(pa.string())) for field in fields]
-        joined = pa.chunked_array([chunk for name in names for chunk in name.chunks], pa.string())
-        joined = _compute.if_else(_compute.equal(joined, "-1"), None, joined).combine_chunks()
-        codes = joined.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return list(codes.reshape(len(fields), self.rows))
+        names = pa.concat_arrays([self.texts(field, "a name, or nothing").combine_chunks() for field in fields])
+        named = _compute.if_else(_compute.equal(names, "-1"), None, names)
+        return list(np.asarray(named.dictionary_encode().indices.fill_null(-1), np.int64).reshape(len(fields), -1))
 
     def integer_lists(self, field: str, expected: str) -> Column:
         """Returns a column of lists (as text: numbers with blanks or commas between) as lists of int64."""
@@ -130,17 +109,13 @@ class Table:
 
     def place(self, row: int) -> str:
         """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` of a Parquet."""
-        if self._lines:
+        if self._parquet:
+            return f"row {self._first_row + row + 1}"
+        if self._lines is not None:
             return f"line {self._lines[row]}"
-        line = None
-        if self.kind != "parquet":
-            lines = dropwhile(lambda line: line[1].isspace(), lines_of(self.path))
-            if self.kind == "jsonl":
-                lines = (line for line in lines if not line[1].isspace())
-            line = next(islice(lines, row + (self.kind == "csv"), None), None)
-        return f"row {self._first_row + row + 1}" if line is None else f"line {line[0]}"
+        return f"line {next(islice(_lines(_text(self.path)), row + 1, None))[0]}"
 
-    def _read(self, field: str, expected: str, cast: Callable[[Column], Column | None]) -> Column:
+    def _read(self, field: str, expected: str, cast: Cast) -> Column:
         """Returns a column as `cast` takes it; the first row with which it fails is complained about."""
         column = self.columns[field]
         found = _tried(cast, column)
@@ -153,47 +128,50 @@ class Table:
             first, last = (middle, last) if fits else (first, middle)
         raise self.error(first, field, expected)
 
-    def _filled(self, values: Column, field: str, expected: str, missing: float | None) -> np.ndarray:
-        if missing is None:
-            self.demand(values.is_valid().to_numpy(), field, expected)
-        return np.array(values if missing is None else values.fill_null(missing))
+    def _values(self, field: str, expected: str, cast: Cast, missing: float | None = None) -> np.ndarray:
+        column = self._read(field, expected, cast)
+        if missing is not None:
+            return np.array(column.fill_null(missing))
+        self.demand(column.is_valid().to_numpy(), field, expected)
+        return np.array(column)
 
 
-def _tried(cast: Callable[[Column], Column | None], column: Column) -> Column | None:
+# --- Columns as what they are taken for: None, or an exception of pyarrow's, where they cannot be ---------------------
+def _tried(cast: Cast, column: Column) -> Column | None:
     try:
         return cast(column)
     except (pa.ArrowException, UnicodeError):
         return None
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def _is_text(column: Column) -> bool:
+    return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
 
 
-def _trimmed(column: Column) -> Column:
-    """Texts without blanks around them, null where nothing is left; other columns as they are."""
-    if not _is_text(column.type):
-        return column
-    text = _compute.utf8_trim_whitespace(column)
+def _as_texts(column: Column) -> Column:
+    """Texts without blanks around them, null where nothing is left."""
+    text = _compute.utf8_trim_whitespace(column.cast(pa.string()))
     return _compute.if_else(_compute.equal(text, ""), None, text)
 
 
-def _as_numbers(column: Column, whole: bool = False) -> Column | None:
-    """Numbers, or texts that all are, as float64 or int64; None where it is no such column."""
-    if not (_is_text(column.type) or pa.types.is_null(column.type) or pa.types.is_integer(column.type)
-            or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
+def _as_numbers(column: Column) -> Column | None:
+    """Numbers, or texts that all are; what is not a number (NaN) is null."""
+    kind = column.type
+    if not (_is_text(column) or pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)):
         return None
-    kind = pa.int64() if whole else pa.float64()
-    found = _tried(lambda one: one.cast(kind, safe=whole), column)
-    return found if found is not None else _tried(lambda one: _trimmed(one).cast(kind, safe=whole), column)
+    numbers = (_as_texts(column) if _is_text(column) else column).cast(pa.float64(), safe=False)
+    return _compute.if_else(_compute.is_nan(numbers), None, numbers)
 
 
-def _are_numbers(column: Column) -> bool:
-    """Whether a column holds numbers within 64 bits alone."""
-    if _as_numbers(column, whole=True) is not None:
-        return True
+def _as_integers(column: Column) -> Column | None:
+    """Whole numbers of 64 bits, which may be written as fractions: 5.0."""
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int64())
     numbers = _as_numbers(column)
-    return numbers is not None and not (np.abs(numbers.fill_null(0).to_numpy()) >= 2.0**63).any()
+    exact = None if numbers is None or not _is_text(column) else _tried(lambda one: _as_texts(one).cast(pa.int64()),
+                                                                        column)
+    return exact if exact is not None or numbers is None else numbers.cast(pa.int64())
 
 
 def _as_moments(column: Column) -> Column | None:
@@ -201,9 +179,9 @@ def _as_moments(column: Column) -> Column | None:
     if pa.types.is_temporal(column.type):
         zone = column.type.tz if pa.types.is_timestamp(column.type) else None
         return column.cast(pa.timestamp("ns", zone)).cast(pa.int64())
-    if not _is_text(column.type):
+    if not _is_text(column):
         return None
-    text = _trimmed(column)
+    text = _as_texts(column)
     for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
                          (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
         text = _compute.replace_substring_regex(text, pattern, put)
@@ -214,13 +192,14 @@ def _as_moments(column: Column) -> Column | None:
 
 def _as_lists(column: Column) -> Column | None:
     lists = column
-    if _is_text(column.type):  # 3 7, or as Python writes lists
-        text = _compute.replace_substring_regex(_trimmed(column), r"^\[(.*)\]$", r"\1")
-        lists = _compute.utf8_split_whitespace(_trimmed(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
+    if _is_text(column):  # 3 7, or as Python writes lists
+        text = _compute.replace_substring_regex(_as_texts(column), r"^\[(.*)\]$", r"\1")
+        lists = _compute.utf8_split_whitespace(_as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
     found = lists.cast(pa.list_(pa.int64()))
     return None if _compute.list_flatten(found).null_count else found
 
 
+# --- Files ------------------------------------------------------------------------------------------------------------
 def read_table(path: Path) -> Table:
     """Reads a whole file.
 
@@ -228,78 +207,72 @@ def read_table(path: Path) -> Table:
         UserError: the file is missing, empty, truncated, or not of its kind.
     """
     try:
-        opened = _opener(path)
-        with opened(path, "rb") as file:
-            head = file.read(4)
-        zipped = opened is not open
-        packed = next((what for mark, what in _PACKED.items() if head.startswith(mark)), None)
-        if packed is not None and (zipped or head != b"PAR1"):
-            raise UserError(f"trace file '{path}' is {packed}: unpack it; expected Parquet, or CSV or JSON lines, "
-                            "which may be packed with gzip or xz")
-        if head == b"PAR1":
-            with open_parquet(path) as file:
-                return parquet_table(path, file.read(), 0)
-        lines = lines_of(path)
-        first = next((line for line in lines if not line[1].isspace()), None)
+        if _head(path) == b"PAR1":
+            return read_parquet(path)
+        data = _text(path)
+        first = next((line for _, line in _lines(data) if not line.isspace()), None)
         if first is None:
             raise UserError(f"trace file '{path}' is empty")
-        return _json_table(path) if first[1].lstrip()[:1] in "{[" else _csv_table(path, *first)
+        return _read_json(path, data) if first.lstrip()[0] in "{[" else _read_csv(path, data)
     except UserError:
         raise
-    except FileNotFoundError:
-        raise missing(path) from None
     except BROKEN as error:
         raise unreadable(path, error) from None
 
 
-def _opener(path: Path) -> Any:
-    """Returns what opens a file so that its text is read: by its first bytes."""
+def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        head = file.read(4)
-    return next((opener for mark, opener in _OPENERS.items() if head.startswith(mark)), open)
-
-
-def missing(path: str | os.PathLike[str]) -> UserError:
-    """Builds the complaint about a file that is not there; names a trace file beside it whose name is close."""
-    name, folder = os.path.basename(path), Path(path).expanduser().parent
-    try:
-        beside = sorted(item.name for item in folder.iterdir() if item.name.endswith(ENDINGS))
-    except (OSError, ValueError):
-        beside = []
-    return UserError(f"trace file '{path}' does not exist{nearest(name, beside)}")
+        return file.read(4)
 
 
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
-    """Builds the complaint about a file that breaks off or is corrupt."""
+    """Builds the complaint about a file that is missing, breaks off or is corrupt; a missing one's names a trace file
+    beside it whose name is close."""
+    if isinstance(error, FileNotFoundError):
+        folder = Path(path).expanduser().parent
+        beside = [item.name for item in folder.iterdir() if item.name.endswith(ENDINGS)] if folder.is_dir() else []
+        return UserError(f"trace file '{path}' does not exist{nearest(os.path.basename(path), sorted(beside))}")
     reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
     return UserError(f"trace file '{path}' cannot be read: {reason}")
 
 
-def open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
-    """Opens a Parquet whose checksums are verified."""
-    return pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> Table:
+    """Returns the rows of a Parquet that filters of pyarrow's let through; the first is `first_row` (from 0)."""
+    table = pyarrow.parquet.read_table(pa.OSFile(str(path)), filters=filters, page_checksum_verification=True)
+    columns = {}
+    for name, column in zip(_names(path, table.column_names), table.columns, strict=True):
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        columns[name] = column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
+    return Table(path, columns, table.num_rows, first_row, parquet=True)
 
 
-def parquet_table(path: Path, table: pa.Table, first_row: int) -> Table:
-    """Returns rows of a Parquet file, from `first_row` (from 0) on."""
-    columns = {name: column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else
-               column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
-               for name, column in zip(_names(path, table.column_names), table.columns, strict=True)}
-    return Table(path, columns, table.num_rows, "parquet", first_row)
-
-
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, text) of each line that is not empty of a text file, packed or not.
+def _text(path: Path) -> bytes:
+    """The text of a file, unpacked.
 
     Raises:
-        UserError: a line is not UTF-8.
+        UserError: it is not UTF-8.
     """
-    with _opener(path)(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.isascii() and any("\udc80" <= one <= "\udcff" for one in line):
-                raise UserError(f"trace file '{path}', line {number}: neither UTF-8 text nor Parquet")
-            if text := line.rstrip("\n"):
-                yield number, text
+    opened = next((opener for mark, opener in _OPENERS.items() if _head(path).startswith(mark)), open)
+    with opened(path, "rb") as file:
+        data = file.read().removeprefix(codecs.BOM_UTF8)
+    end = data.find(b"\0")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        end = error.start
+    if end >= 0:
+        line = data.count(b"\n", 0, end) + 1
+        raise UserError(f"trace file '{path}', line {line}: neither UTF-8 text nor Parquet; expected Parquet, CSV or "
+                        "JSON lines, which may be packed once with gzip or xz")
+    return data
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, text) of each line that is not empty."""
+    for number, line in enumerate(io.TextIOWrapper(io.BytesIO(data), "utf-8"), 1):
+        if line != "\n":
+            yield number, line
 
 
 def _names(path: Path, found: Sequence[str]) -> list[str]:
@@ -310,84 +283,56 @@ def _names(path: Path, found: Sequence[str]) -> list[str]:
     return names
 
 
-class _Utf8:
-    """A stream that raises UnicodeError where it is not UTF-8: pyarrow would not say so of rows that it skips."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._check, self.closed = stream, codecs.getincrementaldecoder("utf-8")(), False
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self._check.decode(data, final=not data)
-        return data
-
-
-def _csv_table(path: Path, header_line: int, header: str) -> Table:
+def _read_csv(path: Path, data: bytes) -> Table:
     """Reads all columns as text: what type a value has is seen where it is used."""
-    names = _names(path, next(csv.reader([header]), []))
-    broken: list[Any] = []
+    header = next(_lines(data))[1]
+    names, broken = _names(path, next(csv.reader([header]))), []
 
     def skip(row: Any) -> str:
         broken.append(row)
         return "skip"
 
-    try:
-        with _opener(path)(path, "rb") as stream:
-            table = pyarrow.csv.read_csv(
-                _Utf8(stream), pyarrow.csv.ReadOptions(column_names=names, skip_rows=header_line, use_threads=False),
-                pyarrow.csv.ParseOptions(invalid_row_handler=skip),
-                pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
-                                           null_values=_EMPTY))
-    except (pa.ArrowException, UnicodeError) as error:
-        rest = [text for number, text in lines_of(path) if number > header_line]  # says which line is no text
-        if "Empty CSV" in str(error) and all(map(str.isspace, rest)):
-            return Table(path, {name: pa.chunked_array([], pa.string()) for name in names}, 0, "csv")
-        raise
+    table = pyarrow.csv.read_csv(  # the header among the rows, as a file of nothing else is an error to pyarrow
+        pa.BufferReader(data), pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
+        pyarrow.csv.ParseOptions(invalid_row_handler=skip),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
+                                   null_values=_EMPTY)).slice(1)
     if broken:
-        place = Table(path, {}, 0, "csv").place(broken[0].number - header_line - 1)
+        place = Table(path, {}, 0).place(broken[0].number - 2)
         raise UserError(f"trace file '{path}', {place}: found {broken[0].actual_columns} fields, expected {len(names)} "
-                        f"as the header has ({header if len(header) <= 60 else header[:57] + '...'})")
-    return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows, "csv")
+                        f"as the header has ({reprlib.repr(header.strip())})")
+    return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows)
 
 
-def _json_table(path: Path) -> Table:
-    columns: dict[str, list[Any]] = {}
-    rows, lines, form, kept = 0, [], None, {}
-    for number, one in _json_objects(path):
-        form = form_of(one) if rows == 0 and form is None else form
-        for row in (one,) if form is None else _unfolded(path, number, form, one, kept):
-            for name, value in row.items():
-                values = columns.setdefault(name, [])
-                values += [None] * (rows - len(values))  # rows before that have no such key
-                values.append(value)
-            rows += 1
-            lines += [number] * (form is not None)
-    for values in columns.values():
-        values += [None] * (rows - len(values))
-    found = {name: _json_column(values) for name, values in columns.items()}
-    return Table(path, found, rows, "jsonl", form=form, lines=lines)
+def _read_json(path: Path, data: bytes) -> Table:
+    rows: list[Mapping[str, Any]] = []
+    lines: list[int] = []
+    form, kept = None, {}
+    for number, one in _json_objects(path, data):
+        form = form_of(one) if not lines and form is None else form
+        found = [one] if form is None else _unfolded(path, number, form, one, kept)
+        rows += found
+        lines += [number] * len(found)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
 
 
-def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line, object) of each line, or the one object that a whole file is."""
-    first = True
-    for number, text in lines_of(path):
-        if text.isspace():
-            continue
-        whole = _whole_object(path) if first and not text.rstrip().endswith(("}", "]")) else None
-        yield number, _json_row(path, number, text, first) if whole is None else whole
-        if whole is not None:
-            return
-        first = False
-
-
-def _whole_object(path: Path) -> dict[str, Any] | None:
-    """The object that a file of many lines is, or None."""
-    try:
-        found = json.loads("\n".join(text for _, text in lines_of(path)))
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    lines = ((number, line) for number, line in _lines(data) if not line.isspace())
+    first = next(lines)
+    whole = not first[1].rstrip().endswith("}")
+    for number, text in [(first[0], data.decode())] if whole else chain([first], lines):
+        try:
+            found = [] if text.lstrip().startswith("[") else json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = getattr(error, "msg", "nested too deeply")
+            raise UserError(f"trace file '{path}', line {number}: not valid JSON ({reason}); expected one object a "
+                            "line") from None
+        if not isinstance(found, dict):
+            kind = "JSON array (a list)" if found == [] else type(found).__name__
+            raise UserError(f"trace file '{path}', line {number}: found a {kind}, expected one JSON object a line")
+        yield number, found
 
 
 def _unfolded(path: Path, number: int, form: str, one: dict[str, Any], kept: dict[Any, Any]) -> list[dict[str, Any]]:
@@ -395,28 +340,14 @@ def _unfolded(path: Path, number: int, form: str, one: dict[str, Any], kept: dic
     try:
         return FORMS[form].rows(one, kept)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        missing_key = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"trace file '{path}', line {number}: not of the form '{form}': {missing_key}; docs/traces.md "
+        trouble = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"trace file '{path}', line {number}: not of the form '{form}': {trouble}; docs/traces.md "
                         "says what it has") from None
 
 
-def _json_row(path: Path, number: int, text: str, first: bool) -> dict[str, Any]:
-    try:
-        row = None if text.lstrip().startswith("[") else json.loads(text)
-        if first and isinstance(row, dict):     # a key that is there twice would be lost in silence
-            _names(path, [str(name) for name, _ in json.loads(text, object_pairs_hook=list)])
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
-        raise UserError(f"trace file '{path}', line {number}: not valid JSON ({reason}); expected one object a "
-                        "line") from None
-    if not isinstance(row, dict):
-        kind = "JSON array (a list)" if row is None else type(row).__name__
-        raise UserError(f"trace file '{path}', line {number}: found a {kind}, expected one JSON object a line")
-    return row
-
-
-def _json_column(values: list[Any]) -> Column:
+def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> Column:
     """Returns values of one type as that, lists of whole numbers as such, and any others as text."""
+    values = [row.get(name) for row in rows]
     # pyarrow would follow lists in lists by recursion, and end the process where the stack does.
     kind = pa.list_(pa.int64()) if any(isinstance(value, (list, dict)) for value in values) else None
     try:

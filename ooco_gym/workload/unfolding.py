@@ -1,7 +1,8 @@
 """Traces whose requests lie nested in JSON, as flat rows: conversations of agents, events, results of benchmarks.
 
-The first object of a file says which form it is (`FORMS`). A form's function gives the rows of one object, with the
-names that a `TraceFormat` of its name reads; `kept` is its memory from one object of a file to the next.
+The first object of a file says which form it is (`FORMS`). A form's function gives the rows of one object, with our
+names of columns (and `ttft_s` and `e2e_s` of requests that were served); `kept` is its memory from one object of a file
+to the next.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.workload.keyed import scattered
+from ooco_gym.workload.trace import BLOCK_TOKENS
 
 Rows = list[dict[str, Any]]
-TRACELAB_BLOCK = 512  # tokens to each of the numbers that stand for what the provider found in its cache
 INPUTS = ("user_message", "tool_result")
 
 
@@ -30,8 +31,10 @@ def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     parts = [(str(one["id"]), 0.0, one["requests"])]
     parts += [(f"{one['id']}/{place}", agent["t"] if own_clock else 0.0, agent["requests"])
               for place, agent in enumerate(agents)]
-    return [{**request, "t": request["t"] + begun_s, "session": session, "block_size": one["block_size"],
-             "hash_ids": scattered(np.array(request.get("hash_ids") or [], np.int64), scope)}
+    return [{"arrival_s": request["t"] + begun_s, "prompt_tokens": request["in"], "output_tokens": request["out"],
+             "session": session, "think_s": request.get("think_time"), "elapsed_s": request.get("api_time"),
+             "prefix_hashes": scattered(np.array(request.get("hash_ids") or [], np.int64), scope),
+             "block_tokens": one["block_size"]}
             for session, begun_s, requests in parts for request in requests if request["type"] != "subagent"]
 
 
@@ -42,15 +45,15 @@ def _tracelab(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     before is taken for its prefix.
     """
     events = one["timing_events"]
-    count, found = -(-one["input_tokens_total"] // TRACELAB_BLOCK), one["prefix_tokens"] // TRACELAB_BLOCK
+    count, found = -(-one["input_tokens_total"] // BLOCK_TOKENS), one["prefix_tokens"] // BLOCK_TOKENS
     before = kept.get(one["session_id"], np.zeros(0, np.int64))[: min(found, count)]
     first = kept.get(None, 0)
     kept[None] = first + count - len(before)
     kept[one["session_id"]] = hashes = np.concatenate([before, np.arange(first, kept[None])])
     inputs = [event["timestamp"] for event in events if event["event_type"] in INPUTS]
-    return [{**{key: one[key] for key in ("session_id", "input_tokens_total", "output_tokens")},
-             "last_input": (inputs or [events[0]["timestamp"]])[-1], "last_event": events[-1]["timestamp"],
-             "hashes": hashes, "block_tokens": TRACELAB_BLOCK}]
+    return [{"arrival_s": (inputs or [events[0]["timestamp"]])[-1], "prompt_tokens": one["input_tokens_total"],
+             "output_tokens": one["output_tokens"], "session": one["session_id"], "end_s": events[-1]["timestamp"],
+             "prefix_hashes": hashes}]
 
 
 def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
@@ -59,11 +62,11 @@ def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     if event["event_type"] != "request_end":
         return []
     request, replay, agent = event["request"], event["request"]["replay"], event.get("agent_context") or {}
-    return [{"request_received_ms": request.get("request_received_ms"), "input_length": replay["input_length"],
-             "output_tokens": request.get("output_tokens", 0), "event_time_unix_ms": event["event_time_unix_ms"],
-             "session_id": agent.get("trajectory_id", agent.get("session_id")),
-             "trace_block_size": replay["trace_block_size"],
-             "input_sequence_hashes": np.array(replay["input_sequence_hashes"], np.uint64).view(np.int64)}]
+    return [{"arrival_s": request.get("request_received_ms"), "prompt_tokens": replay["input_length"],
+             "output_tokens": request.get("output_tokens", 0), "end_s": event["event_time_unix_ms"],
+             "session": agent.get("trajectory_id", agent.get("session_id")),
+             "block_tokens": replay["trace_block_size"],
+             "prefix_hashes": np.array(replay["input_sequence_hashes"], np.uint64).view(np.int64)}]
 
 
 def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
@@ -71,9 +74,9 @@ def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     about, metrics = one["metadata"], one["metrics"] or {}
     prompt, failed, output = (metrics.get(name, {}).get("value") for name in (
         "input_sequence_length", "error_isl", "output_sequence_length"))
-    return [{**{key: about.get(key) for key in ("request_start_ns", "request_end_ns", "x_correlation_id")},
-             "input_sequence_length": failed if prompt is None else prompt,
-             "output_sequence_length": 0 if one.get("error") else output, **_aiperf_times(about, metrics)}]
+    return [{"arrival_s": about.get("request_start_ns"), "prompt_tokens": failed if prompt is None else prompt,
+             "output_tokens": 0 if one.get("error") else output, "session": about.get("x_correlation_id"),
+             "end_s": about.get("request_end_ns"), **_aiperf_times(about, metrics)}]
 
 
 def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,11 +89,11 @@ def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[
 
 
 def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """A benchmark of many requests, a list for each figure; what is not in it has no column. Its clock begins anywhere:
-    times count from the first request."""
-    lists = {name: one[name] for name in ("start_times", "input_lens", "output_lens") if name in one}
-    if "start_times" in lists:
-        lists["start_times"] = [time_s - min(one["start_times"]) for time_s in one["start_times"]]
+    """A benchmark of many requests, a list for each figure. Its clock begins anywhere: times count from the first
+    request."""
+    times_s = one["start_times"]
+    lists = {"arrival_s": [time_s - min(times_s) for time_s in times_s], "prompt_tokens": one["input_lens"],
+             "output_tokens": one["output_lens"]}
     if "ttfts" in one and "itls" in one:
         lists["ttft_s"] = one["ttfts"]
         lists["e2e_s"] = [first + sum(gaps) for first, gaps in zip(one["ttfts"], one["itls"], strict=True)]
@@ -105,25 +108,33 @@ def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     for span in spans:
         about = {item["key"]: float(next(iter(item["value"].values()))) for item in span["attributes"]
                  if item["key"].startswith(("gen_ai.usage.", "gen_ai.latency."))}
-        rows.append({"startTimeUnixNano": int(span["startTimeUnixNano"]), **{field: about.get(key) for field, key in (
-            ("gen_ai.usage.prompt_tokens",) * 2, ("gen_ai.usage.completion_tokens",) * 2,
-            ("ttft_s", "gen_ai.latency.time_to_first_token"), ("e2e_s", "gen_ai.latency.e2e"))}})
+        rows.append({"arrival_s": int(span["startTimeUnixNano"]),
+                     "prompt_tokens": about.get("gen_ai.usage.prompt_tokens"),
+                     "output_tokens": about.get("gen_ai.usage.completion_tokens"),
+                     "ttft_s": about.get("gen_ai.latency.time_to_first_token"),
+                     "e2e_s": about.get("gen_ai.latency.e2e")})
     return rows
 
 
 class Form(NamedTuple):
-    """A form: keys by which its objects are known, and what gives their rows."""
+    """A form: keys by which its objects are known, the unit of its times, and what gives their rows."""
 
     keys: frozenset[str]
+    unit: str
     rows: Callable[[Mapping[str, Any], dict[Any, Any]], Rows]
 
 
-FORMS = {"weka": Form(frozenset({"requests", "block_size"}), _weka),
-         "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), _tracelab),
-         "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), _dynamo),
-         "aiperf": Form(frozenset({"metadata", "metrics"}), _aiperf),
-         "otel": Form(frozenset({"resourceSpans"}), _otel),
-         "bench_serve": Form(frozenset({"input_lens", "output_lens"}), _bench_serve)}
+# Conversations of coding agents (github callanjfox/kv-cache-tester, and InferenceX: huggingface
+# semianalysisai/cc-traces-weka-*); rounds of coding agents with the waits for their tools (github uw-syfi/TraceLab);
+# request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`); records of NVIDIA AIPerf (`profile_export.jsonl`); spans of
+# vLLM (`--otlp-traces-endpoint`) as the OpenTelemetry collector writes them; results of `vllm bench serve
+# --save-result --save-detailed` and of SGLang's `bench_serving --output-details`.
+FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
+         "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), "date", _tracelab),
+         "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
+         "aiperf": Form(frozenset({"metadata", "metrics"}), "ns", _aiperf),
+         "otel": Form(frozenset({"resourceSpans"}), "ns", _otel),
+         "bench_serve": Form(frozenset({"input_lens", "output_lens"}), "s", _bench_serve)}
 
 
 def form_of(one: Mapping[str, Any]) -> str | None:
