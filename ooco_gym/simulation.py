@@ -53,7 +53,7 @@ class Run:
     turns: Turns | None = None  # what requests waited for in closed sessions; None where sessions are open
     tier: np.ndarray | None = None  # TIER[m], host memory as second tier of the prefix cache; None where there is none
     arrivals_s: tuple[float, float] | None = None  # that requests count which arrive in it; None: `window_s`
-    computed: tuple[np.ndarray, np.ndarray] | None = None  # int64[n], `computed_tokens` as the window began and ended
+    computed: tuple[np.ndarray, np.ndarray] | None = None  # int32[n], `computed_tokens` as the window began and ended
 
     @property
     def arrival_window_s(self) -> tuple[float, float]:
@@ -71,17 +71,18 @@ class Run:
     @property
     def range_warnings(self) -> list[str]:
         """Where this run left the sizes that its chips' figures were fitted on, a sentence each."""
-        served = self.requests[self.requests["generated_tokens"] > 0]
-        if not len(served):
+        served = self.requests["generated_tokens"] > 0
+        if not served.any():
             return []
+        prompt, context = self.requests["prompt_tokens"][served], self.requests["generated_tokens"][served]
+        context += prompt
         sampled = [self.samples[key] for key in ("urgent", "offline") if len(self.samples.get(key, ()))]
         batch = max((int(counts.max()) for counts in sampled), default=None)
-        tokens = int(served["prompt_tokens"].max())
+        tokens = int(prompt.max())
         budget = self.params.get("max_num_batched_tokens", self.params.get("chunk_size"))
         if budget and all(role == "mixed" for role, _ in self.scenario.deployments):
             tokens = min(tokens, int(budget))  # longer prompts come in chunks
-        longest = {"max_batch": batch, "max_tokens": tokens,
-                   "max_context": int((served["prompt_tokens"] + served["generated_tokens"]).max())}
+        longest = {"max_batch": batch, "max_tokens": tokens, "max_context": int(context.max())}
         deployments = dict.fromkeys(one for _, one in self.scenario.deployments)
         return list(dict.fromkeys(line for one in deployments for line in validity_warnings(one, **longest)))
 
@@ -165,7 +166,8 @@ class Simulation:
             self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
         self.terms = rules = rules_of(self.scenario, trace)
-        self.ttft_slo_ps = slo_ps(trace, trace.ttft_slo_s, rules.ttft_s)  # as clients are promised it
+        self.ttft_slo_ps = (slo_ps(trace.ttft_slo_s, rules.ttft_s, len(trace)) if rules.engine_clock.has_frontend
+                            else None)  # as clients are promised it, where that is not the engine's
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
         _check_architecture(chosen, self.scenario.cluster)
         self.policy = prepared(profiled(chosen, self.scenario), facts_of(machines, trace, rules))
@@ -315,7 +317,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
             until_s += sample_s
     if simulation.scenario.open_end:  # just after the last request's end, so that it lies within
         end_s = simulation.now_s + max(1 / s.PS_PER_S, math.ulp(simulation.now_s))
-    computed.append(computed_tokens(state.requests))  # the second, where the window had no end of its own
+    if len(computed) < 2:  # the window had no end of its own
+        computed.append(computed_tokens(state.requests))
     samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
               seen_by_clients(state.requests, simulation.terms.engine_clock, simulation.ttft_slo_ps), state.instances,
@@ -328,13 +331,12 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     return run
 
 
-def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.ndarray) -> np.ndarray:
-    """Requests (`REQUEST`) with the front end's time in what their clients see: all tokens come so much later, and
-    the whole of their TTFT SLO counts, int64[n]."""
-    frontend_ps = clock.frontend_ps(requests["prompt_tokens"])
-    if not frontend_ps.any():
+def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.ndarray | None) -> np.ndarray:
+    """Requests (`REQUEST`), changed to what their clients see of them: all tokens come later by the front end's time,
+    and the whole of their TTFT SLO counts, int64[n]; None where the front end takes no time."""
+    if ttft_slo_ps is None:
         return requests
-    requests = requests.copy()
+    frontend_ps = clock.frontend_ps(requests["prompt_tokens"])
     requests["ttft_slo_ps"] = ttft_slo_ps
     for name in ("first_token_ps", "last_token_ps", "first_decode_ps", "finish_ps"):
         requests[name] += np.where(requests[name] > 0, frontend_ps, 0)
@@ -342,12 +344,13 @@ def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.nd
 
 
 def computed_tokens(requests: np.ndarray) -> np.ndarray:
-    """Tokens of each of n requests (`REQUEST`) that have been computed and are not lost, int64[n]: of its prompt, what
+    """Tokens of each of n requests (`REQUEST`) that have been computed and are not lost, int32[n]: of its prompt, what
     the prefix cache held aside, and generated ones. A prompt counts as far as it is computed; on pools, and once the
     first token is there, as a whole."""
-    prompt = np.where(requests["generated_tokens"] > 0, requests["prompt_tokens"], requests["num_computed_tokens"])
-    return np.maximum(prompt - np.maximum(requests["cached_tokens"], 0), 0).astype(np.int64) + requests[
-        "generated_tokens"]
+    generated = requests["generated_tokens"]
+    tokens = np.where(generated > 0, requests["prompt_tokens"], requests["num_computed_tokens"])
+    tokens -= np.maximum(requests["cached_tokens"], 0)
+    return np.maximum(tokens, 0, out=tokens) + generated
 
 
 def _sample(state: s.State, time_s: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ooco_gym.metrics.chosen import Chosen
 from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
 
 WORST_WINDOW_S = 600.0
@@ -63,7 +64,7 @@ class Quality:
         return ~(self.finished | self.rejected | self.violated)
 
 
-def judge(requests: np.ndarray, rules: Rules) -> Quality:
+def judge(requests: np.ndarray | Chosen, rules: Rules) -> Quality:
     """Judges each request of a `REQUEST` array (its own SLOs, clocks in ps) under the protocol's definitions.
 
     TTFT is arrival to first token. TPOT is (finish - start) / (n - 1), n >= 2, where start is the first token, or the
@@ -114,7 +115,7 @@ def judge(requests: np.ndarray, rules: Rules) -> Quality:
     )
 
 
-def judge_deadlines(requests: np.ndarray, due_ps: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
+def judge_deadlines(requests: np.ndarray | Chosen, due_ps: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
     """Judges whole requests by when each must have finished, int64[n] (`NEVER`: no deadline): (missed, not yet
     decided), both bool[n]. What is unfinished at `end_ps` has missed a deadline that has passed."""
     finished, rejected = requests["status"] == FINISHED, requests["status"] == REJECTED
@@ -135,15 +136,16 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
         window_s, step_s: of the windows, in seconds.
         weights: of the requests, shape (n,); None: all alike.
     """
-    order = np.argsort(arrival_s, kind="stable")  # of closed sessions they are in the trace's order
-    arrival_s, violated = arrival_s[order], violated[order]
-    weights = None if weights is None else weights[order]
+    if (arrival_s[1:] < arrival_s[:-1]).any():  # of closed sessions they are in the trace's order
+        order = np.argsort(arrival_s, kind="stable")
+        arrival_s, violated = arrival_s[order], violated[order]
+        weights = None if weights is None else weights[order]
     starts = np.arange(start_s, max(end_s - window_s, start_s) + step_s / 2, step_s)
     left = np.searchsorted(arrival_s, starts, side="left")
     right = np.searchsorted(arrival_s, np.minimum(starts + window_s, end_s), side="left")
     sums = np.concatenate(([0], np.cumsum(violated if weights is None else violated * weights)))
-    every = np.arange(len(sums)) if weights is None else np.concatenate(([0], np.cumsum(weights)))
-    counts = every[right] - every[left]
+    every = None if weights is None else np.concatenate(([0], np.cumsum(weights)))
+    counts = right - left if every is None else every[right] - every[left]
     some = counts > 0
     return float(np.max((sums[right] - sums[left])[some] / counts[some])) if some.any() else float("nan")
 
@@ -161,13 +163,16 @@ def quantile(values: np.ndarray, exact: np.ndarray, share: float) -> tuple[float
     some = ~np.isnan(values)
     if not some.any():
         return None, False
-    values, exact = values[some], exact[some]
+    if not some.all():
+        values, exact = values[some], exact[some]
     found = float(np.quantile(values, share))
     if exact.all():
         return found, False
     around = np.unique([math.floor(share * (len(values) - 1)), math.ceil(share * (len(values) - 1))])
-    latest = np.partition(np.where(exact, values, np.inf), around)[around]
-    return found, bool((latest > np.partition(values, around)[around]).any())
+    earliest = np.partition(values, around)[around]
+    latest = np.where(exact, values, np.inf)
+    latest.partition(around)
+    return found, bool((latest[around] > earliest).any())
 
 
 def _where(condition: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ooco_gym.files import atomic_write
-from ooco_gym.metrics.quality import Quality, Rules, judge, judge_deadlines, mean, quantile, worst_window_rate
+from ooco_gym.metrics.chosen import SOME, Chosen
+from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, mean, quantile, worst_window_rate
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
 from ooco_gym.sim.memory import PS_PER_US
@@ -20,6 +21,7 @@ from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED, ROLE
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ooco_gym.perf import ModelSpec
     from ooco_gym.simulation import Run
     from ooco_gym.workload import RequestClass
 
@@ -73,10 +75,10 @@ def end_ps_of(run: Run) -> int:
     return round(run.simulated_s * PS_PER_S)
 
 
-def counted(run: Run, online: bool) -> np.ndarray:
-    """The requests of one class that arrived in the measured window, as a `REQUEST` array in the trace's order."""
+def counted(run: Run, online: bool) -> Chosen:
+    """The requests of one class that arrived in the measured window, in the trace's order."""
     requests = run.requests
-    return requests[(requests["counted"] == 1) & (requests["online"] == int(online))]
+    return Chosen(requests, (requests["counted"] == 1) & (requests["online"] == int(online)))
 
 
 def online_figures(run: Run) -> dict[str, Any]:
@@ -88,38 +90,58 @@ def online_figures(run: Run) -> dict[str, Any]:
     these rates and the worst one count each request with its class's weight.
     """
     requests, rules, weights = counted(run, online=True), rules_of(run), _weights(run)
-    quality = judge(requests, rules)
-    arrival_s = requests["arrival_ps"] / PS_PER_S
-    either = {name: judge(requests, replace(rules, from_decode=from_decode))
-              for name, from_decode in (("first_token", False), ("first_decode", True))}
+    started, finished, violated, undecided, ttft_missed, tpot_missed, deadline_missed = requests.columns(
+        lambda some: judge(some, rules), "started", "finished", "violated", "undecided", "ttft_missed", "tpot_missed",
+        "deadline_missed")
     figures = {
         "arrived": len(requests),
-        **_counts(run, requests, quality),
-        "violation_rate": _share(quality.violated, weights),
-        "violation_rate_at_most": _share(quality.violated | quality.undecided, weights),
-        **{f"violation_rate_{name}": _share(one.violated, weights) for name, one in either.items()},
-        "ttft_attainment": _mean(quality.started & ~quality.ttft_missed),
-        "tpot_attainment": _mean(quality.finished & ~quality.tpot_missed),
-        **{f"tpot_attainment_{name}": _mean(one.finished & ~one.tpot_missed) for name, one in either.items()},
-        "deadline_attainment": _mean(quality.finished & ~quality.deadline_missed),
-        "worst_10min_violation_rate": _plain(worst_window_rate(arrival_s, quality.violated, *run.window_s,
+        **_counts(run, requests, finished, started, undecided),
+        "violation_rate": _share(violated, weights),
+        "violation_rate_at_most": _share(violated | undecided, weights),
+        **_either(requests, rules, weights, finished),
+        "ttft_attainment": _mean(started & ~ttft_missed),
+        "tpot_attainment": _mean(finished & ~tpot_missed),
+        "deadline_attainment": _mean(finished & ~deadline_missed),
+        "worst_10min_violation_rate": _plain(worst_window_rate(_arrival_s(requests), violated, *run.window_s,
                                                                weights=weights)),
     }
     figures |= _times({
-        **_latencies(quality), **_spread("tpot_decode", quality.tpot_decode_s, quality.finished),
-        "lateness_p99_s": quantile(quality.lateness_s, quality.finished, 0.99),
-        "normalized_latency_s": mean(quality.normalized_latency_s, quality.finished)})
+        **_latencies(requests, rules, started, finished),
+        **_spread("tpot_decode", _column(requests, rules, "tpot_decode_s"), finished),
+        "lateness_p99_s": quantile(_column(requests, rules, "lateness_s"), finished, 0.99),
+        "normalized_latency_s": mean(_column(requests, rules, "normalized_latency_s"), finished)})
     return figures | _gaps(run, requests) | _served(run, run.requests["online"] == 1)
 
 
-def _counts(run: Run, requests: np.ndarray, quality: Quality, promise: Any = None) -> dict[str, Any]:
+def _column(requests: Chosen, rules: Rules, name: str) -> np.ndarray:
+    """One array of `Quality`, of all of some requests."""
+    return requests.columns(lambda some: judge(some, rules), name)[0]
+
+
+def _either(requests: Chosen, rules: Rules, weights: np.ndarray | None, finished: np.ndarray) -> dict[str, Any]:
+    """Violation rate and attainment under either definition of TPOT."""
+    figures = {}
+    for name, from_decode in (("first_token", False), ("first_decode", True)):
+        own = replace(rules, from_decode=from_decode)
+        violated, missed = requests.columns(lambda some, own=own: judge(some, own), "violated", "tpot_missed")
+        figures |= {f"violation_rate_{name}": _share(violated, weights),
+                    f"tpot_attainment_{name}": _mean(finished & ~missed)}
+    return figures
+
+
+def _arrival_s(requests: Chosen) -> np.ndarray:
+    return requests.each(lambda some: some["arrival_ps"] / PS_PER_S)
+
+
+def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarray, undecided: np.ndarray,
+            promise: Any = None) -> dict[str, Any]:
     """How many online requests have finished, have had no token, are undecided, and have another SLO than `promise`
     (`ttft_s`, `tpot_s`; None: the scenario's), their own."""
     promise = promise or run.scenario.slo
     own = requests["ttft_slo_ps"] != round(promise.ttft_s * PS_PER_S)
     own |= requests["tpot_slo_ps"] != round(promise.tpot_s * PS_PER_S)
-    return {"finished": int(quality.finished.sum()), "unserved": int((~quality.started).sum()),
-            "undecided": int(quality.undecided.sum()), "own_slos": int(own.sum())}
+    return {"finished": int(finished.sum()), "unserved": int((~started).sum()), "undecided": int(undecided.sum()),
+            "own_slos": int(own.sum())}
 
 
 def rejected_figures(run: Run) -> dict[str, Any]:
@@ -168,29 +190,38 @@ def class_figures(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
-    mine, inside = run.requests[chosen], (run.requests["counted"] == 1) & chosen
-    requests, served = run.requests[inside], _served(run, chosen)
+    inside = (run.requests["counted"] == 1) & chosen
+    requests, served = Chosen(run.requests, inside), _served(run, chosen)
     figures: dict[str, Any] = {"online": one.online, "arrived": len(requests)}
     if one.online:
-        quality = judge(requests, rules_of(run))
+        rules = rules_of(run)
+        started, finished, violated, undecided, ttft_missed, tpot_missed = requests.columns(
+            lambda some: judge(some, rules), "started", "finished", "violated", "undecided", "ttft_missed",
+            "tpot_missed")
         figures |= {"weight": one.weight, "ttft_slo_s": one.ttft_s, "tpot_slo_s": one.tpot_s,
-                    **_counts(run, requests, quality, one),
-                    "violations": int(quality.violated.sum()), "violation_rate": _mean(quality.violated),
-                    "ttft_misses": int(quality.ttft_missed.sum()), "tpot_misses": int(quality.tpot_missed.sum())}
-        return figures | _times(_latencies(quality)) | served
-    done, window_s = mine[completed_within(mine, run.window_s)], run.window_s[1] - run.window_s[0]
+                    **_counts(run, requests, finished, started, undecided, one),
+                    "violations": int(violated.sum()), "violation_rate": _mean(violated),
+                    "ttft_misses": int(ttft_missed.sum()), "tpot_misses": int(tpot_missed.sum())}
+        return figures | _times(_latencies(requests, rules, started, finished)) | served
+    done, window_s = _completed(run, chosen), run.window_s[1] - run.window_s[0]
     figures |= {"deadline_s": one.deadline_s, "finished": len(done),
                 "reference_gpu_s_per_s": float((done["service_ps"] / PS_PER_S).sum()) / window_s}
     ages = {"age_p99_s": quantile(*queueing_age_s(requests, end_ps_of(run)), 0.99)}
     return figures | _deadlines(run, inside, one.deadline_s) | _times(ages) | served
 
 
+def _completed(run: Run, chosen: np.ndarray) -> Chosen:
+    """Those of some requests (bool[n]) that finished in the window."""
+    return Chosen(run.requests, chosen & completed_within(run.requests, run.window_s))
+
+
 def _deadlines(run: Run, inside: np.ndarray, deadline_s: float | None = None) -> dict[str, Any]:
     """How many of some offline requests (bool[n]) have a deadline, how many another one than their class's
     (`deadline_s`), and what became of these; empty where none has one."""
-    requests, due_ps = run.requests[inside], np.full(inside.sum(), NEVER) if run.due_ps is None else run.due_ps[inside]
-    if deadline_s is None and (due_ps >= NEVER).all():
+    if deadline_s is None and (run.due_ps is None or (run.due_ps[inside] >= NEVER).all()):
         return {}
+    requests = Chosen(run.requests, inside)
+    due_ps = np.full(len(requests), NEVER) if run.due_ps is None else run.due_ps[inside]
     missed, undecided = judge_deadlines(requests, due_ps, end_ps_of(run))
     some, usual_ps = due_ps < NEVER, -1.0 if deadline_s is None else deadline_s * PS_PER_S
     own = some & (np.abs(due_ps - requests["arrival_ps"] - usual_ps) > 1.0)
@@ -223,17 +254,17 @@ def offline_figures(run: Run) -> dict[str, Any]:
     interrupted prefills are those within the window, whatever their class.
     """
     window_s = run.window_s[1] - run.window_s[0]
-    offline = run.requests[run.requests["online"] == 0]
-    done = offline[completed_within(offline, run.window_s)]
+    offline = Chosen(run.requests, run.requests["online"] == 0)
+    done = _completed(run, offline.mask)
     served_s = float((done["service_ps"] / PS_PER_S).sum())
     mine = counted(run, online=False)
     ages = queueing_age_s(mine, end_ps_of(run))
     return {
         "arrived": len(mine),
         "finished": len(done),
-        **_served(run, run.requests["online"] == 0),
+        **_served(run, offline.mask),
         "reference_gpu_s_per_s": served_s / window_s,
-        **_deadlines(run, (run.requests["counted"] == 1) & (run.requests["online"] == 0)),
+        **_deadlines(run, mine.mask),
         **kept_up_figures(offline, run.arrival_window_s, run.simulated_s),
         "wasted_tokens_per_s": run.counters["wasted_tokens"] / window_s,
         "wasted_gpu_s_per_s": run.counters["wasted_ps"] / PS_PER_S / window_s,
@@ -243,11 +274,12 @@ def offline_figures(run: Run) -> dict[str, Any]:
     }
 
 
-def _what_is_left(offline: np.ndarray, window_s: tuple[float, float]) -> dict[str, Any]:
+def _what_is_left(offline: Chosen, window_s: tuple[float, float]) -> dict[str, Any]:
     """How many offline requests were unfinished when the window ended, and when the last before then was finished."""
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
-    done = (offline["status"] == FINISHED) & (offline["finish_ps"] < end_ps)
-    last_ps = int(offline["finish_ps"][done].max()) if done.any() else None
+    finish_ps = offline["finish_ps"]
+    done = (offline["status"] == FINISHED) & (finish_ps < end_ps)
+    last_ps = int(finish_ps[done].max()) if done.any() else None
     return {"left": int((~done & (offline["arrival_ps"] < end_ps)).sum()),
             "last_finish_s": None if last_ps is None else (last_ps - start_ps) / PS_PER_S}
 
@@ -263,12 +295,15 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
     computed, and `hit_rate` the share that was (None on pools). What a preempted request finds again of its own is no
     hit.
     """
-    mine, window_s = run.requests[chosen], run.window_s[1] - run.window_s[0]
-    done = mine[completed_within(mine, run.window_s)]
+    done, window_s = _completed(run, chosen), run.window_s[1] - run.window_s[0]
     rates = {f"{kind}_tokens_per_s": float(done[f"{kind}_tokens"].sum() / window_s) for kind in ("prompt", "output")}
-    progress = None if run.computed is None else int((run.computed[1] - run.computed[0])[chosen].sum())
+    progress = None
+    if run.computed is not None:
+        before, after = (int(tokens[chosen].sum(dtype=np.int64)) for tokens in run.computed)
+        progress = after - before
     computed = done["prompt_tokens"] - np.maximum(done["cached_tokens"], 0)
-    looked = mine[(mine["counted"] == 1) & (mine["cached_tokens"] >= 0)]
+    inside = (run.requests["counted"] == 1) & (run.requests["cached_tokens"] >= 0)
+    looked = Chosen(run.requests, chosen & inside)
     prompts, hits = int(looked["prompt_tokens"].sum()), int(looked["cached_tokens"].sum())
     return {**rates, "total_tokens_per_s": sum(rates.values()),
             "computed_tokens_per_s": None if progress is None else progress / window_s,
@@ -278,7 +313,7 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
             "hit_rate": hits / prompts if prompts else None}
 
 
-def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
+def kept_up_figures(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
     """How well offline service kept up with what arrived in the window's second half; below 1, the backlog grew.
 
     By requests, what was done in that half over what arrived in it, where a request that is under way at an edge counts
@@ -287,16 +322,19 @@ def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float], end_s: f
     where nothing arrived in it (docs/protocol.md, capacity).
     """
     half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
-    arrival_s = offline["arrival_ps"] / PS_PER_S
-    arrived = (arrival_s >= half[0]) & (arrival_s < half[1])
+    arrived = offline.each(lambda some: _within(some["arrival_ps"], half))
     if not arrived.any():
         return {"kept_up_share": None, "kept_up_service_share": None}
-    service_s = offline["service_ps"] / PS_PER_S
-    done = computed_share(offline, half[1], end_s) - computed_share(offline, half[0], end_s)
-    first_s = offline["first_token_ps"] / PS_PER_S
-    begun = (offline["first_token_ps"] > 0) & (first_s >= half[0]) & (first_s < half[1])
-    return {"kept_up_share": float(done.sum() / arrived.sum()),
-            "kept_up_service_share": float(service_s[begun].sum() / service_s[arrived].sum())}
+    done = offline.each(lambda some: computed_share(some, half[1], end_s) - computed_share(some, half[0], end_s))
+    share = float(done.sum() / arrived.sum())
+    begun = offline.each(lambda some: (some["first_token_ps"] > 0) & _within(some["first_token_ps"], half))
+    service_ps = offline["service_ps"]
+    begun_s, arrived_s = (float((service_ps[which] / PS_PER_S).sum()) for which in (begun, arrived))
+    return {"kept_up_share": share, "kept_up_service_share": begun_s / arrived_s}
+
+
+def _within(times_ps: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
+    return (times_ps / PS_PER_S >= window_s[0]) & (times_ps / PS_PER_S < window_s[1])
 
 
 def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarray:
@@ -341,11 +379,21 @@ def utilization_figures(run: Run) -> dict[str, float | None]:
     found: dict[str, float | None] = {"compute_share": None}
     found |= {key: _mean(np.array([one[key] for one in figures])) for key in ("busy_share", "kv_mean_share")}
     if run.computed is not None:
-        begin, end = (np.maximum(run.requests["cached_tokens"], 0) + tokens for tokens in run.computed)
         deployments = [one for _, one in run.scenario.deployments]
         peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
-        found["compute_share"] = float(deployments[0].model.flops(begin, end).sum()) / peak
+        found["compute_share"] = float(_flops(run.requests["cached_tokens"], run.computed,
+                                              deployments[0].model).sum()) / peak
     return found
+
+
+def _flops(cached_tokens: np.ndarray, computed: tuple[np.ndarray, np.ndarray], model: ModelSpec) -> np.ndarray:
+    """Floating-point operations for each request in the window, float64[n]: what the cache held was not computed."""
+    flops = np.empty(len(cached_tokens))
+    for begin in range(0, len(flops), SOME):
+        part = slice(begin, begin + SOME)
+        held = np.maximum(cached_tokens[part], 0).astype(np.int64)
+        flops[part] = model.flops(held + computed[0][part], held + computed[1][part])
+    return flops
 
 
 def offloading_figures(run: Run) -> dict[str, Any]:
@@ -376,17 +424,19 @@ def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.
     return (requests["status"] == FINISHED) & (finish_ps >= start_ps) & (finish_ps < end_ps)
 
 
-def queueing_age_s(requests: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
+def queueing_age_s(requests: Chosen, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
     """Seconds from arrival to the first token, for what has none to the end of the run; and which have one."""
-    begun = requests["generated_tokens"] >= 1
-    return (np.where(begun, requests["first_token_ps"], end_ps) - requests["arrival_ps"]) / PS_PER_S, begun
+    def age_s(some: np.ndarray) -> np.ndarray:
+        return (np.where(some["generated_tokens"] >= 1, some["first_token_ps"], end_ps) - some["arrival_ps"]) / PS_PER_S
+
+    return requests.each(age_s), requests["generated_tokens"] >= 1
 
 
-def _gaps(run: Run, requests: np.ndarray) -> dict[str, float | None]:
+def _gaps(run: Run, requests: Chosen) -> dict[str, float | None]:
     """Inter-token times: the mean from the requests' own times, the quantile from the histogram."""
-    several = requests[requests["generated_tokens"] >= 2]
+    several = requests.but(run.requests["generated_tokens"] >= 2)
     gaps = int((several["generated_tokens"] - 1).sum())
-    total_s = float(((several["last_token_ps"] - several["first_token_ps"]) / PS_PER_S).sum())
+    total_s = float(several.each(lambda some: (some["last_token_ps"] - some["first_token_ps"]) / PS_PER_S).sum())
     return {"itl_mean_s": total_s / gaps if gaps else None, "itl_p99_s": gap_quantile_s(run.itl, 0.99)}
 
 
@@ -399,8 +449,9 @@ def _times(found: Mapping[str, Bounded]) -> dict[str, Any]:
             "censored": [name for name, (_, bound) in found.items() if bound]}
 
 
-def _latencies(quality: Quality) -> dict[str, Bounded]:
-    return _spread("ttft", quality.ttft_s, quality.started) | _spread("tpot", quality.tpot_s, quality.finished)
+def _latencies(requests: Chosen, rules: Rules, started: np.ndarray, finished: np.ndarray) -> dict[str, Bounded]:
+    return _spread("ttft", _column(requests, rules, "ttft_s"), started) | _spread(
+        "tpot", _column(requests, rules, "tpot_s"), finished)
 
 
 def _spread(name: str, values: np.ndarray, exact: np.ndarray) -> dict[str, Bounded]:
@@ -431,23 +482,38 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
     """
     import pyarrow as pa
 
+    return pa.concat_tables(_tables(run, everything))
+
+
+def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
+    """The same, some requests at a time; at least one table."""
     requests = run.requests
-    violated = judge(requests, rules_of(run)).violated & (requests["online"] == 1)
+    chosen = requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1
+    rows = np.flatnonzero(chosen).astype(np.int32)
+    refused = bool(((requests["status"] == REJECTED) & chosen).any())
+    for begin in range(0, max(len(rows), 1), SOME):
+        yield _table_of(run, rows[begin : begin + SOME], refused)
+
+
+def _table_of(run: Run, rows: np.ndarray, with_rejected: bool) -> pa.Table:
+    import pyarrow as pa
+
+    chosen, start_ps = run.requests[rows], round(run.window_s[0] * PS_PER_S)
+    violated = judge(chosen, rules_of(run)).violated & (chosen["online"] == 1)
     if run.due_ps is not None:
-        violated |= judge_deadlines(requests, run.due_ps, end_ps_of(run))[0]
-    rows = np.flatnonzero(requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1)
-    chosen, start_ps = requests[rows], round(run.window_s[0] * PS_PER_S)
+        violated |= judge_deadlines(chosen, run.due_ps[rows], end_ps_of(run))[0]
     refused = chosen["status"] == REJECTED
     started, finished = chosen["generated_tokens"] >= 1, chosen["status"] == FINISHED
     ids, names = chosen["online"].astype(np.int8), ["offline", "online"]
     if run.class_id is not None:
         ids, names = run.class_id[rows], [one.name for one in run.scenario.classes]
+    reasons = np.array(reasons_of(run, chosen), object) if with_rejected else None
 
     def columns(*names: str) -> dict[str, pa.Array]:
         return {name: pa.array(np.ascontiguousarray(chosen[name])) for name in names}
 
     return pa.table({
-        "id": pa.array(rows.astype(np.int32)),
+        "id": pa.array(rows),
         "class": pa.array(np.array(names)[ids], pa.string()),
         **({} if run.class_id is None else {"online": pa.array(chosen["online"] == 1)}),
         "arrival_s": pa.array((chosen["arrival_ps"] - start_ps) / PS_PER_S),
@@ -455,8 +521,8 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         "first_token_s": pa.array((chosen["first_token_ps"] - start_ps) / PS_PER_S, mask=~started),
         "finish_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=~finished),
         **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
-        "violated": pa.array(violated[rows]),
-        **({"rejected": pa.array(np.array(reasons_of(run, chosen), object), mask=~refused)} if refused.any() else {}),
+        "violated": pa.array(violated),
+        **({} if reasons is None else {"rejected": pa.array(reasons, pa.string(), mask=~refused)}),
         **({} if run.turns is None else {"after": pa.array(run.turns.previous[rows].astype(np.int32),
                                                            mask=run.turns.previous[rows] < 0)}),
     })
@@ -466,5 +532,9 @@ def write_requests(run: Run, path: str | os.PathLike[str]) -> None:
     """Writes `requests_table(run)` as Parquet, atomically."""
     from pyarrow import parquet
 
-    with atomic_write(path) as temporary:
-        parquet.write_table(requests_table(run), temporary)
+    tables = _tables(run)
+    first = next(tables)
+    with atomic_write(path) as temporary, parquet.ParquetWriter(temporary, first.schema) as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)

@@ -74,6 +74,11 @@ class EngineClock:
         whole_number("engine_clock: template_tokens", raw.get("template_tokens", 0), 0, MOST_TEMPLATE_TOKENS)
         return cls(**{"name": "custom", **raw})
 
+    @property
+    def has_frontend(self) -> bool:
+        """Whether the front end takes any time."""
+        return self.frontend_s > 0 or self.frontend_token_s > 0
+
     def frontend_ps(self, prompt_tokens: np.ndarray) -> np.ndarray:
         """What the front end takes for requests with so many prompt tokens, in ps: int64[n]."""
         seconds = self.frontend_s + self.frontend_token_s * prompt_tokens.astype(np.float64)

@@ -30,6 +30,7 @@ from ooco_gym.report import (
     write_page,
 )
 from ooco_gym.report.pages import Plot
+from ooco_gym.sim.state import FINISHED, PS_PER_S
 
 if TYPE_CHECKING:
     from ooco_gym.simulation import Run
@@ -149,21 +150,26 @@ def plots_of(summary: Row, quality: Mapping[str, np.ndarray], label: str, budget
 
 
 def online_quality(run: Run) -> dict[str, np.ndarray]:
-    """Of the counted online requests `arrival_s`, `ttft_s`, `tpot_s` and `late` (0 or 1), each (n,). What was
+    """Of the counted online requests `arrival_s`, `ttft_s`, `tpot_s` and `late` (bool), each (n,). What was
     unfinished at the run's end enters with the time that it had waited by then. TPOT counts from the first token; it is
     NaN for single tokens and for what never began."""
-    from ooco_gym.metrics import requests_table
+    from ooco_gym.metrics.quality import judge
+    from ooco_gym.metrics.summary import counted, rules_of
 
-    table = requests_table(run)
-    mine = {name: table.column(name).to_numpy(zero_copy_only=False) for name in (
-        "arrival_s", "output_tokens", "first_token_s", "finish_s", "violated")}
-    named = "online" in table.column_names  # classes have names of their own
-    online = table.column("online" if named else "class").to_numpy(zero_copy_only=False)
-    online = online if named else online == "online"
-    mine, end_s = {key: values[online] for key, values in mine.items()}, run.simulated_s - run.window_s[0]
-    first, steps = mine["first_token_s"], mine["output_tokens"] - 1.0
-    until = np.where(np.isnan(mine["finish_s"]), end_s, mine["finish_s"])
-    return {"arrival_s": mine["arrival_s"],
-            "ttft_s": np.where(np.isnan(first), end_s, first) - mine["arrival_s"],
-            "tpot_s": np.where(steps > 0, (until - first) / np.maximum(steps, 1.0), np.nan),
-            "late": mine["violated"].astype(float)}
+    requests, rules, start_ps = counted(run, online=True), rules_of(run), round(run.window_s[0] * PS_PER_S)
+    end_s = run.simulated_s - run.window_s[0]
+
+    def times_s(some: np.ndarray, name: str) -> np.ndarray:
+        return (some[name] - start_ps) / PS_PER_S
+
+    def ttft_s(some: np.ndarray) -> np.ndarray:
+        first_s = np.where(some["generated_tokens"] >= 1, times_s(some, "first_token_ps"), end_s)
+        return first_s - times_s(some, "arrival_ps")
+
+    def tpot_s(some: np.ndarray) -> np.ndarray:
+        until_s = np.where(some["status"] == FINISHED, times_s(some, "finish_ps"), end_s)
+        steps, several = some["output_tokens"] - 1.0, (some["generated_tokens"] >= 1) & (some["output_tokens"] > 1)
+        return np.where(several, (until_s - times_s(some, "first_token_ps")) / np.maximum(steps, 1.0), np.nan)
+
+    return {"arrival_s": requests.each(lambda some: times_s(some, "arrival_ps")), "ttft_s": requests.each(ttft_s),
+            "tpot_s": requests.each(tpot_s), "late": requests.each(lambda some: judge(some, rules).violated)}

@@ -21,6 +21,7 @@ from ooco_gym.workload import Trace, Turns
 from ooco_gym.workload.context_names import ContextNames, context_names
 
 PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
+SOME = 1 << 16  # requests that are filled at once
 REFERENCE_BATCH = 64  # the decode step that prices an output token
 
 
@@ -176,14 +177,13 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _fill_tables(state, unique, rules, rows)
     _fill_instances(state, machines, tables, unique, rows, rules)
     _fill_links(state, relaxed, rules)
-    _fill_requests(state, trace, rules, window_s, class_blind, waits)
+    _fill_requests(state, trace, rules, window_s, class_blind, waits, tables[0], tables[min(relaxed, len(tables) - 1)])
     if turns is not None and pool.turns:
         state.successor[:], state.think_ps[:] = -1, -1
         state.successor[turns.previous[waits]] = np.flatnonzero(waits)
         after = rules.engine_clock.frontend_ps(trace.prompt_tokens[turns.previous[waits]])  # the answer on its way
         think_ps = turns.think_s[waits] * s.PS_PER_S + after
         state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
-    _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
     if rules.engine_clock.async_scheduling and all(machine.role == "mixed" for machine in machines):
         state.config.async_scheduling = settings["async_scheduling"]
         state.config.schedule_ps = round(rules.engine_clock.schedule_s * s.PS_PER_S)
@@ -285,43 +285,56 @@ def _fill_links(state: s.State, relaxed: int, rules: Rules) -> None:
     state.heap[2] = -1
 
 
-def slo_ps(trace: Trace, own_s: np.ndarray | None, default_s: float) -> np.ndarray:
-    """An SLO of each of a trace's n requests, its own or else the default, in ps: int64[n]."""
-    seconds = np.full(len(trace), default_s) if own_s is None else np.where(np.isnan(own_s), default_s, own_s)
+def slo_ps(own_s: np.ndarray | None, default_s: float, n: int) -> np.ndarray:
+    """An SLO of each of n requests, its own or else the default, in ps: int64[n]."""
+    seconds = np.full(n, default_s) if own_s is None else np.where(np.isnan(own_s), default_s, own_s)
     return np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
 
 
-def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[float, float],
-                   class_blind: bool, waits: np.ndarray) -> None:
-    """Fills what is known of each request; `waits` (bool[n]) says which arrive after another one has finished."""
+def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[float, float], class_blind: bool,
+                   waits: np.ndarray, prefill: CostTable, decode: CostTable) -> None:
+    """Fills what is known of each request, some at a time, so that nothing on the way is as large as all of them;
+    `waits` (bool[n]) says which arrive after another one has finished."""
     requests = state.requests
-    arrival_ps = np.rint(trace.arrival_s * s.PS_PER_S).astype(np.int64)
-    requests["arrival_ps"] = np.where(waits, s.NEVER, arrival_ps)
-    requests["prompt_tokens"] = trace.prompt_tokens
-    requests["output_tokens"] = trace.output_tokens
-    requests["online"] = trace.online
-    requests["urgent"] = 1 if class_blind else trace.online
-    requests["tpot_slo_ps"] = slo_ps(trace, trace.tpot_slo_s, rules.tpot_s)
-    frontend_ps = rules.engine_clock.frontend_ps(trace.prompt_tokens)
-    requests["ttft_slo_ps"] = np.maximum(slo_ps(trace, trace.ttft_slo_s, rules.ttft_s) - frontend_ps, 1)
-    # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
-    requests["tpot_slo_ps"] = np.minimum(requests["tpot_slo_ps"], s.NEVER // requests["output_tokens"].astype(np.int64))
-    if trace.deadline_s is not None:
-        left = np.where(np.isnan(trace.deadline_s), np.inf, trace.deadline_s) * s.PS_PER_S
-        state.due_ps[:] = np.rint(np.minimum(np.where(waits, 0, arrival_ps) + left, s.NEVER)).astype(np.int64)
+    for begin in range(0, len(trace), SOME):
+        part = slice(begin, begin + SOME)
+        _fill_some(requests[part], trace, part, rules, waits[part])
+        _price_requests(requests[part], prefill, decode)
+        if trace.deadline_s is not None:
+            left = np.where(np.isnan(trace.deadline_s[part]), np.inf, trace.deadline_s[part]) * s.PS_PER_S
+            state.due_ps[part] = np.rint(np.minimum(np.where(waits[part], 0, _arrival_ps(trace, part)) + left,
+                                                    s.NEVER)).astype(np.int64)
+    requests["urgent"] = 1 if class_blind else requests["online"]
     start, end = (round(edge * s.PS_PER_S) for edge in window_s)
     requests["counted"] = (requests["arrival_ps"] >= start) & (requests["arrival_ps"] < end)
+    online = np.flatnonzero(trace.online & ~waits).astype(np.int32)
+    deadline = requests["arrival_ps"][online]
+    deadline += requests["ttft_slo_ps"][online]
+    in_order = (deadline[1:] >= deadline[:-1]).all()  # as where all have the same promise
+    state.deadlines[:] = online if in_order else online[np.argsort(deadline, kind="stable")]
+
+
+def _arrival_ps(trace: Trace, part: slice) -> np.ndarray:
+    return np.rint(trace.arrival_s[part] * s.PS_PER_S).astype(np.int64)
+
+
+def _fill_some(requests: np.ndarray, trace: Trace, part: slice, rules: Rules, waits: np.ndarray) -> None:
+    """Fills a part of the requests from the same part of the trace."""
+    requests["arrival_ps"] = np.where(waits, s.NEVER, _arrival_ps(trace, part))
+    for name in ("prompt_tokens", "output_tokens", "online"):
+        requests[name] = getattr(trace, name)[part]
+    ttft_ps, tpot_ps = (slo_ps(None if own_s is None else own_s[part], default_s, len(requests))
+                        for own_s, default_s in ((trace.ttft_slo_s, rules.ttft_s), (trace.tpot_slo_s, rules.tpot_s)))
+    requests["ttft_slo_ps"] = np.maximum(ttft_ps - rules.engine_clock.frontend_ps(requests["prompt_tokens"]), 1)
+    # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
+    requests["tpot_slo_ps"] = np.minimum(tpot_ps, s.NEVER // requests["output_tokens"].astype(np.int64))
     for key in ("instance", "origin", "target", "previous", "next", "position"):
         requests[key] = -1
-    online = np.flatnonzero(trace.online & ~waits)
-    deadline = requests["arrival_ps"][online] + requests["ttft_slo_ps"][online]
-    state.deadlines[:] = online[np.argsort(deadline, kind="stable")]
 
 
-def _price_requests(state: s.State, prefill: CostTable, decode: CostTable) -> None:
+def _price_requests(requests: np.ndarray, prefill: CostTable, decode: CostTable) -> None:
     """Reference GPU time of each request (docs/protocol.md): its prefill alone on the first relaxed instance,
     and its output tokens' share of a decode step of 64 at its mean context on the first strict one."""
-    requests = state.requests
     output = requests["output_tokens"].astype(np.float64)
     size = min(REFERENCE_BATCH, len(decode.decode_lines) - 1)
     context = size * (requests["prompt_tokens"] + 0.5 * output)
