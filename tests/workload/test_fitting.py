@@ -18,8 +18,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
 from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import DISPERSION_S, dispersion, ks
-from ooco_gym.workload.fit_arrivals import expected_dispersion, fit_processes, likeness, play_arrivals
-from ooco_gym.workload.fitting import fit
+from ooco_gym.workload.fitting import expected_dispersion, fit, fit_processes, likeness, play_arrivals
 
 FLAT = (1.0,) * 24
 LENGTHS = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [1, 300, 4000]},

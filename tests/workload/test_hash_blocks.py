@@ -15,7 +15,7 @@ from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, merge, read_trace, sharing_ratio, write_trace
 from ooco_gym.workload.describe import describe
-from ooco_gym.workload.fit_sharing import follow
+from ooco_gym.workload.fitting import follow
 from ooco_gym.workload.trace import with_blocks
 
 KINDS = ("csv", "jsonl", "parquet")

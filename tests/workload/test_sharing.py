@@ -16,9 +16,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
 from ooco_gym.workload.arrivals import Arrivals, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import describe, dispersion, ks
-from ooco_gym.workload.fit_arrivals import expected_dispersion, find_batches, play_arrivals
-from ooco_gym.workload.fit_sharing import follow
-from ooco_gym.workload.fitting import fit
+from ooco_gym.workload.fitting import expected_dispersion, find_batches, fit, follow, play_arrivals
 from ooco_gym.workload.sharing import Chat, ChatRatio, hash_blocks, sharing_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
