@@ -150,8 +150,8 @@ def _shapes(env: Any) -> str:
 
 def _own_features(env: Any) -> list[str]:
     """The features of an environment whose observation is not the common one."""
-    return ["Its features are its own: what one engine can tell ([where vLLM has it]"
-            "(../batching_features.md)). Of a candidate the other columns are 0.",
+    return ["Its features are its own: what one engine can tell (`ooco_gym/runtime/features.json` says where vLLM V1 "
+            "has it). Of a candidate the other columns are 0.",
             f"### `cluster`: {len(env.episodes.features)} features", _feature_table(enumerate(env.episodes.features)),
             *(part for one in env.decisions for part in (
                 "### `candidates`" + (f" of `{one.name}`" if len(env.decisions) > 1 else "")

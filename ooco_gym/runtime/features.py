@@ -2,7 +2,7 @@
 
 `features.json` has the tables; `ooco_gym.policy.engine_features` and the environments compute them from a simulator's
 state, and the scheduler inside vLLM (`ooco_gym.vllm.replica`) from such a state that is filled with the engine.
-`docs/batching_features.md` says for each feature where it comes from in vLLM.
+`features.json` says for each feature where it comes from in vLLM V1.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ class Adjuster:
             rule.check({**policy.constants, **dict(zip(names, ends, strict=True))})
         if policy.features != [one.name for one in ENGINE]:
             raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
-                            "(docs/batching_features.md)")
+                            "(ooco_gym/runtime/features.json)")
         # What it was trained with, where the server's settings do not say otherwise.
         rule.set({name: value for name, value in policy.constants.items() if name not in settings.values})
         self._policy, self._rule, self._watch = policy, rule, watch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from engine_description import TableBelief, engine_of
 from episodes_in_short import make
 
-from docs.generators import batching_features as document
 from ooco_gym.envs import reward as r
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
 from ooco_gym.runtime.beliefs import Belief, Terms
@@ -126,8 +124,3 @@ def test_rates_fade_as_those_of_the_simulator() -> None:
         rates.arrived(at)
     assert rates.rates[10] == pytest.approx(sum(np.exp(-(2.5 - at) / 10) / 10 for at in (1.0, 2.0, 2.5)))
     assert rates.last_s == 2.5
-
-
-def test_the_page_on_disk_is_what_the_code_writes() -> None:
-    path = Path(__file__).resolve().parents[2] / document.PATH
-    assert path.read_text(encoding="utf-8") == document.page(), "run: python -m docs.generators.batching_features"
