@@ -160,7 +160,7 @@ class Simulation:
             trace = replace(trace, prompt_tokens=trace.prompt_tokens + np.int32(template))
         workload, self.turns = self.scenario.workload, None
         if workload.sessions == CLOSED:
-            self.turns = close_sessions(trace.renamed(workload.name), workload.think, self.scenario.seed)
+            self.turns = close_sessions(replace(trace, name=workload.name), workload.think, self.scenario.seed)
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)

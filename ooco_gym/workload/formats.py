@@ -31,7 +31,6 @@ class TraceFormat:
         columns: our names to the file's; by those of arrivals and lengths it is recognised, and they must be there.
         unit: of its times: `s`, `ms`, `us`, `ns`, or `date`: nanoseconds since 1970, which count from the first
             request.
-        unused: columns that it has besides and that are not read.
         parent: the column that names the session which a request goes on with, where each has one of its own.
         block_tokens: tokens of the prompt to each prefix hash; None: what the file's column says, or 512.
         chained: whether a hash stands for its block alone, so that those before it belong to the prefix besides.
@@ -43,7 +42,6 @@ class TraceFormat:
     name: str
     columns: Mapping[str, str]
     unit: str = "s"
-    unused: tuple[str, ...] = ()
     own: bool = False
     parent: str = ""
     block_tokens: int | None = None
@@ -72,7 +70,7 @@ class TraceFormat:
         return found
 
 
-OWN = TraceFormat("ooco_gym", OURS, unused=("hash_ids",), own=True)
+OWN = TraceFormat("ooco_gym", OURS, own=True)
 
 # Azure LLM inference traces, 2023 and 2024 (github Azure/AzurePublicDataset).
 AZURE = TraceFormat("azure", {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens",
@@ -85,17 +83,15 @@ MOONCAKE = TraceFormat("mooncake", {"arrival_s": "timestamp", "prompt_tokens": "
 
 # Qwen-Bailian traces (github alibaba-edu/qwen-bailian-usagetraces-anon): Mooncake's columns, but seconds, hashes of
 # single blocks of 16 tokens, and conversations by the request that each goes on with.
-BAILIAN = TraceFormat("bailian", {**MOONCAKE.columns, "session": "chat_id"}, "s", ("type", "turn", "parent_chat_id"),
-                      parent="parent_chat_id", block_tokens=16, chained=True)
+BAILIAN = TraceFormat("bailian", {**MOONCAKE.columns, "session": "chat_id"}, parent="parent_chat_id", block_tokens=16,
+                      chained=True)
 
 # BurstGPT traces (github HPMLL/BurstGPT): CSV, in later versions with sessions.
 BURSTGPT = TraceFormat("burstgpt", {"arrival_s": "Timestamp", "prompt_tokens": "Request tokens",
-                                    "output_tokens": "Response tokens", "session": "Session ID"}, "s",
-                       ("Model", "Total tokens", "Log Type", "Elapsed time"))
+                                    "output_tokens": "Response tokens", "session": "Session ID"})
 
 FLAT = (OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT)
-NESTED = tuple(TraceFormat(name, OURS, form.unit, ("ttft_s", "e2e_s"), chained=name == "weka")
-               for name, form in FORMS.items())
+NESTED = tuple(TraceFormat(name, OURS, form.unit, chained=name == "weka") for name, form in FORMS.items())
 FORMATS = {item.name: item for item in (*FLAT, *NESTED)}
 
 
@@ -140,8 +136,7 @@ def _recognised(table: Table) -> TraceFormat:
     if table.form is not None:
         return FORMATS[table.form]
     found = set(table.columns)
-    return max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & {*item.columns.values(),
-                                                                                     *item.unused})))
+    return max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
 
 
 def _named(table: Table, columns: dict[str, str], unit: str) -> TraceFormat:

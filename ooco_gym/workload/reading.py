@@ -45,6 +45,7 @@ USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens to a hash
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
+TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms: `calibrate replay` compares them
 LOOKED_AT = 10_000      # values of a column that is not read
 NOTHING_SAID = (None, "auto", None)     # of columns, unit of times and block
 
@@ -306,16 +307,16 @@ def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
 def _unread(table: Table, form: TraceFormat) -> list[str]:
     """What is said of columns that are left out, and first of those among them that look like classes of requests."""
     read, notes = form.there(table), []
-    left_out = [name for name in table.columns if name not in read.values() and name not in form.unused]
+    left_out = [name for name in table.columns if name not in (*read.values(), form.parent, *TIMES)]
     for name in left_out if "class" not in read else ():
         column = table.columns[name]
         if not pa.types.is_string(column.type):
             continue
         values = sorted(str(value) for value in column[:LOOKED_AT].drop_null().unique().to_pylist())
         if len(values) <= MOST_CLASSES and any(one.casefold() in CLASS_WORDS for one in values):
+            key = f"columns.class={name}"
             notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
-                         f"all requests count as online; columns.class={name} reads it (of a file that is played, "
-                         f"workload.columns.class={name})")
+                         f"all requests count as online; {key} reads it (of a file that is played, workload.{key})")
     return [*notes, *([f"columns left out: {few(left_out)}"] if left_out else [])]
 
 

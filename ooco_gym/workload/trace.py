@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,38 @@ NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
 MOST_CLASSES = 16  # named ones, beside these two
 SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own promises
-TIMES = (*SECONDS, "think_s")
 Hashes = tuple[np.ndarray, np.ndarray]
+
+
+class Rule(NamedTuple):
+    """What a column holds: its type, which values are good, these in words, and what stands for none."""
+
+    kind: type
+    good: Callable[[np.ndarray], np.ndarray]
+    expected: str
+    missing: float = np.nan
+
+
+def _whole(values: np.ndarray) -> Any:
+    """Whether each value is a whole number of 64 bits."""
+    if values.dtype.kind in "bi":
+        return True
+    return (values == np.rint(values)) & (values >= -(2.0**63)) & (values < 2.0**63)
+
+
+TOKENS = Rule(np.int32, lambda x: _whole(x) & (x >= 1) & (x <= MAX_TOKENS), f"a whole number from 1 to {MAX_TOKENS}")
+PROMISE = Rule(np.float64, lambda x: np.isnan(x) | (np.isfinite(x) & (x > 0)),
+               "a number of seconds > 0, or NaN for none of its own")
+COLUMNS = {
+    "arrival_s": Rule(np.float64, lambda x: np.isfinite(x) & (x >= 0), "a finite number of seconds >= 0"),
+    "prompt_tokens": TOKENS, "output_tokens": TOKENS,
+    "online": Rule(np.bool_, lambda x: (x == 0) | (x == 1), "True or False", True),
+    **dict.fromkeys(SECONDS, PROMISE),
+    "think_s": Rule(np.float64, lambda x: np.isnan(x) | (np.isfinite(x) & (x >= 0)),
+                    "a number of seconds >= 0, or NaN where it is not known"),
+    "session": Rule(np.int64, lambda x: _whole(x) & (x >= NO_SESSION), "a whole number >= 0, or -1 for none",
+                    NO_SESSION),
+    "class_id": Rule(np.int8, lambda x: _whole(x) & (x >= 0) & (x < 128), "a place in class_names")}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,48 +96,26 @@ class Trace:
     think_s: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        def put(field_name: str, value: Any) -> None:
-            object.__setattr__(self, field_name, value)
-
-        put("arrival_s", _floats(self.arrival_s, "arrival_s"))
-        n = len(self.arrival_s)
-        put("online", _flags(np.ones(n, bool) if self.online is None else self.online))
-        for column in ("prompt_tokens", "output_tokens"):
-            put(column, _tokens(getattr(self, column), column))
-        for column in TIMES:
-            if getattr(self, column) is not None:
-                put(column, _floats(getattr(self, column), column))
-        if self.session is not None:
-            put("session", _integers(self.session, "session"))
+        if self.online is None:
+            object.__setattr__(self, "online", np.ones(len(self.arrival_s), bool))
+        for name, value in self.columns().items():
+            array = _column(value, name, COLUMNS[name])
+            if len(array) != len(self.arrival_s):
+                raise UserError(f"trace field '{name}' has {len(array)} values, expected {len(self.arrival_s)} as "
+                                "'arrival_s' has")
+            object.__setattr__(self, name, array)
+        ordered = np.ones(len(self), bool)
+        ordered[1:] = self.arrival_s[1:] >= self.arrival_s[:-1]
+        _demand(ordered, self.arrival_s, "arrival_s", "no earlier than the request before (sort first)")
         if self.class_id is not None:
-            put("class_id", np.ascontiguousarray(_integers(self.class_id, "class_id"), dtype=np.int8))
-        for column in ("prompt_tokens", "output_tokens", "online", *TIMES, "session", "class_id"):
-            value = getattr(self, column)
-            if value is not None and len(value) != n:
-                raise UserError(f"trace field '{column}' has {len(value)} values, expected {n} as 'arrival_s' has")
+            _demand(self.class_id < len(self.class_names), self.class_id, "class_id", "a place in class_names")
         if self.prefix_hashes is not None:
-            put("prefix_hashes", _hashes(self.prefix_hashes, n))
-        self._check_values()
+            object.__setattr__(self, "prefix_hashes", _hashes(self.prefix_hashes, len(self)))
 
-    def _check_values(self) -> None:
-        arrival_s = self.arrival_s
-        _demand(np.isfinite(arrival_s) & (arrival_s >= 0), arrival_s, "arrival_s", "a finite number of seconds >= 0")
-        ordered = np.ones(len(arrival_s), bool)
-        ordered[1:] = arrival_s[1:] >= arrival_s[:-1]
-        _demand(ordered, arrival_s, "arrival_s", "no earlier than the request before (sort first)")
-        for column in SECONDS:
-            value = getattr(self, column)
-            if value is not None:
-                good = np.isnan(value) | (np.isfinite(value) & (value > 0))
-                _demand(good, value, column, "a number of seconds > 0, or NaN for none of its own")
-        if self.think_s is not None:
-            good = np.isnan(self.think_s) | (np.isfinite(self.think_s) & (self.think_s >= 0))
-            _demand(good, self.think_s, "think_s", "a number of seconds >= 0, or NaN where it is not known")
-        if self.session is not None:
-            _demand(self.session >= NO_SESSION, self.session, "session", "a number >= 0, or -1 for none")
-        if self.class_id is not None:
-            good = (self.class_id >= 0) & (self.class_id < len(self.class_names))
-            _demand(good, self.class_id, "class_id", f"a place in class_names, from 0 to {len(self.class_names) - 1}")
+    def columns(self) -> dict[str, np.ndarray]:
+        """Returns the columns that are there, by name; prefix hashes, which are two arrays, are none."""
+        values = {name: getattr(self, name) for name in COLUMNS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -128,17 +136,13 @@ class Trace:
         if isinstance(index, np.ndarray) and index.dtype == bool:
             index = np.flatnonzero(index)
 
-        def pick(value: np.ndarray | None) -> np.ndarray | None:
-            return None if value is None else value[index]
-
+        columns = {name: values[index] for name, values in self.columns().items()}
+        if arrival_s is not None:
+            columns["arrival_s"] = arrival_s
         hashes = self.prefix_hashes
         if hashes is not None:
             hashes = take_hashes(hashes, np.arange(len(self))[index])
-        return replace(self, arrival_s=self.arrival_s[index] if arrival_s is None else arrival_s,
-                       prompt_tokens=self.prompt_tokens[index], output_tokens=self.output_tokens[index],
-                       online=self.online[index],
-                       **{column: pick(getattr(self, column)) for column in (*TIMES, "session", "class_id")},
-                       prefix_hashes=hashes)
+        return replace(self, **columns, prefix_hashes=hashes)
 
     def slice_time(self, start_s: float, end_s: float) -> Trace:
         """Returns the requests with `start_s <= arrival_s < end_s`; their times stay absolute."""
@@ -149,23 +153,18 @@ class Trace:
         """Returns the trace with `by_s` seconds added to each arrival, none of which may become negative."""
         return replace(self, arrival_s=self.arrival_s + by_s)
 
-    def renamed(self, name: str) -> Trace:
-        """Returns the trace under another name."""
-        return replace(self, name=name)
-
     def equals(self, other: Trace) -> bool:
         """Tells whether all requests are the same, bit for bit (NaN equals NaN); name and notes do not count."""
-        columns = ("arrival_s", "prompt_tokens", "output_tokens", "online", *TIMES, "session", "class_id")
-        if self.class_names != other.class_names:
+        mine, theirs = self.columns(), other.columns()
+        if mine.keys() != theirs.keys() or self.class_names != other.class_names:
             return False
-        pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
+        pairs = [(values, theirs[name]) for name, values in mine.items()]
         if (self.prefix_hashes is None) != (other.prefix_hashes is None):
             return False
         if self.prefix_hashes is not None and other.prefix_hashes is not None:
             pairs += [*zip(self.prefix_hashes, other.prefix_hashes, strict=True),
                       (np.array(self.block_tokens), np.array(other.block_tokens))]
-        return all((a is None) == (b is None) and (a is None or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-                   for a, b in pairs)
+        return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
 def merge(*traces: Trace, name: str | None = None) -> Trace:
@@ -179,14 +178,10 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
         return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=name or "empty")
     order = np.argsort(np.concatenate([trace.arrival_s for trace in traces]), kind="stable")
 
-    def joined(column: str, missing: Any) -> np.ndarray | None:
-        values = [getattr(trace, column) for trace in traces]
-        if all(value is None for value in values):
-            return None
-        filled = [np.full(len(trace), missing) if value is None else value
-                  for trace, value in zip(traces, values, strict=True)]
-        return np.concatenate(filled)[order]
-
+    columns = {}
+    for column in dict.fromkeys(name for trace in traces for name in trace.columns() if name != "class_id"):
+        filled = [trace.columns().get(column, np.full(len(trace), COLUMNS[column].missing)) for trace in traces]
+        columns[column] = np.concatenate(filled)[order]
     hashes, block_tokens = None, BLOCK_TOKENS
     if any(trace.prefix_hashes is not None for trace in traces):
         block_tokens = min(trace.block_tokens for trace in traces if trace.prefix_hashes is not None)
@@ -195,36 +190,23 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
         counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
         offsets = np.concatenate([[0], np.cumsum(counts)])
         hashes = take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
-    ids, names = join_classes(traces)
-    return Trace(joined("arrival_s", 0.0), joined("prompt_tokens", 1), joined("output_tokens", 1),  # type: ignore[arg-type]
-                 joined("online", True), session=joined("session", NO_SESSION),  # type: ignore[arg-type]
-                 **{column: joined(column, np.nan) for column in TIMES}, prefix_hashes=hashes,
-                 class_id=None if ids is None else ids[order], class_names=names, block_tokens=block_tokens,
+    names: tuple[str, ...] = ()
+    if any(trace.class_id is not None for trace in traces):
+        each = [class_ids(trace) for trace in traces]
+        names = tuple(dict.fromkeys(name for _, own in each for name in own))
+        check_class_count(names)
+        columns["class_id"] = np.concatenate([np.array([names.index(name) for name in own], np.int8)[ids]
+                                              for ids, own in each])[order]
+    return Trace(**columns, prefix_hashes=hashes, class_names=names, block_tokens=block_tokens,
                  name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))
 
 
-def class_ids(requests: Any) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the class of each request of a trace (or a reader's draft) as int8[n], and the names these count in."""
-    if requests.class_id is not None:
-        return requests.class_id, requests.class_names
-    online = np.ones(len(requests.prompt_tokens), bool) if requests.online is None else requests.online
-    return np.where(online, 0, 1).astype(np.int8), DEFAULT_CLASSES
-
-
-def join_classes(parts: Sequence[Any]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Returns `class_id` and `class_names` of several traces' (or drafts') requests in a row; None and () if none has
-    named classes.
-
-    Raises:
-        UserError: they are of more classes than can be told apart.
-    """
-    if all(part.class_id is None for part in parts):
-        return None, ()
-    each = [class_ids(part) for part in parts]
-    names = tuple(dict.fromkeys(name for _, own in each for name in own))
-    check_class_count(names)
-    return np.concatenate([np.array([names.index(name) for name in own], np.int8)[ids] for ids, own in each]), names
+def class_ids(trace: Trace) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns the class of each request as int8[n], and the names these count in."""
+    if trace.class_id is not None:
+        return trace.class_id, trace.class_names
+    return np.where(trace.online, 0, 1).astype(np.int8), DEFAULT_CLASSES
 
 
 def check_class_count(names: Sequence[str]) -> None:
@@ -266,7 +248,7 @@ def with_blocks(trace: Trace, block_tokens: int) -> Trace:
     return replace(trace, prefix_hashes=(starts, ends), block_tokens=block_tokens)
 
 
-def _array(value: Any, name: str) -> np.ndarray:
+def _column(value: Any, name: str, rule: Rule) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -274,39 +256,16 @@ def _array(value: Any, name: str) -> np.ndarray:
     if array.ndim != 1 or (array.dtype.kind not in "biuf" and array.size):
         raise UserError(f"trace field '{name}' must be a flat array of numbers, found {array.ndim} dimensions of "
                         f"type {array.dtype}")
-    return array
-
-
-def _floats(value: Any, name: str) -> np.ndarray:
-    return np.ascontiguousarray(_array(value, name), dtype=np.float64)
-
-
-def _integers(value: Any, name: str) -> np.ndarray:
-    array = _array(value, name)
-    if array.dtype.kind == "f":
-        good = np.isfinite(array) & (array == np.rint(array)) & (np.abs(array) < 2.0**63)
-    else:
-        good = array <= np.iinfo(np.int64).max
-    _demand(good, array, name, "a whole number of 64 bits")
-    return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def _tokens(value: Any, name: str) -> np.ndarray:
-    array = _integers(value, name)
-    _demand((array >= 1) & (array <= MAX_TOKENS), array, name, f"a whole number from 1 to {MAX_TOKENS}")
-    return array.astype(np.int32)
-
-
-def _flags(value: Any) -> np.ndarray:
-    array = _array(value, "online")
-    _demand((array == 0) | (array == 1), array, "online", "True or False")
-    return np.ascontiguousarray(array, dtype=np.bool_)
+    if array.size:
+        _demand(rule.good(array), array, name, rule.expected)
+    return np.ascontiguousarray(array, dtype=rule.kind)
 
 
 def _hashes(value: Sequence[Any], n: int) -> Hashes:
     if len(value) != 2:
         raise UserError("trace field 'prefix_hashes' must be a pair (offsets, values)")
-    offsets, values = _integers(value[0], "prefix_hashes[0]"), _integers(value[1], "prefix_hashes[1]")
+    whole = Rule(np.int64, lambda x: np.ones(len(x), bool) & _whole(x), "a whole number of 64 bits")
+    offsets, values = _column(value[0], "prefix_hashes[0]", whole), _column(value[1], "prefix_hashes[1]", whole)
     if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(values) or np.any(np.diff(offsets) < 0):
         raise UserError(f"trace field 'prefix_hashes': offsets must be {n + 1} ascending numbers from 0 to the "
                         f"number of values ({len(values)})")

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
-from ooco_gym.workload.trace import NO_SESSION, TIMES, Trace, class_ids
+from ooco_gym.workload.trace import NO_SESSION, SECONDS, Trace, class_ids
 
 METADATA = {"ooco_gym.trace": "1"}      # version of the schema
 ROW_GROUP = 131_072
@@ -73,7 +73,7 @@ def trace_table(trace: Trace) -> Any:
         "arrival_s": pa.array(trace.arrival_s), "prompt_tokens": pa.array(trace.prompt_tokens),
         "output_tokens": pa.array(trace.output_tokens),
         "class": pa.DictionaryArray.from_arrays(pa.array(ids), list(names)).cast(pa.string())}
-    for name in (*TIMES, "session"):
+    for name in (*SECONDS, "think_s", "session"):
         values = getattr(trace, name)
         if values is not None:
             columns[name] = pa.array(values, mask=values == NO_SESSION if name == "session" else np.isnan(values))
