@@ -143,11 +143,18 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
     starts = np.arange(start_s, max(end_s - window_s, start_s) + step_s / 2, step_s)
     left = np.searchsorted(arrival_s, starts, side="left")
     right = np.searchsorted(arrival_s, np.minimum(starts + window_s, end_s), side="left")
-    sums = np.concatenate(([0], np.cumsum(violated if weights is None else violated * weights)))
-    every = None if weights is None else np.concatenate(([0], np.cumsum(weights)))
+    sums = _sums(violated if weights is None else violated * weights)
+    every = None if weights is None else _sums(weights)
     counts = right - left if every is None else every[right] - every[left]
     some = counts > 0
     return float(np.max((sums[right] - sums[left])[some] / counts[some])) if some.any() else float("nan")
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Sums of the first so many values, none first."""
+    sums = np.zeros(1 + len(values), np.int64 if values.dtype == bool else np.float64)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 def mean(values: np.ndarray, exact: np.ndarray) -> tuple[float | None, bool]:

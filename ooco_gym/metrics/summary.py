@@ -258,7 +258,6 @@ def offline_figures(run: Run) -> dict[str, Any]:
     done = _completed(run, offline.mask)
     served_s = float((done["service_ps"] / PS_PER_S).sum())
     mine = counted(run, online=False)
-    ages = queueing_age_s(mine, end_ps_of(run))
     return {
         "arrived": len(mine),
         "finished": len(done),
@@ -269,9 +268,14 @@ def offline_figures(run: Run) -> dict[str, Any]:
         "wasted_tokens_per_s": run.counters["wasted_tokens"] / window_s,
         "wasted_gpu_s_per_s": run.counters["wasted_ps"] / PS_PER_S / window_s,
         **{name: int(run.counters[name]) for name in ("evictions", "migrations", "interruptions")},
-        **_times({"age_p99_s": quantile(*ages, 0.99), "age_max_s": quantile(*ages, 1.0)}),
+        **_ages(mine, end_ps_of(run)),
         **_what_is_left(offline, run.window_s),
     }
+
+
+def _ages(requests: Chosen, end_ps: int) -> dict[str, Any]:
+    ages = queueing_age_s(requests, end_ps)
+    return _times({"age_p99_s": quantile(*ages, 0.99), "age_max_s": quantile(*ages, 1.0)})
 
 
 def _what_is_left(offline: Chosen, window_s: tuple[float, float]) -> dict[str, Any]:
@@ -325,8 +329,8 @@ def kept_up_figures(offline: Chosen, window_s: tuple[float, float], end_s: float
     arrived = offline.each(lambda some: _within(some["arrival_ps"], half))
     if not arrived.any():
         return {"kept_up_share": None, "kept_up_service_share": None}
-    done = offline.each(lambda some: computed_share(some, half[1], end_s) - computed_share(some, half[0], end_s))
-    share = float(done.sum() / arrived.sum())
+    share = float(offline.each(lambda some: computed_share(some, half[1], end_s)
+                               - computed_share(some, half[0], end_s)).sum() / arrived.sum())
     begun = offline.each(lambda some: (some["first_token_ps"] > 0) & _within(some["first_token_ps"], half))
     service_ps = offline["service_ps"]
     begun_s, arrived_s = (float((service_ps[which] / PS_PER_S).sum()) for which in (begun, arrived))

@@ -48,7 +48,7 @@ def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) ->
     key, budget = (label, short_name(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
     rows = compare({key: [summary]}, metrics_of([summary["params"]]), key, budget)
     return Outcome(load_title(scenario["workload"], [key[1]], [summary["seed"]]), rows, None, budget, notes=notes,
-                   intervals=interval_words(1), plots=plots_of(summary, online_quality(run), label, budget))
+                   intervals=interval_words(1), plots=plots_of(summary, run, label, budget))
 
 
 def policy_words(config: Row) -> str:
@@ -127,20 +127,22 @@ def promise_of(one: Mapping[str, Any]) -> str:
 
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
-def plots_of(summary: Row, quality: Mapping[str, np.ndarray], label: str, budget: float) -> list[Plot]:
+def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
     """TTFT, TPOT and late requests over the window; `budget`: share of online requests that may be late."""
     window_s, classes = float(summary.get("arrivals_s", summary["window_s"])), summary.get("classes", {})
     slos = [summary["scenario"]["classes"][name] for name, one in classes.items() if one["online"]]
     slos = [] if summary["online"].get("own_slos") else slos or [summary["scenario"]["slo"]]
     unit, unit_s = ("h", 3600.0) if window_s >= 7200.0 else ("min", 60.0)
     edges = np.linspace(0.0, window_s, 1 + int(np.clip(window_s / LEAST_BIN_S, 5, BINS)))
-    middles, which = (edges[:-1] + edges[1:]) / 2 / unit_s, np.digitize(quality["arrival_s"], edges[1:-1])
+    middles = (edges[:-1] + edges[1:]) / 2 / unit_s
+    which = np.digitize(online_quality(run, "arrival_s"), edges[1:-1]).astype(np.int8)
     plots, dashed = [], "; dashed: SLO" if slos else ""
     for title, key, factor, of, limits in (
             (f"TTFT P99 by arrival (s){dashed}", "ttft_s", 1.0, 0.99, {slo["ttft_s"] for slo in slos}),
             (f"TPOT P99 by arrival (ms){dashed}", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
             ("late online requests by arrival (%); dashed: what is allowed", "late", 100.0, None, {budget})):
-        inside = [quality[key][(which == place) & ~np.isnan(quality[key])] for place in range(len(middles))]
+        quality = online_quality(run, key)
+        inside = [quality[(which == place) & ~np.isnan(quality)] for place in range(len(middles))]
         values = [factor * float(np.mean(some) if of is None else np.quantile(some, of)) if some.size else np.nan
                   for some in inside]
         promised = [curve("", [0.0, window_s / unit_s], [factor * limit] * 2, -1, "dashes") for limit in sorted(limits)]
@@ -149,8 +151,8 @@ def plots_of(summary: Row, quality: Mapping[str, np.ndarray], label: str, budget
     return plots
 
 
-def online_quality(run: Run) -> dict[str, np.ndarray]:
-    """Of the counted online requests `arrival_s`, `ttft_s`, `tpot_s` and `late` (bool), each (n,). What was
+def online_quality(run: Run, name: str) -> np.ndarray:
+    """Of the counted online requests `arrival_s`, `ttft_s`, `tpot_s` or `late` (bool), (n,). What was
     unfinished at the run's end enters with the time that it had waited by then. TPOT counts from the first token; it is
     NaN for single tokens and for what never began."""
     from ooco_gym.metrics.quality import judge
@@ -171,5 +173,6 @@ def online_quality(run: Run) -> dict[str, np.ndarray]:
         steps, several = some["output_tokens"] - 1.0, (some["generated_tokens"] >= 1) & (some["output_tokens"] > 1)
         return np.where(several, (until_s - times_s(some, "first_token_ps")) / np.maximum(steps, 1.0), np.nan)
 
-    return {"arrival_s": requests.each(lambda some: times_s(some, "arrival_ps")), "ttft_s": requests.each(ttft_s),
-            "tpot_s": requests.each(tpot_s), "late": requests.each(lambda some: judge(some, rules).violated)}
+    values = {"arrival_s": lambda some: times_s(some, "arrival_ps"), "ttft_s": ttft_s, "tpot_s": tpot_s,
+              "late": lambda some: judge(some, rules).violated}
+    return requests.each(values[name])

@@ -21,7 +21,7 @@ from ooco_gym.workload import Trace, Turns
 from ooco_gym.workload.context_names import ContextNames, context_names
 
 PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
-SOME = 1 << 16  # requests that are filled at once
+SOME = 1 << 14  # requests that are filled at once
 REFERENCE_BATCH = 64  # the decode step that prices an output token
 
 

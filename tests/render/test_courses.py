@@ -24,7 +24,8 @@ def plotted(outcome, title):
 def test_latency_is_that_of_the_requests():
     run = simulate(BRIEF, "ooco")
     summary = {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
-    outcome, quality = outcome_of(run, summary, "ooco"), online_quality(run)
+    outcome = outcome_of(run, summary, "ooco")
+    quality = {name: online_quality(run, name) for name in ("arrival_s", "ttft_s", "tpot_s", "late")}
     requests = counted(run, online=True)
     judged = judge(requests, rules_of(run))
     assert len(requests) == len(quality["late"])

@@ -14,7 +14,7 @@ from ooco_gym.commands.bench import FIGURES
 def test_figures_are_written_beside_their_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "only=[warm_start]", "repeats=1", f"out={tmp_path / 'b'}"]) == 0
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
-    assert summary["schema"] == "ooco-gym/bench/4" and summary["machine"]["cores"] >= 1
+    assert summary["schema"] == "ooco-gym/bench/5" and summary["machine"]["cores"] >= 1
     assert summary["values"] == {"warm_start_s": [summary["warm_start_s"]]} and summary["warm_start_s"] > 0
     names = {figure.name for figure in FIGURES}
     assert set(summary["targets"]) == names
