@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, list_formats, read_trace, write_trace
 from ooco_gym.workload.catalogue import list_datasets, load_dataset
 from ooco_gym.workload.describe import describe, dispersion
+from tests.workload.files import put
 
 
 def data(folder: Path, *words: str) -> dict[str, Any]:
@@ -100,23 +96,16 @@ def test_describe_says_nothing_where_there_is_nothing_to_say(trace: Trace) -> No
         assert figures["sharing_ratio"] == 2 / 3 and figures["sessions"] == 1
 
 
-ROWS = "when,in,out,kind\n2000,10,5,offline\n1500.5,20,0,online\n500,30,7,online\n"
 COLUMNS = ["columns.arrival_s=when", "columns.prompt_tokens=in", "columns.output_tokens=out", "columns.class=kind"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl", "parquet"])
 def test_import_maps_columns_and_units(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"mine.{kind}"
-    rows = [line.split(",") for line in ROWS.splitlines()[1:]]
-    records = [{"when": float(a), "in": int(b), "out": int(c), "kind": d} for a, b, c, d in rows]
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pa.Table.from_pylist(records), path)
-    elif kind == "jsonl":
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    else:
-        path.write_bytes(gzip.compress(ROWS.encode()) if kind == "csv.gz" else ROWS.encode())
+    path = put(tmp_path, [{"when": 2000.0, "in": 10, "out": 5, "kind": "offline"},
+                          {"when": 1500.5, "in": 20, "out": 0, "kind": "online"},
+                          {"when": 500.0, "in": 30, "out": 7, "kind": "online"}], kind)
     summary = data(tmp_path, "import", str(path), *COLUMNS, "time_unit=ms")
-    assert summary["to"] == str(tmp_path / "out" / "mine.parquet")
+    assert summary["to"] == str(tmp_path / "out" / "t.parquet")
     trace = read_trace(summary["to"])
     assert trace.arrival_s.tolist() == [0.5, 2.0]
     assert trace.prompt_tokens.tolist() == [30, 10] and trace.online.tolist() == [True, False]
@@ -147,26 +136,13 @@ def test_times(tmp_path: Path, times: list[str], unit: str, arrivals: list[float
     assert note in " ".join(trace.notes)
 
 
-def test_milliseconds_taken_for_seconds_are_pointed_out(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("arrival_s,a,b\n" + "".join(f"{250 * i},1,1\n" for i in range(50)))
-    trace = read_trace(path, columns={"prompt_tokens": "a", "output_tokens": "b"})
-    assert any("time_unit=ms" in note for note in trace.notes)
-
-
 @pytest.mark.parametrize(("text", "columns", "unit", "said"), [
     ("t,p,o\n1700000000000,1,1\n", {"arrival_s": "t"}, "s", "line 2, field 't': found '1700000000000', expected.*=ms"),
     ("t,p,o\n1,1,1\n-1,1,1\n", {"arrival_s": "t"}, "ms", "line 3, field 't': found '-1'"),
-    ("t,p,o\nsoon,1,1\n", {"arrival_s": "t"}, "s", "line 2, field 't': found 'soon'"),
     ("t,p,o\n5,1,1\n", {"arrival_s": "t"}, "date", "line 2, field 't'.*expected a date"),
-    ("t,p,o\n5,0,1\n", {"arrival_s": "t"}, "s", "line 2, field 'p': found '0'"),
-    ("t,p,o\n5,1,1.5\n", {"arrival_s": "t"}, "s", "line 2, field 'o': found '1.5'"),
     ("t,p,o\n5,1,1\n", {"arrival_s": "T"}, "s", "has no column 'T'.*found: t, p, o"),
     ("t,p,o\n5,1,1\n", {"arrival": "t"}, "s", "unknown column 'arrival'.*'arrival_s'"),
     ("t,p,o\n5,1,1\n", {"arrival_s": "t"}, "sec", "unknown time_unit 'sec'"),
-    ("t,p,o\n", {"arrival_s": "t"}, "s", "holds no request"),
-    ("t,t,o\n5,1,1\n", {"arrival_s": "t"}, "s", "two columns named 't'"),
-    ("t,p,o\n5,1\n", {"arrival_s": "t"}, "s", "line 2: found 2 fields, expected 3"),
 ])
 def test_refusals_name_the_place(tmp_path: Path, text: str, columns: dict[str, str], unit: str, said: str) -> None:
     path = tmp_path / "bad.csv"
@@ -181,24 +157,3 @@ def test_a_format_and_columns_exclude_each_other(tmp_path: Path) -> None:
         read_trace(tmp_path / "x.csv", format="azure", columns={"arrival_s": "t"})
     with pytest.raises(UserError, match=r"which column holds prompt_tokens\?"):
         read_trace(tmp_path / "x.csv", columns={"arrival_s": "t"})
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_mangled_imports_end_in_a_sample_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
-                                                         data: st.DataObject) -> None:
-    text = ROWS.encode()
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(at, min(len(text), at + 6)))
-        text = text[:at] + data.draw(st.binary(max_size=5)) + text[end:]
-    path = tmp_path_factory.getbasetemp() / "mangled_import"
-    path.write_bytes(text)
-    columns: dict[str, str | None] = {"arrival_s": "when", "prompt_tokens": "in", "output_tokens": "out"}
-    unit = data.draw(st.sampled_from(["auto", "ms", "date"]))
-    requests, message = 0, ""
-    try:
-        requests = len(read_trace(path, columns=columns, time_unit=unit))
-    except UserError as error:
-        message = str(error)
-    assert requests > 0 or (str(path) in message and "\n" not in message)

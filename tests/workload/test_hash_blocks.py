@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -17,6 +15,7 @@ from ooco_gym.workload import Trace, load_workload, merge, read_trace, sharing_r
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.fitting import follow
 from ooco_gym.workload.trace import with_blocks
+from tests.workload.files import put
 
 KINDS = ("csv", "jsonl", "parquet")
 BLOCKS = (16, 64, 128, 256, 512, 1024)
@@ -28,19 +27,6 @@ FORMS: dict[str, tuple[str, ...]] = {
     "bailian": ("timestamp", "input_length", "output_length", "hash_ids"),
 }
 DOCUMENTED = {"mooncake": 512, "bailian": 16}
-
-
-def put(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Writes rows in the file type of the path's ending; lists in CSV with blanks between."""
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        lines = [",".join(rows[0])] + [",".join(" ".join(map(str, item)) if isinstance(item, list) else str(item)
-                                               for item in row.values()) for row in rows]
-        path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def pair(form: str, block: int, prompt: int = 2048) -> list[dict[str, Any]]:
@@ -58,7 +44,7 @@ def pair(form: str, block: int, prompt: int = 2048) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shared_block_is_as_long_as_it_is(tmp_path: Path, kind: str, form: str, block: int) -> None:
-    path = put(tmp_path / f"t.{kind}", pair(form, block))
+    path = put(tmp_path, pair(form, block), kind)
     columns = dict(zip(OURS, FORMS[form], strict=True)) if form == "columns" else None
     trace = read_trace(path, columns=columns, block_tokens=block)
     assert trace.block_tokens == block and sharing_ratio(trace) == block / 4096
@@ -76,7 +62,7 @@ def test_bailian_counts_seconds_and_follows_parents(tmp_path: Path, kind: str) -
                 (8, 77, 100.0, [9, 2, 3]), (4, 77, 101.0, [9, 2, 5]))
     rows = [{"chat_id": chat, "parent_chat_id": parent, "timestamp": time_s, "input_length": 33, "output_length": 4,
              "type": "text", "turn": 1, "hash_ids": hashes} for chat, parent, time_s, hashes in requests]
-    trace = read_trace(put(tmp_path / f"t.{kind}", rows))
+    trace = read_trace(put(tmp_path, rows, kind))
     assert trace.arrival_s.tolist() == [0.0, 10.5, 11.0, 99.5, 100.0, 101.0] and trace.block_tokens == 16
     assert trace.session is not None and trace.session.tolist() == [5, 5, 6, 5, 77, 77]
     assert trace.prefix_hashes is not None
@@ -88,7 +74,7 @@ def test_bailian_counts_seconds_and_follows_parents(tmp_path: Path, kind: str) -
 
 def test_seconds_where_a_format_has_milliseconds_are_doubted_in_one_sentence(tmp_path: Path) -> None:
     bare = [{"timestamp": i / 600, "input_length": 100, "output_length": 5} for i in range(100)]
-    path = put(tmp_path / "t.jsonl", bare)
+    path = put(tmp_path, bare, "jsonl")
     assert any("1.67e-06 s apart" in note and "time_unit=s" in note for note in read_trace(path).notes)
     right = read_trace(path, time_unit="s")
     assert right.arrival_s[-1] == 99 / 600 and not right.notes
@@ -127,14 +113,14 @@ def test_lists_in_csv_may_be_as_python_writes_them(tmp_path: Path) -> None:
 def test_each_row_has_a_hash_for_each_block(tmp_path: Path, hashes: list[list[int]], said: str) -> None:
     rows = [dict(zip(FORMS["mooncake"], (0, 1400, 1, one), strict=True)) for one in hashes]
     with pytest.raises(UserError, match=said):
-        read_trace(put(tmp_path / "t.csv", rows))
+        read_trace(put(tmp_path, rows, "csv"))
     rows[1]["hash_ids"] = []
-    assert len(read_trace(put(tmp_path / "t.csv", rows))) == 2, "a row may have none"
+    assert len(read_trace(put(tmp_path, rows, "csv"))) == 2, "a row may have none"
 
 
 def test_of_our_own_traces_the_shared_head_may_be_all_that_is_known(tmp_path: Path) -> None:
     rows = [dict(zip(OURS, (i, 5000 + 700 * i, 1, [1, 2]), strict=True)) for i in range(3)]
-    assert read_trace(put(tmp_path / "t.jsonl", rows)).block_tokens == 512
+    assert read_trace(put(tmp_path, rows, "jsonl")).block_tokens == 512
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -157,7 +143,7 @@ def test_blocks_of_another_size_mean_the_same_prefixes(block: int, other: int) -
 
 
 def test_the_simulated_cache_finds_the_tokens_that_are_shared(tmp_path: Path) -> None:
-    path = put(tmp_path / "t.jsonl", pair("bailian", 16, prompt=512))
+    path = put(tmp_path, pair("bailian", 16, prompt=512), "jsonl")
     out = tmp_path / "out"
     assert main(["simulate", "policy=vllm_fcfs", "policy.prefix_caching=on", f"workload.path={path}",
                  "cluster=mixed_h100_8b", f"out={out}"]) == 0
@@ -171,7 +157,7 @@ def test_the_simulated_cache_finds_the_tokens_that_are_shared(tmp_path: Path) ->
                                                    ("mooncake", "milliseconds", "")])
 def test_describe_says_how_a_file_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, unit: str,
                                            more: str) -> None:
-    path = put(tmp_path / "t.jsonl", pair(form, DOCUMENTED[form]))
+    path = put(tmp_path, pair(form, DOCUMENTED[form]), "jsonl")
     assert main(["data", "describe", str(path), f"out={tmp_path / 'out'}"]) == 0
     wanted = {"format": form, "times": unit, "columns": "arrival_s=timestamp, prompt_tokens=input_length, "
               f"output_tokens=output_length, prefix_hashes=hash_ids{more}",

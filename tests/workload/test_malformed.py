@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import load_workload, read_trace
+from tests.workload.files import AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, OWN, Rows, put, write
 
 # Time, prompt and output column of each format, and a time for row i.
 FORMATS: dict[str, tuple[str, str, str, Callable[[int], Any]]] = {
@@ -30,7 +30,6 @@ FORMATS: dict[str, tuple[str, str, str, Callable[[int], Any]]] = {
 }
 KINDS = ("csv", "csv.gz", "jsonl", "jsonl.gz", "parquet")
 BAD = 20        # the row that a fault is put into, from 0
-Rows = list[dict[str, Any]]
 
 
 def rows_of(name: str, n: int = 30) -> Rows:
@@ -38,27 +37,13 @@ def rows_of(name: str, n: int = 30) -> Rows:
     return [{time: moment(i), prompt: 100 + i, output: 10 + i} for i in range(n)]
 
 
-def put(folder: Path, rows: Rows, kind: str) -> Path:
-    path = folder / f"f.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    if kind.startswith("csv"):
-        cells = [list(rows[0]), *([("" if value is None else value) for value in row.values()] for row in rows)]
-        text = "".join(",".join(map(str, line)) + "\n" for line in cells)
-    else:
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
-    return path
-
-
 def place(kind: str, row: int = BAD) -> str:
     return f"row {row + 1}" if kind == "parquet" else f"line {row + 1 + kind.startswith('csv')}"
 
 
-def refused(path: Path, *parts: str) -> None:
+def refused(path: Path, *parts: str, **how: Any) -> None:
     with pytest.raises(UserError) as caught:
-        read_trace(path)
+        read_trace(path, **how)
     message = str(caught.value)
     assert str(path) in message and "\n" not in message
     for part in parts:
@@ -161,7 +146,7 @@ def test_the_advice_on_units_works(tmp_path: Path) -> None:
     path = put(tmp_path, rows, "csv")
     assert any("time_unit=ms" in note for note in read_trace(path).notes)
     assert main(["data", "import", str(path), "time_unit=ms", f"out={tmp_path / 'out'}"]) == 0
-    assert read_trace(tmp_path / "out" / "f.parquet").arrival_s[:3].tolist() == [0.0, 0.25, 0.5]
+    assert read_trace(tmp_path / "out" / "t.parquet").arrival_s[:3].tolist() == [0.0, 0.25, 0.5]
 
 
 @both
@@ -219,6 +204,60 @@ def test_json_within_json_is_read_or_refused(tmp_path: Path, deep: int) -> None:
     assert len(read_trace(path)) == 2
 
 
+OWN_HEAD = "arrival_s,prompt_tokens,output_tokens\n"
+
+
+@pytest.mark.parametrize(("text", "parts"), [
+    ("", ["empty"]),
+    ("\n\n", ["empty"]),
+    (OWN_HEAD, ["no request"]),
+    (OWN_HEAD + "0,1,1\n\nnan,1,1\n", ["line 4", "'arrival_s'", "nan"]),
+    (OWN_HEAD + "0,1,1\ninf,1,1\n", ["line 3", "'arrival_s'", "inf"]),
+    (OWN_HEAD + "0,1,1\n1,99999999999999999999999,4\n", ["line 3", "'prompt_tokens'", "9999"]),
+    (OWN_HEAD + "0,1,1\n1,2\n", ["line 3", "found 2 fields, expected 3"]),
+    ("arrival_s,prompt_token,output_tokens\n0,1,1\n", ["'prompt_tokens'", "did you mean 'prompt_token'"]),
+    ("TIMESTAMP,ContextToken,GeneratedTokens\n0,1,1\n", ["'ContextTokens'", "did you mean 'ContextToken'", "azure"]),
+    (OWN_HEAD[:-1] + ",class\n0,1,1,online\n1,1,1,off line\n", ["line 3", "'class'", "'off line'"]),
+    (OWN_HEAD[:-1] + ",tpot_slo_s\n0,1,1,0\n", ["line 2", "'tpot_slo_s'", "> 0"]),
+    (OWN_HEAD[:-1] + ",session\n0,1,1,-5\n", ["line 2", "'session'"]),
+    (OWN_HEAD[:-1] + ",prefix_hashes\n0,1,1,1 b\n", ["line 2", "'prefix_hashes'", "'1 b'"]),
+    (MOONCAKE + '{"timestamp": 5, "input_length": 1\n', ["line 4", "not valid JSON"]),
+    (MOONCAKE + "[1, 2]\n", ["line 4", "JSON object"]),
+    (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "nan"]),
+    (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}\n',
+     ["line 4", "'hash_ids'"]),
+    (BURSTGPT.splitlines()[0] + "\n5,GPT,1,0,1,API log\n", ["no request with output tokens"]),
+    (b"PAR1 and then nothing", ["cannot be read"]),
+])
+def test_a_malformed_file_is_answered_with_place_and_expectation(text: str | bytes, parts: list[str],
+                                                                 tmp_path: Path) -> None:
+    refused(write(tmp_path, text), *parts)
+
+
+def said_of(path: Path, **how: Any) -> None:
+    """A file ends in a trace or in one sentence that names it."""
+    message, requests = "", 0
+    try:
+        requests = len(read_trace(path, **how))
+    except UserError as error:
+        message = str(error)
+    assert requests > 0 or (str(path) in message and "\n" not in message)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_mangled_files_end_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
+                                                      data: st.DataObject) -> None:
+    characters = st.text("0123456789,.-+eE\"'{}[]: \r\n\tnaif", max_size=6)
+    text = data.draw(st.sampled_from([AZURE_2023, AZURE_2024, MOONCAKE, BURSTGPT, OWN])).encode()
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(at, min(len(text), at + 8)))
+        new = data.draw(st.one_of(st.binary(max_size=6), characters.map(str.encode)))
+        text = text[:at] + new + text[end:]
+    said_of(write(tmp_path_factory.getbasetemp(), text, "mangled"))
+
+
 @settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_any_table_ends_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
@@ -239,12 +278,7 @@ def test_any_table_ends_in_a_trace_or_a_user_error(tmp_path_factory: pytest.Temp
         path = put(folder, rows, kind)
     except (pa.ArrowException, OverflowError, ValueError, UnicodeError):
         return      # pyarrow cannot write such a column
-    message, requests = "", 0
-    try:
-        requests = len(read_trace(path))
-    except UserError as error:
-        message = str(error)
-    assert requests > 0 or (str(path) in message and "\n" not in message)
+    said_of(path)
 
 
 @pytest.mark.parametrize(("source", "said"), [

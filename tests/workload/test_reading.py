@@ -1,57 +1,34 @@
-"""Reading traces of others, repairs, and what a malformed file is answered with."""
+"""Reading traces of every format, and values in every form that logs have them in."""
 
 from __future__ import annotations
 
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ooco_gym.errors import UserError
-from ooco_gym.workload import Trace, list_formats, load_spec, load_workload, read_trace, scale, write_trace
+from ooco_gym.workload import Trace, list_formats, load_spec, load_workload, open_trace, read_trace, scale
 from ooco_gym.workload.arrivals import tide_at
+from tests.workload.files import AZURE_2023, AZURE_2024, BURSTGPT, MOONCAKE, OWN, put, write
 
-AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,396,109
-2023-11-16 18:15:51.2224670,879,55
-"""
-AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
-2024-05-10 00:00:00.009930+00:00,2162,5
-2024-05-10 00:00:00.017335+00:00,2399,6
-2024-05-10 00:00:01+00:00,76,15
-"""
-MOONCAKE = """{"timestamp": 0, "input_length": 1400, "output_length": 500, "hash_ids": [0, 1, 2]}
-{"timestamp": 0, "input_length": 900, "output_length": 490, "hash_ids": [0, 14]}
-{"timestamp": 3052, "input_length": 1200, "output_length": 3, "hash_ids": []}
-"""
-BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,ChatGPT,472,18,490,Conversation log
-45,GPT-4,1087,0,1087,Conversation log
-118,ChatGPT,417,276,693,API log
-"""
-OWN = """arrival_s,prompt_tokens,output_tokens,class,ttft_slo_s,session,prefix_hashes
-0.5,1300,20,online,1.5,,1 2 3
-1.0,11,21,offline,,7,
-"""
-
-
-def put(folder: Path, text: str | bytes, name: str = "trace.csv") -> Path:
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
+KINDS = ("csv", "jsonl", "parquet", "csv.xz", "jsonl.xz")
+DATES = ("2023-11-16 18:15:46", "2023-11-16 18:15:46.5", "2023-11-16T18:15:46", "2023-11-16T18:15:46Z",
+         "2023-11-16T18:15:46.500000Z", "2023-11-16 18:15:46+00:00", "2023-11-16 18:15:46.123456789+00:00",
+         "2023-11-16T20:15:46.5+02:00", "2023/11/16 18:15:46", "2023-11-16 18:15:46 UTC", " 2023-11-16 18:15:46 ",
+         "2023-11-16T18:15:46+0000")
+SECONDS = (0, 0.5, 0, 0, 0.5, 0, 0.123456789, 0.5, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_each_format_is_recognised(tmp_path: Path, packed: bool) -> None:
     def read(text: str) -> Trace:
-        return read_trace(put(tmp_path, gzip.compress(text.encode()) if packed else text, "any_name"))
+        return read_trace(write(tmp_path, gzip.compress(text.encode()) if packed else text, "any_name"))
 
     old, new, mooncake, burst, own = (read(text) for text in (AZURE_2023, AZURE_2024, MOONCAKE, BURSTGPT, OWN))
     assert old.arrival_s == pytest.approx([0.0, 4.314579, 4.541877], abs=1e-9)
@@ -67,125 +44,75 @@ def test_each_format_is_recognised(tmp_path: Path, packed: bool) -> None:
     assert own.prefix_hashes is not None and own.prefix_hashes[1].tolist() == [1, 2, 3]
 
 
-def test_unsorted_times_are_sorted_with_a_note(tmp_path: Path) -> None:
-    trace = read_trace(put(tmp_path, "arrival_s,prompt_tokens,output_tokens\n3,30,1\n1,10,1\n2,20,1\n"))
-    assert trace.prompt_tokens.tolist() == [10, 20, 30]
-    assert any("sorted by time: 1 of 3" in note for note in trace.notes)
-
-
-def test_unknown_columns_are_left_out_with_a_note(tmp_path: Path) -> None:
-    trace = read_trace(put(tmp_path, "arrival_s,prompt_tokens,output_tokens,mood\n1,1,1,good\n"))
-    assert any("mood" in note for note in trace.notes)
-
-
-OWN_HEAD = "arrival_s,prompt_tokens,output_tokens\n"
-
-
-@pytest.mark.parametrize(("text", "parts"), [
-    ("", ["empty"]),
-    ("\n\n", ["empty"]),
-    (OWN_HEAD, ["no request"]),
-    (OWN_HEAD + "0,1,1\n-1,1,1\n", ["line 3", "'arrival_s'", "-1", ">= 0"]),
-    (OWN_HEAD + "0,1,1\n\nnan,1,1\n", ["line 4", "'arrival_s'", "nan"]),
-    (OWN_HEAD + "0,1,1\ninf,1,1\n", ["line 3", "'arrival_s'", "inf"]),
-    (OWN_HEAD + "0,1,1\n1,,1\n", ["line 3", "'prompt_tokens'", "nothing"]),
-    (OWN_HEAD + "0,1,1\n1,0,1\n", ["line 3", "'prompt_tokens'", "'0'", "from 1"]),
-    (OWN_HEAD + "0,1,1\n1,2,0\n", ["line 3", "'output_tokens'", "'0'", "from 1"]),
-    (OWN_HEAD + "0,1,1\n1,2,-4\n", ["line 3", "'output_tokens'", "'-4'"]),
-    (OWN_HEAD + "0,1,1\n1,2.5,4\n", ["line 3", "'prompt_tokens'", "'2.5'", "whole number"]),
-    (OWN_HEAD + "0,1,1\n1,many,4\n", ["line 3", "'prompt_tokens'", "'many'"]),
-    (OWN_HEAD + "0,1,1\n1,99999999999999999999999,4\n", ["line 3", "'prompt_tokens'", "9999"]),
-    (OWN_HEAD + "0,1,1\n1,2\n", ["line 3", "found 2 fields, expected 3"]),
-    ("arrival_s,prompt_token,output_tokens\n0,1,1\n", ["'prompt_tokens'", "did you mean 'prompt_token'"]),
-    ("TIMESTAMP,ContextToken,GeneratedTokens\n0,1,1\n", ["'ContextTokens'", "did you mean 'ContextToken'", "azure"]),
-    ("arrival_s,arrival_s,output_tokens\n0,1,1\n", ["two columns named 'arrival_s'"]),
-    (OWN_HEAD[:-1] + ",class\n0,1,1,online\n1,1,1,off line\n", ["line 3", "'class'", "'off line'"]),
-    (OWN_HEAD[:-1] + ",tpot_slo_s\n0,1,1,0\n", ["line 2", "'tpot_slo_s'", "> 0"]),
-    (OWN_HEAD[:-1] + ",session\n0,1,1,-5\n", ["line 2", "'session'"]),
-    (OWN_HEAD[:-1] + ",prefix_hashes\n0,1,1,1 b\n", ["line 2", "'prefix_hashes'", "'1 b'"]),
-    (AZURE_2023 + "yesterday,1,1\n", ["line 5", "'TIMESTAMP'", "'yesterday'"]),
-    (AZURE_2023 + ",1,1\n", ["line 5", "'TIMESTAMP'", "nothing"]),
-    (MOONCAKE + '{"timestamp": 5, "input_length": 1\n', ["line 4", "not valid JSON"]),
-    (MOONCAKE + "[1, 2]\n", ["line 4", "JSON object"]),
-    (MOONCAKE + '{"timestamp": 5, "output_length": 1}\n', ["line 4", "'input_length'", "nothing"]),
-    (MOONCAKE + '{"timestamp": "soon", "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "'soon'"]),
-    (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "nan"]),
-    (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}\n',
-     ["line 4", "'hash_ids'"]),
-    (BURSTGPT.splitlines()[0] + "\n5,GPT,1,0,1,API log\n", ["no request with output tokens"]),
-    (gzip.compress(OWN.encode())[:-9], ["cannot be read"]),
-    (b"PAR1 and then nothing", ["cannot be read"]),
-    (b"\xff\xfe\x00abc\n", ["UTF-8"]),
-])
-def test_a_malformed_file_is_answered_with_place_and_expectation(text: str | bytes, parts: list[str],
-                                                                 tmp_path: Path) -> None:
-    path = put(tmp_path, text)
-    with pytest.raises(UserError) as caught:
-        read_trace(path)
-    message = str(caught.value)
-    assert str(path) in message and "\n" not in message
-    for part in parts:
-        assert part in message, message
-
-
 def test_missing_files_folders_and_formats(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         read_trace(tmp_path / "no.csv")
     with pytest.raises(UserError, match="cannot be read"):
         read_trace(tmp_path)
     with pytest.raises(UserError, match="did you mean 'azure'"):
-        read_trace(put(tmp_path, AZURE_2023), format="azur")
+        read_trace(write(tmp_path, AZURE_2023), format="azur")
     with pytest.raises(UserError, match="no column 'timestamp'"):
-        read_trace(put(tmp_path, AZURE_2023), format="mooncake")
+        read_trace(write(tmp_path, AZURE_2023), format="mooncake")
     assert list_formats() == ["aiperf", "azure", "bailian", "bench_serve", "burstgpt", "dynamo", "mooncake", "ooco_gym",
                               "otel", "tracelab", "weka"]
 
 
-def test_parquet_mistakes_name_the_row(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pa.table({"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 0], "output_tokens": [1, 1]}), path)
-    with pytest.raises(UserError, match="row 2, field 'prompt_tokens': found 0"):
-        read_trace(path)
-    put(tmp_path, path.read_bytes()[:-20], "t.parquet")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_trace(path)
+# --- Sessions' names, dates and times in every form that logs have them in -------------------------------------------
+def one_column(folder: Path, kind: str, name: str, values: list[Any]) -> Path:
+    """Writes a trace with one column of values beside lengths and, where these are not times, arrivals."""
+    return put(folder, [{**({} if name == "arrival_s" else {"arrival_s": i}), name: value, "prompt_tokens": 1,
+                         "output_tokens": 1} for i, value in enumerate(values)], kind)
 
 
-@settings(deadline=None, max_examples=150)
-@given(st.data())
-def test_mangled_files_end_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
-                                                      data: st.DataObject) -> None:
-    characters = st.text("0123456789,.-+eE\"'{}[]: \r\n\tnaif", max_size=6)
-    text = data.draw(st.sampled_from([AZURE_2023, AZURE_2024, MOONCAKE, BURSTGPT, OWN])).encode()
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(at, min(len(text), at + 8)))
-        new = data.draw(st.one_of(st.binary(max_size=6), characters.map(str.encode)))
-        text = text[:at] + new + text[end:]
-    path = put(tmp_path_factory.getbasetemp(), text, "mangled")
-    requests, message = 0, ""
-    try:
-        requests = len(read_trace(path))
-    except UserError as error:
-        message = str(error)
-    assert requests > 0 or (str(path) in message and "\n" not in message)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("names", [
+    ["conv-1", None, "conv-2", "conv-1"], ["6f1b2c9e-1111-4222-8333", None, "7", "6f1b2c9e-1111-4222-8333"],
+    [2**63 + 1, None, 2**63 + 2, 2**63 + 1], [2**64 - 1, None, 3, 2**64 - 1]], ids=["text", "uuid", "large", "mixed"])
+def test_equal_names_are_equal_sessions(tmp_path: Path, kind: str, names: list[Any]) -> None:
+    if kind == "parquet" and isinstance(names[0], int):
+        path = one_column(tmp_path, kind, "session", [0] * 4)
+        table = parquet.read_table(path)
+        parquet.write_table(table.set_column(1, "session", pa.array(names, pa.uint64())), path)
+    else:
+        path = one_column(tmp_path, kind, "session", names)
+    session = read_trace(path).session
+    assert session is not None and session[0] == session[3] != session[2] and session[1] == -1 and session[2] >= 0
+    part = open_trace(path).window(1.0, 4.0)[0]
+    assert part.session is not None and part.session.tolist() == session[1:].tolist()
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_mangled_parquet_ends_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
-                                                         data: st.DataObject) -> None:
-    path = tmp_path_factory.getbasetemp() / "mangled.parquet"
-    write_trace(Trace([0.0, 1.0], [1, 2], [3, 4]), path)  # type: ignore[arg-type]
-    raw = path.read_bytes()
-    path.write_bytes(raw[:data.draw(st.integers(0, len(raw) - 1))])
-    with pytest.raises(UserError, match="mangled.parquet"):
-        read_trace(path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_by_parent_may_have_names(tmp_path: Path, kind: str) -> None:
+    rows = [{"chat_id": chat, "parent_chat_id": parent, "timestamp": i, "input_length": 5, "output_length": 1}
+            for i, (chat, parent) in enumerate((("a", "-1"), ("b", "a"), ("c", "b"), ("d", "-1")))]
+    path = put(tmp_path, rows, kind)
+    session = read_trace(path).session
+    assert session is not None and len(set(session[:3])) == 1 and session[3] != session[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", range(len(DATES)))
+def test_every_form_of_a_date_alone_and_beside_each_other(tmp_path: Path, kind: str, place: int) -> None:
+    both = [([DATES[place]] * 2, [SECONDS[place]] * 2), ([DATES[0], *DATES[place:]], [0, *SECONDS[place:]])]
+    for values, offsets in both:
+        path = one_column(tmp_path, kind, "arrival_s", values)
+        times = read_trace(path, columns={"arrival_s": "arrival_s"}).arrival_s
+        expected = sorted(offsets)
+        assert times.tolist() == pytest.approx([one - expected[0] for one in expected], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nanoseconds_since_1970_lose_nothing(tmp_path: Path, kind: str) -> None:
+    first = 1_700_000_000_123_456_789
+    path = one_column(tmp_path, kind, "when", [first, first + 1, first + 1_000_000_007])
+    times = read_trace(path, columns={"arrival_s": "when"}, time_unit="ns").arrival_s
+    assert times.tolist() == [0.0, 1e-9, 1.000000007]
+
+
+# --- Through the door of workloads ------------------------------------------------------------------------------------
 def test_a_users_trace_goes_through_the_same_door(tmp_path: Path) -> None:
     rows = "".join(f"{i},100,10\n" for i in range(1000))
-    path = put(tmp_path, OWN_HEAD + rows)
+    path = write(tmp_path, "arrival_s,prompt_tokens,output_tokens\n" + rows)
     window = load_workload(path, start_s=100, duration_s=50, seed=1)
     assert window.arrival_s.tolist() == list(range(100, 150))
     scaled = load_workload({"path": str(path), "scale": 2.0}, start_s=100, duration_s=50, seed=1, rate_scale=0.25)
