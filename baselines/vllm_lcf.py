@@ -10,8 +10,8 @@ admitted gives way, as in Python's `min` over the running requests.
 """
 
 from baselines.vllm_v1 import PARAMS as V1_PARAMS
-from baselines.vllm_v1 import as_shipped
-from ooco_gym.policy.mixed import VICTIMS, schedule_v1
+from baselines.vllm_v1 import as_shipped, schedule
+from ooco_gym.policy.mixed import VICTIMS
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.state import SEES_FINISHING
@@ -19,5 +19,5 @@ from ooco_gym.sim.state import SEES_FINISHING
 PARAMS = (*V1_PARAMS, Param("preempt", "which running request gives way: the last, the one with the fewest computed "
                             "tokens, or the one of these among the offline ones", choices=VICTIMS))
 
-policy = Policy("vllm_lcf", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1, prepare=as_shipped,
+policy = Policy("vllm_lcf", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule, prepare=as_shipped,
                 async_scheduling=SEES_FINISHING)

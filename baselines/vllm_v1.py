@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ooco_gym.perf.memory import batch_defaults
-from ooco_gym.policy.mixed import schedule_v1
-from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.mixed import schedule_with
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.build import Facts
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, LARGEST_CARDS
@@ -46,7 +47,16 @@ PARAMS = (
     *SCHEDULE_PARAMS[2:],
     Param("engine_version", "vLLM's release whose schedule is followed (docs/oracle.md: what changed)",
           choices=ENGINE_VERSIONS),
+    Param("watermark", "share of the blocks that stays free as a request is admitted beside running ones", 0.0, 0.5,
+          default=0.0),
 )
+P = slots(PARAMS)
+
+
+@hook(COMPOSE)
+def schedule(view):
+    """vLLM's V1 schedule with its watermark (vLLM pull request 44594)."""
+    return schedule_with(view, view.state.params[P.watermark])
 
 
 def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
@@ -59,6 +69,6 @@ def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
 
 
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
-                   compose=schedule_v1, prepare=as_shipped, async_scheduling=SEES_FINISHING)
-vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1,
+                   compose=schedule, prepare=as_shipped, async_scheduling=SEES_FINISHING)
+vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule,
                        prepare=as_shipped, async_scheduling=SEES_FINISHING)

@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
+from ooco_gym.sim.costs import length
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
 from ooco_gym.sim.memory import count_up_to, past_outputs
 from ooco_gym.sim.mixed import iteration_latency
@@ -20,6 +21,7 @@ from ooco_gym.sim.step_actions import (
     allocate_slots,
     begins_ps,
     checkpoint,
+    fits_beside,
     fits_chunk,
     fits_whole,
     get_computed_blocks,
@@ -152,17 +154,20 @@ def _continue(state, instance, budget, finishing):
 
 
 @inner
-def admit_waiting(state, instance, budget):
+def admit_waiting(state, instance, budget, watermark):
     """vLLM V1's second half: waiting requests are admitted in order until the head's whole context does not fit.
 
-    Until vLLM 0.18 its first chunk had to fit. Returns the budget left.
+    Until vLLM 0.18 its first chunk had to fit. Beside running requests the share `watermark` of the blocks stays free
+    (vLLM's option of this name). Returns the budget left.
     """
-    whole = state.config.engine_version < CHUNK_MUST_FIT
+    whole, spec = state.config.engine_version < CHUNK_MUST_FIT, state.instances[instance]
+    kept = np.int64(watermark * spec.total_blocks)
     while budget > 0:
         slot = first_waiting(state, instance)
         if slot < 0:
             break
-        if not (fits_whole(state, instance, slot) if whole else fits_chunk(state, instance, slot, budget)):
+        tokens = length(state, slot) if whole else budget
+        if not fits_beside(state, instance, slot, tokens, kept if spec.running > 0 else 0):
             break
         budget -= admit(state, instance, slot, budget)
     return budget
@@ -170,6 +175,12 @@ def admit_waiting(state, instance, budget):
 
 @hook(COMPOSE)
 def schedule_v1(view):
+    """vLLM's V1 schedule, without a watermark."""
+    return schedule_with(view, 0.0)
+
+
+@inner
+def schedule_with(view, watermark):
     """vLLM's V1 schedule: what runs first, then, unless a request was preempted, what waits.
 
     Where all that an iteration did was to take memory away, the engine schedules again at once, unless another one
@@ -180,6 +191,6 @@ def schedule_v1(view):
     while True:
         budget, preempted = continue_running(state, instance, whole)
         if preempted == 0:
-            budget = admit_waiting(state, instance, budget)
+            budget = admit_waiting(state, instance, budget, watermark)
         if preempted == 0 or budget < whole or state.instances[instance].activity != IDLE:
             return whole - budget

@@ -104,13 +104,19 @@ def fits_whole(state, instance, slot):
 @inner
 def fits_chunk(state, instance, slot, tokens):
     """Whether a waiting request may start with `tokens` tokens beyond those it need not compute."""
+    return fits_beside(state, instance, slot, tokens, 0)
+
+
+@inner
+def fits_beside(state, instance, slot, tokens, spare):
+    """`fits_chunk`, where so many blocks must stay free."""
     if not has_seat(state, instance):
         return False
     start, shared, idle = get_computed_blocks(state, instance, slot)
     reach = min(start + tokens, length(state, slot))
     if paired(state):
         return pair_fits(state, instance, slot, reach)
-    return blocks_for(state, reach) - shared + idle <= num_free_blocks(state, instance)
+    return blocks_for(state, reach) - shared + idle + spare <= num_free_blocks(state, instance)
 
 
 @inner

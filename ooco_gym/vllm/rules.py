@@ -76,7 +76,7 @@ def schedule_once(view):
     """vLLM's V1 schedule as `policy.mixed.schedule_v1`, but that an iteration which only takes memory away is one."""
     budget, preempted = continue_running(view.state, view.instance, view.state.config.max_num_batched_tokens)
     if preempted == 0:
-        budget = admit_waiting(view.state, view.instance, budget)
+        budget = admit_waiting(view.state, view.instance, budget, 0.0)
     return view.state.config.max_num_batched_tokens - budget
 
 

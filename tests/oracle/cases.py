@@ -35,6 +35,7 @@ class Case:
         prefix_caching: whether what prompts share is kept.
         block_tokens: tokens of a KV block; a divisor of 512.
         asynchronous: whether an iteration is scheduled while the one before it runs.
+        watermark: as the engine's option.
         engine_version: whose schedule ours follows, one of `ENGINE_VERSIONS`; the real one follows its own.
 
     Raises:
@@ -51,6 +52,7 @@ class Case:
     block_tokens: int = 16
     engine_version: str = ENGINE_VERSIONS[0]
     asynchronous: bool = False
+    watermark: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -71,7 +73,8 @@ class Case:
         """The engine's settings, and how many tokens share a hash."""
         return {"policy": POLICIES[self.policy], "num_blocks": self.kv_blocks, "block_tokens": self.block_tokens,
                 "max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens,
-                "prefix_caching": self.prefix_caching, "hash_tokens": HASH_TOKENS, "async": self.asynchronous}
+                "prefix_caching": self.prefix_caching, "hash_tokens": HASH_TOKENS, "async": self.asynchronous,
+                "watermark": self.watermark}
 
     def columns(self) -> dict[str, np.ndarray]:
         """The requests, as the driver reads them."""

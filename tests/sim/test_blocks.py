@@ -73,7 +73,7 @@ def fickle(view):
         preempt(state, instance, 0, RECOMPUTE)
         state.memory[instance, 0], state.memory[instance, 1] = 1.0, get_computed_tokens(state, instance, slot)
     budget, _ = continue_running(state, instance, 2048)
-    return 2048 - admit_waiting(state, instance, budget)
+    return 2048 - admit_waiting(state, instance, budget, 0.0)
 
 
 def test_what_was_never_computed_is_not_found() -> None:

@@ -146,6 +146,7 @@ class Schedule:
         block: tokens of a block.
         caching: prefix caching.
         version: the engine's, (major, minor).
+        kept: blocks that stay free as a request is admitted beside running ones.
     """
 
     blocks: int
@@ -155,6 +156,7 @@ class Schedule:
     block: int = 16
     caching: bool = False
     version: tuple[int, int] = NEWEST
+    kept: int = 0
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)  # slots, in the last step
@@ -217,7 +219,8 @@ class Schedule:
         budget = self.tokens - sum(given.values())
         start = len(found) * self.block
         reach = head.length if self.version >= (0, 19) else min(head.length, start + budget)
-        if self._count(reach) - len(found) + self.memory.idle(found) > self.free:
+        kept = self.kept if self.running else 0
+        if self._count(reach) - len(found) + self.memory.idle(found) + kept > self.free:
             return False
         self.running.append(self.waiting.pop(0))
         self.memory.touch(found)

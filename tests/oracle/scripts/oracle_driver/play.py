@@ -72,7 +72,8 @@ class Factory:
         plan = SchedulerConfig(max_num_seqs=settings["max_num_seqs"],
                                max_num_batched_tokens=settings["max_num_batched_tokens"], max_model_len=LONGEST,
                                enable_chunked_prefill=True, is_encoder_decoder=False, policy=settings["policy"],
-                               async_scheduling=settings["async"])
+                               async_scheduling=settings["async"],
+                               **({"watermark": settings["watermark"]} if settings.get("watermark") else {}))
         cache = CacheConfig(block_size=size, enable_prefix_caching=caching)
         config = VllmConfig(scheduler_config=plan, model_config=self._model, cache_config=cache,
                             device_config=DeviceConfig("cpu"))
