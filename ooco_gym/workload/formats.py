@@ -115,16 +115,18 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
                         "knows its columns")
     form = _recognised(table) if format == "auto" else FORMATS[format]
     if given or (time_unit != "auto" and form.own):
-        form = _named(table, {**{key: key for key in OURS if key in table.columns}, **given}, time_unit)
-    elif time_unit != "auto":
-        form = replace(form, unit=time_unit)
-    for field in form.required:
+        form = TraceFormat("your columns", {**OURS, **given})
+    for field in (*given.values(), *form.required):
         if field not in table.columns:
-            hint = f"; say which of them it is: {played(f'columns.{field}=NAME')}" if form.own else ""
+            hint = f"; say which of them it is: {played(f'columns.{field}=NAME')}" if field in REQUIRED else ""
             close = nearest(field, set(table.columns) - set(form.columns.values()))
             raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
                             f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
                             f"{few(table.columns)}{hint}")
+    if time_unit == "auto" and given and table.holds_dates(form.columns["arrival_s"]):
+        time_unit = "date"
+    if time_unit != "auto":
+        form = replace(form, unit=time_unit)
     if block_tokens is None:
         return form
     return replace(form, block_tokens=int(number(block_tokens, "block_tokens", 1, MAX_TOKENS)), said=True)
@@ -137,21 +139,6 @@ def _recognised(table: Table) -> TraceFormat:
         return FORMATS[table.form]
     found = set(table.columns)
     return max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
-
-
-def _named(table: Table, columns: dict[str, str], unit: str) -> TraceFormat:
-    """The format that the user's columns make."""
-    for field in columns.values():
-        if field not in table.columns:
-            raise UserError(f"trace file '{table.path}' has no column '{field}'{nearest(field, table.columns)}; found: "
-                            f"{few(table.columns)}")
-    for name in REQUIRED:
-        if name not in columns:
-            raise UserError(f"trace file '{table.path}': which column holds {name}? Expected columns.{name}=NAME, "
-                            f"one of: {few(table.columns)}")
-    if unit == "auto":
-        unit = "date" if table.holds_dates(columns["arrival_s"]) else "s"
-    return TraceFormat("your columns", columns, unit)
 
 
 def played(setting: str) -> str:

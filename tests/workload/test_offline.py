@@ -82,12 +82,6 @@ def test_a_request_is_the_same_in_every_mode_and_at_every_rate(mode: str, seed: 
     assert len(some) == jobs and first.equals(some) and some.arrival_s[0] == 5.0
 
 
-def test_without_sharing_offline_requests_are_what_they_were() -> None:
-    given = {"mode": "rate", "rate": 2.0}
-    assert offline_trace(given, duration_s=100.0, seed=3).equals(
-        offline_trace({"mode": "rate", "rate": 2.0, "lengths": "ooc"}, duration_s=100.0, seed=3))
-
-
 def test_merging_keeps_the_hashes_and_no_two_classes_share() -> None:
     offline = backlog("mmlu", 50)
     bare = generate("azure_conv_2023", duration_s=30.0, seed=1)
