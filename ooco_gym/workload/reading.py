@@ -414,5 +414,6 @@ def _in_order(path: Path) -> np.ndarray | None:
         arrival_s = np.asarray(pyarrow.parquet.read_table(path, columns=["arrival_s"])["arrival_s"], np.float64)
     except (*BROKEN, TypeError):
         return None
-    ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and np.all(np.diff(arrival_s) >= 0)
+    ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and np.all(
+        arrival_s[1:] >= arrival_s[:-1])
     return arrival_s if ordered else None

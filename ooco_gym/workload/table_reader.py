@@ -168,10 +168,11 @@ def _as_integers(column: Column) -> Column | None:
     """Whole numbers of 64 bits, which may be written as fractions: 5.0."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())
+    exact = _tried(lambda one: one.cast(pa.int64()), column) if _is_text(column) else None
+    if exact is not None:
+        return exact
     numbers = _as_numbers(column)
-    exact = None if numbers is None or not _is_text(column) else _tried(lambda one: _as_texts(one).cast(pa.int64()),
-                                                                        column)
-    return exact if exact is not None or numbers is None else numbers.cast(pa.int64())
+    return None if numbers is None else numbers.cast(pa.int64())
 
 
 def _as_moments(column: Column) -> Column | None:
