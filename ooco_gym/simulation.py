@@ -315,14 +315,15 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
             if until_s <= edges_s[1]:
                 rows.append(_sample(state, until_s))
             until_s += sample_s
-    if simulation.scenario.open_end:  # just after the last request's end, so that it lies within
-        end_s = simulation.now_s + max(1 / s.PS_PER_S, math.ulp(simulation.now_s))
     if len(computed) < 2:  # the window had no end of its own
         computed.append(computed_tokens(state.requests))
+    requests = seen_by_clients(state.requests, simulation.terms.engine_clock, simulation.ttft_slo_ps)
+    if simulation.scenario.open_end:  # just after the last request's end, as its client sees it, so that it lies within
+        last_s = max(simulation.now_s, int(requests["finish_ps"].max(initial=0)) / s.PS_PER_S)
+        end_s = last_s + max(1 / s.PS_PER_S, math.ulp(last_s))
     samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
-              seen_by_clients(state.requests, simulation.terms.engine_clock, simulation.ttft_slo_ps), state.instances,
-              state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
+              requests, state.instances, state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
               state.due_ps if state.due_ps.size else None, simulation.turns, state.tier if state.tier.size else None,
               (start_s, min(simulation.window_s[1], end_s)), (computed[0], computed[1]))

@@ -27,6 +27,8 @@ def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
         UserError: a policy that is listed has no settings there, or seeds to tune on are measured, too.
     """
     tuning, shipped = options["tuning"], load_yaml("", "settings")
+    if tuning is None:
+        raise UserError("tuning=null: expected a group of keys; tune=false plays each policy as it ships")
     settings, listed = tuning["policies"], options["tune"] or []
     if settings is None:
         named = policies if listed is True else listed

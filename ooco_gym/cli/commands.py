@@ -90,6 +90,10 @@ def commands() -> dict[str, str]:
 REMOVED = {**dict.fromkeys(
                ("demo seeds", "demo duration_s", "demo start_s"),
                "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
+           "compare sustain": "'ooco-gym capacity' finds the sustained rate",
+           "headroom weights": "every=null plays the heuristics alone",
+           "headroom bound": "no bound by fluid relaxation is computed; '--help' lists what is",
+           "dashboard project": "dashboard runs=[FOLDER] draws what runs wrote, W&B's own workspace shows the rest",
            "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",
            "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, and "
                      "'ooco-gym sweep report FOLDER' shows a sweep",
@@ -136,9 +140,10 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     if group == "policy" and head == "learned":  # folders of learned policies take their seats beside a partner
         return {PLAIN: value}
     if group == "policy" and head not in known:
-        from ooco_gym.policy.registry import as_mapping, list_policies  # takes a moment
+        from ooco_gym.policy.registry import REMOVED as LEFT  # takes a moment
+        from ooco_gym.policy.registry import as_mapping, list_policies
 
-        if head.endswith((".py", ".yaml", ".yml")) or head in list_policies():
+        if head.endswith((".py", ".yaml", ".yml")) or head in LEFT or head in list_policies():
             return as_mapping(value)
     if value.endswith((".yaml", ".yml")):
         return load_yaml(group, value)

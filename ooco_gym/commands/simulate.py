@@ -124,7 +124,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     used, open_end = summary["utilization"], summary["window_s"] != summary["arrivals_s"]
     left = online["arrived"] - online["finished"] + offline["left"] - sum((rejected or {}).get(kind, 0) for kind in (
         "online", "offline"))
-    until = f"when drain_s ran out, {left:,} requests unfinished" if left else "with the last request"
+    until = f"when drain_s ran out, {left:,} request{'s' * (left != 1)} unfinished" if left else "with the last request"
     rows = [
         *([("measured window", f"{duration(summary['window_s'])}, ended {until}; arrivals in "
             f"{duration(summary['arrivals_s'])}")] if open_end else []),

@@ -169,7 +169,7 @@ class Outcome:
 
     def answer(self) -> str:
         """Who keeps the online promises and serves most then, in a sentence; the tables have the differences."""
-        found, promise = self.found, f"{100 * (1 - self.budget):g} % of the online requests in time"
+        found, promise = self.found, f"at least {100 * (1 - self.budget):g} % of the online requests in time"
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
             return self.sentence or "No online request arrived in the window, on some seed at least: nothing is ranked."
@@ -190,7 +190,8 @@ class Outcome:
         best, level = self._most(kept, self.served)
         late, amount = _late_words(found[best][LATE]), self._amount(best, self.served)
         if len(kept) == 1:
-            return f"`{best[0]}` ({late}) keeps {promise} and completes {amount}."
+            completes = f" and completes {amount}" if found[best][self.served]["mean"] > 0 else ""
+            return f"`{best[0]}` ({late}) keeps {promise}{completes}."
         begin = f"{_names(kept)} keep {promise}"
         if not found[best][self.served]["mean"] > 0:
             return f"{begin}; none completes any offline work, so this load does not tell them apart."

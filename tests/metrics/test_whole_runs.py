@@ -9,6 +9,7 @@ from ooco_gym import Scenario, simulate
 from ooco_gym.commands.simulate import result_table, warnings_of
 from ooco_gym.metrics import requests_table, summarise
 from ooco_gym.render.outcome import compare
+from ooco_gym.resources import load_yaml
 from ooco_gym.sim.state import FINISHED, REJECTED
 from tests.metrics.hand_made import request, run_of, table
 
@@ -26,8 +27,8 @@ def trace(tmp_path):
     return write
 
 
-def played(path, policy="vllm_fcfs", **given):
-    run = simulate(Scenario(workload=str(path), cluster="mixed_7b", **given), policy=policy)
+def played(path, policy="vllm_fcfs", cluster="mixed_7b", **given):
+    run = simulate(Scenario(workload=str(path), cluster=cluster, **given), policy=policy)
     return run, {**summarise(run), "params": run.params, "scenario": {"offline": {}}}
 
 
@@ -72,9 +73,11 @@ def test_an_overload_that_outlasts_the_drain_is_shown_as_one(trace):
     assert rows[1]["difference"] is None
 
 
-def test_the_window_of_a_trace_ends_with_its_last_request(trace):
+@pytest.mark.parametrize("clock", ["none", {"frontend_s": 0.01}])  # a client has its last token later than the engine
+def test_the_window_of_a_trace_ends_with_its_last_request(trace, clock):
     path = trace((0.0, 1000, 11, "online"), (0.5, 1000, 401, "offline"))
-    run, summary = played(path)
+    run, summary = played(path, cluster={**load_yaml("cluster", "mixed_7b"), "engine_clock": clock})
+    assert (summary["online"]["finished"], summary["offline"]["finished"], summary["offline"]["left"]) == (1, 1, 0)
     first, last = run.requests
     assert first["status"] == last["status"] == FINISHED and last["finish_ps"] > first["finish_ps"]
     end_s = last["finish_ps"] / 1e12

@@ -44,8 +44,12 @@ def test_the_page_of_a_comparison():
         assert words in own, words
 
 
-def test_what_left_names_what_takes_its_place(capsys):
-    assert main(["demo", "duration_s=60"]) == 2
-    assert "duration_s is no longer a key of demo; 'ooco-gym compare policies=[demo/" in capsys.readouterr().err
-    assert main(["report", "runs=[A]"]) == 2
-    assert "ooco-gym report is no longer there; simulate.html has plots" in capsys.readouterr().err
+@pytest.mark.parametrize(("words", "said"), [
+    ("demo duration_s=60", "duration_s is no longer a key of demo; 'ooco-gym compare policies=[demo/"),
+    ("report runs=[A]", "ooco-gym report is no longer there; simulate.html has plots"),
+    ("simulate policy=sjf", "policy 'sjf' is no longer there; take policy=past_future"),
+    ("compare sustain=true", "sustain is no longer a key of compare; 'ooco-gym capacity'"),
+])
+def test_what_left_names_what_takes_its_place(words, said, capsys):
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err
