@@ -206,7 +206,7 @@ def test_what_requests_do_not_tell_is_said(tmp_path: Path):
 
 
 def test_another_load_tells_more(tmp_path: Path):
-    """Both are fitted together: each figure is less uncertain than by one alone."""
+    """Both are fitted together: what one load mixes up, a prompt's host time and the front end, is told apart by two."""
     fits = {}
     for name, rate in (("few", 2.0), ("many", 12.0)):
         served_by_a_host(tmp_path / name, rate=rate, n=150)
@@ -215,7 +215,8 @@ def test_another_load_tells_more(tmp_path: Path):
                      "engine_clock=fit", f"out={tmp_path}/{name}"]) == 0
         fits[name] = json.loads((tmp_path / name / "summary.json").read_text())["host"]["extended"]
     for key, true in (("prefill_s", HOST.prefill_s), ("frontend_s", FRONTEND_S), ("decode_s", HOST.decode_s)):
-        assert fits["both"]["give_or_take"][key] < fits["alone"]["give_or_take"][key]
+        if key != "decode_s":  # which one load tells as well
+            assert fits["both"]["give_or_take"][key] < 0.7 * fits["alone"]["give_or_take"][key]
         assert abs(fits["both"]["figures"][key] - true) < fits["both"]["give_or_take"][key]
 
 
