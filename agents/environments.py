@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -52,7 +53,9 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         raise UserError("env.flat=true: commands take an observation by its parts; leave it out, it is for learners of "
                         "your own (docs/own_agents.md)")
     try:
-        made = make(imported(str(spec["id"])), **more, **arguments)
+        with warnings.catch_warnings():  # a configuration names its version
+            warnings.filterwarnings("ignore", ".* is out of date", DeprecationWarning)
+            made = make(imported(str(spec["id"])), **more, **arguments)
         _say_trace(getattr(getattr(made.unwrapped, "config", None), "scenario", None))
         return made
     except gym.error.Error as error:

@@ -206,7 +206,7 @@ def test_what_requests_do_not_tell_is_said(tmp_path: Path):
 
 
 def test_another_load_tells_more(tmp_path: Path):
-    """Both are fitted together: what one load mixes up, a prompt's host time and the front end, is told apart by two."""
+    """Both are fitted together: two tell apart what one mixes up, a prompt's host time and the front end."""
     fits = {}
     for name, rate in (("few", 2.0), ("many", 12.0)):
         served_by_a_host(tmp_path / name, rate=rate, n=150)
