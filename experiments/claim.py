@@ -20,6 +20,7 @@ from experiments.figure import Figure, names_of, play, read
 from experiments.figure_page import by_blocks, section_of_claim
 from experiments.figure_tests import judged
 from ooco_gym.files import as_json
+from ooco_gym.metrics.statistics import ADVISED_SEEDS
 from ooco_gym.report import Column, Table, console, write_page
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             answers.append(found)
             sections.append(section_of_claim(one.spec, found, rows))
             tests = [f"{test['what']}: {by_blocks(test)}{_wanted(test['holds'])}" for test in found["tests"]]
-            console().print(f"{one.name}: {found['verdict']}. {'; '.join(tests)}", highlight=False)
+            seeds = sum(block[2] for block in found["blocks"])
+            few = f". {seeds} seed{'s' if seeds > 1 else ''} say little" if seeds < ADVISED_SEEDS else ""
+            console().print(f"{one.name}: {found['verdict']}. {'; '.join(tests)}{few}", highlight=False)
     if sections:
         write_page(Path(options["out"]) / "claims.html", "Claims played again", sections)
     return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.figure_page import by_number, section_of, table_of_verdicts
+from experiments.figure_page import by_number, in_words, section_of, table_of_verdicts
 from experiments.figure_points import Row, measure, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
 from ooco_gym.errors import UserError, check_keys, unknown
@@ -108,7 +108,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                 continue
             verdicts.append(found)
             sections.append(section_of(figure.spec, found, rows))
-            console().print(f"{figure.name}: {found['verdict']}", highlight=False)
+            console().print(f"{figure.name}: {in_words(found)}", highlight=False)
     if not verdicts:
         raise UserError("; ".join(failed))
     table_of_verdicts(verdicts).show(console())

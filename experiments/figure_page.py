@@ -19,8 +19,8 @@ def section_of(spec: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence
     """A figure with what the paper states, what came out, its plot and its table."""
     sentences = [f"{spec['figure']} of {spec['paper']} ({spec['read']}): {spec['statement']}",
                  *(f"{test['what']}: {ours(test)} (reproduced {ranges(test['reproduced'])}, direction "
-                   f"{ranges(test['direction'])}): {test['verdict']}." for test in found["tests"]),
-                 f"Verdict: {found['verdict']}." + (f" {found['why']}" if found["why"] else "")]
+                   f"{ranges(test['direction'])}): {in_words(test)}." for test in found["tests"]),
+                 f"Verdict: {in_words(found)}." + (f" {found['why']}" if found["why"] else "")]
     plots = plots_of(spec["plot"], rows) if spec.get("plot") else []
     return Section(f"{found['name']}: {spec['title']}", sentences, [table_of(rows)], plots, [found["command"]])
 
@@ -96,7 +96,12 @@ def ranges(ends: Sequence[float | None] | None) -> str:
 def table_of_verdicts(figures: Sequence[Mapping[str, Any]]) -> Table:
     """A row a figure, for the terminal."""
     return Table.of((Column("figure", "name", align="l"), Column("measured", "measured", align="l"),
-                     Column("ours (95 %)", ours), Column("verdict", "verdict", align="l")), figures)
+                     Column("ours (95 %)", ours), Column("verdict", in_words, align="l")), figures)
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """A verdict, which is called `not` where it is read by scripts."""
+    return "not reproduced" if found["verdict"] == "not" else str(found["verdict"])
 
 
 def by_number(name: str) -> list[Any]:

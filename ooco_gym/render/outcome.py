@@ -162,9 +162,10 @@ class Outcome:
         apart = [(*key[:names], *(_cell(one[metric], metric, "difference") for metric in metrics))
                  for key, one in found.items() if any(not missing(row.get("difference")) for row in one.values())]
         if apart:
+            shown_apart = any(not missing(row.get("difference_low")) for one in found.values() for row in one.values())
             tables.append(Table(f"Difference to {self.baseline}", (*head, *map(heading, metrics)), apart,
-                                "Paired, on the same requests; of percentages in points. Where an interval holds 0, no "
-                                "difference is shown.", ""))
+                                "Paired, on the same requests; of percentages in points."
+                                + " Where an interval holds 0, no difference is shown." * shown_apart, ""))
         return tables
 
     def answer(self) -> str:
