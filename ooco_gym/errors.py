@@ -55,7 +55,7 @@ def raise_interrupt(error: BaseException) -> None:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close."""
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

@@ -6,6 +6,7 @@ All is checked before anything is built, and without torch. To add an algorithm 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,8 +61,10 @@ def build_model(env: Any, agent: Settings, seed: int) -> Any:
     arguments = {key: agent.get(key) for key in _ARGUMENTS}
     if agent.get("anneal"):
         arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
-    return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
-                 rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)
+    with warnings.catch_warnings():  # rollouts are as long as simulated seconds are: their last minibatch is a rest
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size")
+        return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
+                     rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:
