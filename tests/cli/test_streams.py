@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,9 +82,15 @@ def quiet(cfg):
 """
 
 
+def heeds_ctrl_c() -> None:
+    """What a shell runs in the background ignores it, and so do these tests' own processes then."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_does_not_wait_for_work_that_goes_on(toy: SimpleNamespace) -> None:
     """Of a pool that its command leaves as it is, as some have one for as long as they live."""
     (toy.site / "toy_commands" / "functions.py").write_text(WORKS)
     (toy.site / "toy_commands" / "conf" / "quiet.yaml").write_text("# ooco-gym quiet: works.\nout: null\n")
-    ended = subprocess.run(command("quiet", "out=there"), cwd=toy.cwd, stderr=subprocess.PIPE, timeout=300, check=False)
+    ended = subprocess.run(command("quiet", "out=there"), cwd=toy.cwd, stderr=subprocess.PIPE, timeout=300, check=False,
+                           preexec_fn=heeds_ctrl_c)
     assert (ended.returncode, ended.stderr.strip()) == (130, b"interrupted")
