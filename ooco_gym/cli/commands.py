@@ -140,11 +140,10 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     if group == "policy" and head == "learned":  # folders of learned policies take their seats beside a partner
         return {PLAIN: value}
     if group == "policy" and head not in known:
-        from ooco_gym.policy.registry import REMOVED as LEFT  # takes a moment
-        from ooco_gym.policy.registry import as_mapping, list_policies
+        from ooco_gym.policy.registry import as_mapping  # takes a moment
 
-        if head.endswith((".py", ".yaml", ".yml")) or head in LEFT or head in list_policies():
-            return as_mapping(value)
+        if head.endswith((".py", ".yaml", ".yml")) or not ("/" in head or exists(head)):
+            return as_mapping(value)  # which knows the names, and those that left
     if value.endswith((".yaml", ".yml")):
         return load_yaml(group, value)
     if exists(value) or (head.endswith(".py") and exists(head)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ooco_gym.compile import inner
 from ooco_gym.envs.control import ControlEnv
 from ooco_gym.envs.custom import Figure, Term, reading
 from ooco_gym.envs.features import Feature
@@ -13,21 +12,15 @@ from ooco_gym.envs.vector import register
 from ooco_gym.sim.decode import flush_totals
 
 
-@inner
-def free_share(state):
-    """Share of the KV blocks of relaxed instances that are free."""
-    free = total = 0
-    for instance in range(state.config.relaxed_count):
-        flush_totals(state, instance)
-        free += state.instances[instance].free_blocks
-        total += state.instances[instance].total_blocks
-    return free / max(1, total)
-
-
 @reading
 def relaxed_kv_free(state, instance):
     """Share of the KV blocks of relaxed instances that are free."""
-    return free_share(state)
+    free = total = 0
+    for relaxed in range(state.config.relaxed_count):
+        flush_totals(state, relaxed)
+        free += state.instances[relaxed].free_blocks
+        total += state.instances[relaxed].total_blocks
+    return free / max(1, total)
 
 
 @reading
@@ -43,19 +36,13 @@ def relaxed_residents(state, instance):
 @reading
 def relaxed_online_waiting(state, instance):
     """Prompt tokens of online requests that wait on relaxed instances."""
-    tokens = 0
-    for relaxed in range(state.config.relaxed_count):
-        tokens += state.instances[relaxed].online_waiting_tokens
-    return float(tokens)
+    return float(state.instances["online_waiting_tokens"][:state.config.relaxed_count].sum())
 
 
 @reading
 def relaxed_offline_waiting(state, instance):
     """Offline requests that wait on relaxed instances."""
-    count = 0
-    for relaxed in range(state.config.relaxed_count):
-        count += state.instances[relaxed].offline_waiting
-    return float(count)
+    return float(state.instances["offline_waiting"][:state.config.relaxed_count].sum())
 
 
 @reading
