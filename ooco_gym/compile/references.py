@@ -113,6 +113,7 @@ class Handle:
             # As numba has an array: meminfo, parent, nitems, itemsize, data, shape, strides.
             words += (0, 0, array.size, array.itemsize, data, *array.shape, *array.strides) if dimensions else (data,)
         self._memory = np.array(words, np.int64)
+        self.nbytes = self._memory.nbytes
         self.address = int(self._memory.ctypes.data)
 
     def __reduce__(self) -> NoReturn:

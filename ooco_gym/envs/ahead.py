@@ -8,9 +8,8 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.compile.instructions import prefetch
 from ooco_gym.envs.buffers import OPEN
 from ooco_gym.sim.records import CACHE_LINE
-from ooco_gym.sim.state import state_at
+from ooco_gym.sim.state import HANDLE_BYTES, state_at
 
-HANDLE_BYTES = 3392  # where the arrays of a state are, and how large
 MOST_INSTANCES = 4  # whose members are asked for
 SMALL_BYTES = 6144  # of the small arrays of a state, one behind the other (`state.in_one_piece`)
 

@@ -21,7 +21,6 @@ from ooco_gym.sim.step_actions import (
     allocate_slots,
     begins_ps,
     checkpoint,
-    fits_beside,
     fits_chunk,
     fits_whole,
     get_computed_blocks,
@@ -167,7 +166,7 @@ def admit_waiting(state, instance, budget, watermark):
         if slot < 0:
             break
         tokens = length(state, slot) if whole else budget
-        if not fits_beside(state, instance, slot, tokens, kept if spec.running > 0 else 0):
+        if not fits_chunk(state, instance, slot, tokens, kept if spec.running > 0 else 0):
             break
         budget -= admit(state, instance, slot, budget)
     return budget

@@ -248,6 +248,7 @@ _EXAMPLE = empty_state(1, 1, 1, 1, 1, 1, 2)
 STATE_TYPE = typeof(_EXAMPLE)
 state_at = reference_at(STATE_TYPE)  # compiled: the state of a handle's address
 _LAYOUT = layout(_EXAMPLE)
+HANDLE_BYTES = Handle(_EXAMPLE, _LAYOUT).nbytes  # where the arrays of a state are, and how large
 
 
 def handle_of(state: State) -> Handle:

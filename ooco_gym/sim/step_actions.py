@@ -98,18 +98,13 @@ def begins_ps(state, instance):
 @inner
 def fits_whole(state, instance, slot):
     """Whether a waiting request may start: a seat, and memory for its whole context."""
-    return fits_chunk(state, instance, slot, length(state, slot))
+    return fits_chunk(state, instance, slot, length(state, slot), 0)
 
 
 @inner
-def fits_chunk(state, instance, slot, tokens):
-    """Whether a waiting request may start with `tokens` tokens beyond those it need not compute."""
-    return fits_beside(state, instance, slot, tokens, 0)
-
-
-@inner
-def fits_beside(state, instance, slot, tokens, spare):
-    """`fits_chunk`, where so many blocks must stay free."""
+def fits_chunk(state, instance, slot, tokens, spare):
+    """Whether a waiting request may start with `tokens` tokens beyond those it need not compute, and leave `spare`
+    blocks free."""
     if not has_seat(state, instance):
         return False
     start, shared, idle = get_computed_blocks(state, instance, slot)
