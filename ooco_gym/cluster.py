@@ -15,7 +15,10 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
 
-NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib")
+NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib",
+           "pd_handover_s")
+FIRST_TOKENS = ("prefill", "decode")
+LONGEST_HANDOVER_S = 60.0
 SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
 
 
@@ -49,6 +52,8 @@ class Cluster:
     host_link_bytes_per_s: float = 25e9  # between an instance and its host's memory
     host_gib: float = 4.0  # memory of the host for swapped requests, an instance
     kv_offloading_gib: float = 0.0  # memory of the host as second tier of the prefix cache, an instance
+    pd_first_token: str = "prefill"  # of pools: which instance sends the client its first token
+    pd_handover_s: float = 0.11  # with `decode`: from the end of the KV transfer until the request can decode there
     max_batch: int = 1024
     slo: str = "chat"
     twin: Any = None
@@ -91,6 +96,12 @@ class Cluster:
             if not 0 <= getattr(cluster, key) < 1e6:
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be at least 0, below "
                                 "1,000,000")
+        if cluster.pd_first_token not in FIRST_TOKENS:
+            raise UserError(f"cluster '{cluster.name}': pd_first_token must be one of {', '.join(FIRST_TOKENS)}, got "
+                            f"{cluster.pd_first_token!r}")
+        if not 0 <= cluster.pd_handover_s <= LONGEST_HANDOVER_S:
+            raise UserError(f"cluster '{cluster.name}': pd_handover_s={cluster.pd_handover_s:g} must be from 0 to "
+                            f"{LONGEST_HANDOVER_S:g} seconds")
         for key in ("max_batch", "block_tokens", "max_num_batched_tokens", "max_num_seqs"):
             if not is_whole(getattr(cluster, key)):
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key)!r} must be a whole number")

@@ -182,12 +182,20 @@ def itl_bin(gap_ps):
 
 @inlined
 def first_step(state, slot, time_ps):
-    """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished."""
+    """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished; where
+    that step makes its first token, from its end on."""
     request = state.requests[slot]
     request.first_decode_ps = time_ps
-    request.latest_ps = s.NEVER
+    request.latest_ps = time_ps if request.last_token_ps == 0 else first_latest(state, slot)
+
+
+@inlined
+def first_latest(state, slot):
+    """When the TPOT miss of a request with its first token becomes certain; NEVER where none can or one has."""
+    request = state.requests[slot]
     if request.online and request.violated & TPOT_BIT == 0:
-        request.latest_ps = finish_deadline(state, slot, state.config.tpot_from_decode)
+        return finish_deadline(state, slot, state.config.tpot_from_decode)
+    return np.int64(s.NEVER)
 
 
 @inner
@@ -216,7 +224,7 @@ def begin_records(state, batch, size):
 @inlined
 def begin_lanes(state, instance):
     """Every member gets lanes, and the memory of its next token. Returns as `begin_records`, from the third on."""
-    spec, now = state.instances[instance], state.clock.now_ps
+    spec, now, first_ps = state.instances[instance], state.clock.now_ps, np.int64(s.NEVER)
     if spec.lanes and spec.lane_steps > MOST_LANE_STEPS:
         drop_lanes(state, instance)
     if spec.lanes == 0:
@@ -228,11 +236,13 @@ def begin_lanes(state, instance):
             request = state.requests[slot]
             if request.first_decode_ps == 0:
                 first_step(state, slot, now)
+            if request.last_token_ps == 0:
+                first_ps = now  # its first token ends the run, as a miss would
             taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
                                  state.config.block_tokens)
             lay(state, instance, row, index, slot)
     spec.laned_urgent, spec.laned_offline = spec.urgent_members, spec.offline_members
-    return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
+    return min(MAX_STEPS, fewest_left(state, instance)), min(first_ps, first_miss(state, instance)), taken
 
 
 @inlined
@@ -290,6 +300,10 @@ def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
         request = state.requests[state.members[s.URGENT, instance, index]]
         if not request.online:
             continue
+        if request.last_token_ps == 0:
+            spec.lane_gap_ps = 0
+            continuing += request.counted
+            continue
         gap = first_ps - request.last_token_ps
         gaps[index] = max(gaps[index], gap, last)
         spec.lane_gap_ps = min(spec.lane_gap_ps, gaps[index])
@@ -342,7 +356,7 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
     for i in range(spec.running):
         prefetch(state.requests[np.uint64(batch[min(i + AHEAD, spec.running - 1)])], 0)
         request = state.requests[np.uint64(batch[i])]
-        if request.online:
+        if request.online and request.last_token_ps > 0:
             gap = first_ps - request.last_token_ps
             longest = max(gap, last)
             if longest > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
@@ -370,12 +384,16 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
 
 @inner
 def _check_tokens(state, instance, time_ps):
-    """Charges the TPOT misses of running requests with tokens to come (finishing ones are judged as they finish)."""
+    """Notes when first tokens came, and charges the TPOT misses of running requests with tokens to come (finishing ones
+    are judged as they finish)."""
     spec = state.instances[instance]
     write_down(state, instance)
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
+        if request.first_token_ps == 0:
+            request.first_token_ps = time_ps
+            request.latest_ps = first_latest(state, slot)
         if request.online and request.generated_tokens < request.output_tokens:
             check_token(state, slot, time_ps)
     if spec.lanes:

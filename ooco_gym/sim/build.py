@@ -59,6 +59,8 @@ class Rules:
     host_bytes: float = 4 * 2.0**30
     offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
     engine_clock: EngineClock = NO_HOST_TIME
+    decode_first_token: bool = False  # pools: the client's first token comes from the decode instance
+    handover_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -377,6 +379,8 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     config.tpot_min_tokens = rules.tpot_min_tokens
     config.tpot_from_decode = int(rules.tpot_from_decode)
     config.gate_poll_ps = round(rules.gate_poll_s * s.PS_PER_S)
+    config.decode_first_token = int(rules.decode_first_token)
+    config.handover_ps = round(rules.handover_s * s.PS_PER_S) if rules.decode_first_token else 0
     config.relaxed_count = relaxed
     config.inter_token_slo_ps = s.NEVER if rules.gap_s is None else round(rules.gap_s * s.PS_PER_S)
     config.default_ttft_ps = round(rules.ttft_s * s.PS_PER_S)

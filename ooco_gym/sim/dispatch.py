@@ -14,7 +14,14 @@ from ooco_gym.sim.decode import cut, flush, flush_all, flush_totals, start_run, 
 from ooco_gym.sim.lanes import WRITTEN, member_count, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
-from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
+from ooco_gym.sim.prefill import (
+    drop_suspended,
+    new_token,
+    prefill_fits,
+    prompt_blocks,
+    resume_prefill,
+    start_prefill,
+)
 from ooco_gym.sim.queues import (
     cancel,
     has_capacity,
@@ -311,6 +318,8 @@ def place(state, slot, queued, route, evict_hook):
             if queued:
                 leave_push_queue(state, slot)
             request.status = s.RESIDENT
+            if request.generated_tokens == 0:  # a decode instance would have made it
+                new_token(state, slot, state.clock.now_ps)
             join_decodable(state, request.instance, slot)
             _wake_pullers(state)
             wake(state, request.instance)

@@ -1,7 +1,8 @@
 """The event loop: pops the next event, works off the tasks that it leaves, stops where a decision is asked outside.
 
 Read it top to bottom: `run` is all of it. Events are the arrivals of requests, the ends of iterations (or runs of
-decode steps) and the ends of transfers. At equal times arrivals go first, then instances and links by index.
+decode steps) and the ends of transfers and of hand-overs. At equal times arrivals go first, then instances and links
+by index.
 """
 
 import math
@@ -24,7 +25,7 @@ from ooco_gym.sim.queues import add_dispatch, add_task, enqueue, next_event, ret
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.sessions import ARRIVAL, UNKNOWN, closed, next_due, pass_due, skip_turns, take_arrival
 from ooco_gym.sim.state import rule_at
-from ooco_gym.sim.transfers import end_transfer, send_leaving
+from ooco_gym.sim.transfers import end_handover, end_transfer, send_leaving
 
 FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of the moving online arrival rates
 
@@ -231,8 +232,10 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
         clock.source = source
         if source < state.instances.size:
             _end_iteration(state, source)
-        else:
+        elif source < state.instances.size + state.links.size:
             end_transfer(state, source - state.instances.size)
+        else:
+            end_handover(state)
 
 
 @inner

@@ -207,7 +207,8 @@ def end_prefill(state, instance):
         if request.kv_lost:
             charge_waste(state, slot, length(state, slot), int(elapsed * (length(state, slot) / spec.context)))
             request.kv_lost = 0
-        new_token(state, slot, now)
+        if request.generated_tokens > 0 or state.config.decode_first_token == 0 or request.output_tokens == 1:
+            new_token(state, slot, now)
         if request.generated_tokens >= request.output_tokens:
             finish(state, slot)
         else:

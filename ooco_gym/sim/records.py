@@ -37,7 +37,8 @@ REQUEST = np.dtype(
         ("blocks", np.int32),  # KV blocks held on `instance`
         ("last_token_ps", np.int64),
         ("max_gap_ps", np.int64),
-        ("latest_ps", np.int64),  # when a TPOT miss becomes certain: known from the first decode step on
+        ("latest_ps", np.int64),  # when a TPOT miss becomes certain: known from the first token on; before that, where
+        # the decode instance makes it, when the hand-over is over, then when the step that makes it begins
         ("first_decode_ps", np.int64),
         ("online", np.int8),
         ("urgent", np.int8),  # scheduled as online work; differs from `online` only under a class-blind policy
@@ -352,6 +353,8 @@ class Config(Record):
     async_scheduling: int  # SYNCHRONOUS, HIDES_FINISHING or SEES_FINISHING
     schedule_ps: int  # composing an iteration, where it is composed while another runs
     ends: int  # what the episode waits for after its window: VERDICTS, LAST_TOKENS or ALL_TOKENS
+    decode_first_token: int  # pools: the client's first token comes from the decode instance
+    handover_ps: int  # from the end of such a request's transfer until it can decode
 
 
 class Pending(Record):

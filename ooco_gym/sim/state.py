@@ -39,7 +39,7 @@ PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
 
 # --- Request status -------------------------------------------------------------------------------------------------
-FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED = range(9)
+FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED, HANDED_OVER = range(10)
 
 # --- Instance roles and activities ----------------------------------------------------------------------------------
 RELAXED, STRICT, MIXED = range(3)
@@ -49,6 +49,7 @@ ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode", "mixed"
 
 # --- Rows of State.members: requests that hold KV memory on an instance, and those that run -------------------------
 URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
+LANDING = 2  # row of State.push_queues, after URGENT and OFFLINE
 FINISHING = SUSPENDED  # mixed instances: those whose last token comes at the end of the iteration in progress
 
 # --- How the engine of a mixed instance schedules, and what a rule sees (Config.async_scheduling) ---------------------
@@ -104,7 +105,8 @@ class State(NamedTuple):
     totals: Totals
     observed: Observed
     integrals: Integrals
-    push_queues: np.ndarray  # QUEUE[2], rows URGENT, OFFLINE: prefilled requests that wait for a decode instance
+    push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests that wait for a decode instance;
+    # LANDING: those whose memory is there (HANDED_OVER) and that cannot decode yet
     params: np.ndarray  # float64[PARAMS], the policy's own
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, but for turns that wait for another
@@ -115,7 +117,8 @@ class State(NamedTuple):
     ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
-    heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: times, their sources, index by source
+    heap: np.ndarray  # int64[3, m + l + 1], indexed heap of event sources (instances, links, the hand-over): times,
+    # their sources, index by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
     waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each (`sim.waiting`)
     picks: np.ndarray  # int32[B], wide answers and candidates
@@ -184,13 +187,13 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return in_one_piece(State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
-        Observed.zeros(), Integrals.zeros(), np.zeros(2, QUEUE), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
+        Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 4, max_batch), np.int32),
         np.zeros((n_instances, block_tokens), np.int32),
         np.zeros((n_instances, 2, max_batch), np.int64),
         np.zeros(n_links, LINK),
-        np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
+        np.zeros((3, n_instances + n_links + 1), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros((n_instances, 4, pool.waiting_window), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((pool.tiers * n_instances, pool.blocks), BLOCK),

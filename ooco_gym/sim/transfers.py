@@ -111,16 +111,32 @@ def _next_transfer(state, index):
 
 @inlined
 def end_transfer(state, index):
-    """A transfer is done: the source is free, the request can decode at its destination."""
+    """A transfer is done: the source is free, and the request can decode at its destination, if need be once it is
+    handed over."""
     link = state.links[index]
     slot = link.current
-    request, target = state.requests[slot], state.instances[link.target]
+    request = state.requests[slot]
     remove_member(state, link.source, slot)
     free(state, slot)
     request.instance = link.target
     request.blocks = request.target_blocks
     request.target = -1
     request.target_blocks = 0
+    if request.generated_tokens > 0 or state.config.handover_ps == 0:
+        _land(state, slot)
+    else:
+        _hand_over(state, slot)
+    source = state.instances[link.source]
+    if source.online_waiting + source.offline_waiting > 0 or source.decodable > 0:
+        wake(state, link.source)
+    _next_transfer(state, index)
+
+
+@inlined
+def _land(state, slot):
+    """A request that has been moved can decode."""
+    request = state.requests[slot]
+    target = state.instances[request.instance]
     request.status = s.RESIDENT
     target.arriving -= 1
     target.arriving_context -= request.target_context
@@ -129,15 +145,37 @@ def end_transfer(state, index):
         request.migrations += 1
         if measured(state):
             state.totals.migrations += 1
-    add_member(state, link.target, slot)
-    join_decodable(state, link.target, slot)
+    add_member(state, request.instance, slot)
+    join_decodable(state, request.instance, slot)
     target.all_included = 0
     target.pull_due = 1
-    wake(state, link.target)
-    source = state.instances[link.source]
-    if source.online_waiting + source.offline_waiting > 0 or source.decodable > 0:
-        wake(state, link.source)
-    _next_transfer(state, index)
+    wake(state, request.instance)
+
+
+@inner
+def _hand_over(state, slot):
+    """The engines and the router have yet to agree that a request's memory has come. All of them take as long, so
+    whoever comes first lands first."""
+    queue, source = state.push_queues[s.LANDING], state.instances.size + state.links.size
+    due_ps = state.clock.now_ps + state.config.handover_ps
+    state.requests[slot].latest_ps = due_ps
+    state.requests[slot].status = s.HANDED_OVER
+    queue.head, queue.tail = append(state.requests, queue.head, queue.tail, slot)
+    if queue.head == slot:
+        schedule(state, source, due_ps)
+
+
+@inner
+def end_handover(state):
+    """The first of the requests that are handed over can decode."""
+    queue, source = state.push_queues[s.LANDING], state.instances.size + state.links.size
+    slot = queue.head
+    queue.head, queue.tail = unlink(state.requests, queue.head, queue.tail, slot)
+    _land(state, slot)
+    if queue.head == NONE:
+        cancel(state, source)
+    else:
+        schedule(state, source, state.requests[queue.head].latest_ps)
 
 
 @inlined

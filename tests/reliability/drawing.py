@@ -113,6 +113,8 @@ def episode(random: Random) -> Case:
         "block_tokens": random.choice((16, 16, 16, 1))}
     memory = (64, 300, 800) if rules["block_tokens"] == 1 else (64, 800, 2800, 6000, 20_000)
     if random.random() < 0.3:
+        rules |= {"decode_first_token": True, "handover_s": random.choice((0.0, 0.11, 60.0))}
+    if random.random() < 0.3:
         rules["offloading_bytes"] = random.choice((1e7, 2.0**28, 2.0**33))
     if random.random() < 0.3:
         rules |= {"jitter": random.choice((0.0, 0.1, 1.0)), "belief_noise": random.choice((0.0, 0.1, 1.0)),
@@ -167,6 +169,7 @@ def cluster_of(random: Random, mixed: bool, extended: bool) -> dict[str, Any]:
             "kv_fraction": 0.9, "block_tokens": random.choice((16, 16, 1, 64)),
             "max_batch": random.choice((2, 64, 1024)),
             "kv_link_bytes_per_s": random.choice((25e9, 1e6, 1e15)), "host_gib": random.choice((0.0, 4.0, 1000.0)),
+            "pd_first_token": random.choice(("prefill", "decode")), "pd_handover_s": random.choice((0.0, 0.11, 60.0)),
             "kv_offloading_gib": random.choice((0.0, 0.0, 0.1, 64.0)),
             "host_link_bytes_per_s": random.choice((25e9, 1e6)), "slo": "chat"}
 

@@ -72,6 +72,8 @@ def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool =
     if noisy and draw(st.integers(0, 3)) == 0:
         rules |= {"jitter": draw(st.sampled_from((0.0, 0.1))), "belief_noise": draw(st.sampled_from((0.0, 0.1))),
                   "belief_factor": draw(st.sampled_from((1.0, 1.3)))}
+    if draw(st.booleans()):
+        rules |= {"decode_first_token": True, "handover_s": draw(st.sampled_from((0.0, 0.013, 0.11)))}
     points = draw(st.sets(st.sampled_from(POINT_NAMES))) if random_rules and draw(st.booleans()) else set()
     setup = Setup(requests=draw(traces()), relaxed=draw(pool), strict=draw(pool),
                   kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))), policy=policy, values=values,

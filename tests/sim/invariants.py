@@ -8,7 +8,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, UNKNOWN
 from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
 
-HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
+HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING, s.HANDED_OVER)
 LISTED = (s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
 
 
@@ -70,7 +70,8 @@ def check_lists(state: s.State) -> None:
         assert spec["urgent_decodable"] == len(urgent)
         assert spec["urgent_context"] == tokens[urgent].sum()
         assert spec["offline_context"] == tokens[decodes].sum() - tokens[urgent].sum()
-        coming = np.flatnonzero((requests["target"] == i) & (requests["target_blocks"] > 0))
+        handed_over = (status == s.HANDED_OVER) & (requests["instance"] == i)
+        coming = np.flatnonzero(handed_over | (requests["target"] == i) & (requests["target_blocks"] > 0))
         assert spec["arriving"] == len(coming)
         assert spec["arriving_pulls"] == np.count_nonzero(requests["urgent"][coming] == 0)
         assert spec["arriving_context"] == requests["target_context"][coming].sum()
@@ -81,7 +82,9 @@ def check_lists(state: s.State) -> None:
     queued = []
     for queue in state.push_queues:
         queued += chain(requests, int(queue["head"]), int(queue["tail"]))
-    assert sorted(queued) == sorted(np.flatnonzero(status == s.PUSH_WAITING).tolist())
+    due = requests["latest_ps"][chain(requests, *(int(edge) for edge in state.push_queues[s.LANDING]))]
+    assert (due > state.clock.now_ps - 1).all() and (np.diff(due) >= 0).all()
+    assert sorted(queued) == sorted(np.flatnonzero(np.isin(status, (s.PUSH_WAITING, s.HANDED_OVER))).tolist())
     assert len(places) == len(set(places)), "a request in two places"
     assert sorted(places) == sorted(np.flatnonzero(np.isin(status, (s.WAITING, *LISTED))).tolist())
 
@@ -170,7 +173,7 @@ def check_tokens(state: s.State) -> None:
     assert not (strict & (status == s.PREFILLING)).any()
     decoded = int(state.instances["decoded_tokens"].sum())
     prefilled = int(made.sum()) - decoded
-    assert prefilled >= np.count_nonzero(made > 0)
+    assert prefilled >= np.count_nonzero(made > 0) * (1 - state.config.decode_first_token)
     assert prefilled <= np.count_nonzero(made > 0) + int(requests["evictions"].sum())
 
 
