@@ -47,11 +47,11 @@ PROCESSES ?=
 ZOO ?= zoo
 ZOO_FLAGS ?=
 
-# For make validity: the folder of kernel tables of github ai-dynamo/aiconfigurator (systems/data), and the file of the
-# recorded run's prompts of github casys-kaist/LLMServingSim (docs/validity.md). What is not given keeps its last figures,
-# as does what needs OOCO_GYM_DATA where it is not set.
+# For make validity: the folder of kernel tables of github ai-dynamo/aiconfigurator (systems/data), and a clone of github
+# casys-kaist/LLMServingSim, for its runs' prompts (docs/validity.md). What is not given keeps its last figures, as does
+# what needs OOCO_GYM_DATA where it is not set.
 AICONFIGURATOR ?=
-PROMPTS ?=
+LLMSERVINGSIM ?=
 
 .PHONY: demo test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
   install engine engine-source clean distclean
@@ -99,9 +99,11 @@ docs: $(VENV)/.all
 bench: $(VENV)/.demo
 	$(BIN)/ooco-gym bench out=bench
 
-# The table of docs/validity.md, from what is measured in OOCO_GYM_DATA and the files above.
+# The tables of docs/validity.md, from what is measured in OOCO_GYM_DATA and the folders above.
 validity: $(VENV)/.demo
-	$(BIN)/python -m docs.generators.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) prompts=$(PROMPTS)
+	$(BIN)/python -m docs.generators.validity data=$(OOCO_GYM_DATA) aiconfigurator=$(AICONFIGURATOR) \
+	  prompts=$(LLMSERVINGSIM:%=%/workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl)
+	LLMSERVINGSIM=$(LLMSERVINGSIM) $(BIN)/python -m docs.generators.published
 
 # The learned policies and the heuristics that they are held against, from nothing (docs/learned.md); what is there
 # already is kept.
