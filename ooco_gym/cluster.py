@@ -32,6 +32,7 @@ class Pool:
     count: int = 1
     kv_blocks: int | None = None
     expert_parallel: bool = False
+    moe_backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,5 +154,5 @@ def _pool(group: Any, role: str) -> Pool:
 def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) -> Deployment:
     return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction,
                       block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks,
-                      expert_parallel=pool.expert_parallel, memory=cluster.memory,
+                      expert_parallel=pool.expert_parallel, moe_backend=pool.moe_backend, memory=cluster.memory,
                       max_num_batched_tokens=cluster.max_num_batched_tokens, max_num_seqs=cluster.max_num_seqs, **form)

@@ -321,7 +321,8 @@ def _fp8(chip: ChipSpec) -> ChipSpec:
 def _experts_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     eight = len(rows) and str(rows["op"][0]).endswith("_fp8")
     flops, memory = _rates(_fp8(chip) if eight else chip, 1.5)
-    return [flops, memory, _LAUNCH._replace(start=3e-5), _NORM, Free("block_rows", 16.0, 0.1, 300.0, off=True),
+    return [flops, memory, _LAUNCH._replace(start=3e-5), _NORM, Free("block_rows", 8.0, 0.1, 300.0, off=True),
+            Free("block_most", 64.0, 1.0, 300.0),
             Free("gathers", 2.0, 0.01, 50.0, off=True), Free("inner", 2.0, 0.01, 50.0, off=True),
             Free("depth", 100.0, 0.5, 3000.0, off=True)]
 

@@ -27,7 +27,7 @@ _LARGE = 6e10
 """Weights from which a dense model is composed as if they had 8 bits too."""
 SPREAD = 0.02
 """Weight of what a parameter that the data do not tell is pulled to its start with."""
-_ARRAYS = ("arch", "prefill", "batch", "q", "context", "seconds")
+_ARRAYS = ("arch", "prefill", "batch", "q", "context", "read", "seconds")
 
 
 class Dense(NamedTuple):
@@ -86,8 +86,8 @@ class Architecture(NamedTuple):
 @dataclass(frozen=True)
 class Steps:
     """Composed iterations of several architectures, arrays over iterations [n]: which of these, whether it is a
-    prefill, prompts or requests, new tokens of each, tokens of context of each (the new ones among them), sum of the
-    measured operators."""
+    prefill, prompts or requests, new tokens of each, tokens of context of each (the new ones among them), experts that
+    a layer read (0: it has none), sum of the measured operators."""
 
     architectures: tuple[Architecture, ...]
     arch: np.ndarray
@@ -95,6 +95,7 @@ class Steps:
     batch: np.ndarray
     q: np.ndarray
     context: np.ndarray
+    read: np.ndarray
     seconds: np.ndarray
 
     def __len__(self) -> int:
@@ -139,7 +140,7 @@ class _Tables:
         gemm, attention = rows.of_kind("gemm"), rows.select(np.isin(self._kind, ("attn_prefill", "attn_decode")))
         self._shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
         self._heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
-        self._curves: dict[tuple, dict[float, float]] = {}
+        self._curves: dict[tuple, dict[float, tuple[float, float]]] = {}
 
     def architectures(self, own: str | None) -> list[Architecture]:
         """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
@@ -217,8 +218,9 @@ class _Tables:
         name = model.name + (f" tp{tp}" if tp > 1 else "") + ("-like" if distance > 0 else "")
         return distance, Architecture(name, model.layers, *heads, tuple(dense))
 
-    def _dense_s(self, item: Dense, tokens: float) -> float:
-        """Measured seconds of one run for so many tokens; NaN where it was not measured."""
+    def _measured(self, item: Dense, tokens: float) -> tuple[float, float]:
+        """Seconds of one run for so many tokens, and experts that it read (0: it has none); NaN where it was not
+        measured."""
         key = item[:1] + item[2:]
         if key not in self._curves:
             rows = self._rows
@@ -228,12 +230,13 @@ class _Tables:
                 named &= (rows["experts"] == item.experts) & (rows["top_k"] == item.top_k) & (
                     rows["routed"] == rows["n_tokens"] * item.top_k)
             which = named & (rows["d_in"] == item.d_in)
-            self._curves[key] = dict(zip(rows["n_tokens"][which].tolist(), rows.seconds[which].tolist(), strict=True))
-        return self._curves[key].get(tokens, math.nan)
+            measured = zip(rows.seconds[which].tolist(), np.nan_to_num(rows["read"][which]).tolist(), strict=True)
+            self._curves[key] = dict(zip(rows["n_tokens"][which].tolist(), measured, strict=True))
+        return self._curves[key].get(tokens, (math.nan, math.nan))
 
     def steps(self, one: Architecture) -> np.ndarray:
-        """Iterations of an architecture whose operators were measured at the same number of tokens, float64[5, n]:
-        whether it is a prefill, batch, new tokens, context, seconds."""
+        """Iterations of an architecture whose operators were measured at the same number of tokens, float64[6, n]:
+        whether it is a prefill, batch, new tokens, context, experts that were read, seconds."""
         rows, kept = self._rows, []
         keys = (rows["h_kv"] == one.kv_heads) & (rows["d_h"] == one.head_dim)
         same = (rows["h_q"] == one.heads) & (one.latent | keys)
@@ -241,10 +244,12 @@ class _Tables:
             for index in np.flatnonzero(same & (self._kind == kind)):
                 batch, prefill = rows["batch"][index], kind == one.attention[0]
                 q = rows["q_len"][index] if prefill else 1.0
-                seconds = one.layers * rows.seconds[index] + sum(item.times * self._dense_s(
-                    item, batch if item.kind == "lm_head" else batch * q) for item in one.dense)
+                dense = [self._measured(item, batch if item.kind == "lm_head" else batch * q) for item in one.dense]
+                seconds = one.layers * rows.seconds[index] + sum(
+                    item.times * measured[0] for item, measured in zip(one.dense, dense, strict=True))
                 if np.isfinite(seconds):
-                    kept.append((prefill, batch, q, rows["context_len"][index], seconds))
+                    read = max((measured[1] for measured in dense), default=0.0)
+                    kept.append((prefill, batch, q, rows["context_len"][index], read, seconds))
         return np.array(kept, dtype=np.float64).T
 
 
@@ -290,8 +295,7 @@ def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
             if item.kind in EXPERTS:
                 chosen = tokens * item.top_k
                 seconds[which] += item.times * kernels.experts_s(
-                    found[item.kind], item.d_in, item.d_out, np.minimum(chosen, item.experts), chosen, chosen,
-                    EXPERTS[item.kind])
+                    found[item.kind], item.d_in, item.d_out, part.read, chosen, chosen, EXPERTS[item.kind])
             elif item.kind == "gemm_fp8":
                 seconds[which] += item.times * kernels.gemm_s(found[item.kind], tokens, item.d_in, item.d_out, 2.0, 1.0)
             elif item.kind != "elementwise":

@@ -11,7 +11,7 @@ from ooco_gym.errors import UserError, nearest, whole_number
 from ooco_gym.perf.chip import ChipSpec, allreduce_remark, load_chip, with_allreduce
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, batch_defaults, check_account, profiled_peak_bytes, size_remark
 from ooco_gym.perf.model import ModelSpec, load_model
-from ooco_gym.perf.timing import Shard, TimingForm, expert_kernel, timing_form
+from ooco_gym.perf.timing import MOE_BACKENDS, Shard, TimingForm, expert_kernel, timing_form
 from ooco_gym.report.terminal import remark
 
 _TIMING = ("name", "causal_factor")
@@ -32,6 +32,8 @@ class Deployment:
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
         expert_parallel: whether each of the `tp` chips has whole experts, rather than a part of every one.
+        moe_backend: kernel of experts of 4 bits: `` is Triton's (vLLM's choice for MXFP4), `marlin` that of
+            `VLLM_MXFP4_USE_MARLIN=1` or `--moe-backend marlin`, slower with prompts.
         memory: account of the memory: `fraction` has `kv_fraction` of the datasheet's for weights and KV cache, `vllm`
             that share of the real memory, less the peak that the engine profiles (`ooco_gym.perf.memory`).
         max_num_batched_tokens: with `vllm`, the token budget that the engine profiles; 0: as shipped on the card.
@@ -51,6 +53,7 @@ class Deployment:
     causal_factor: float = 1.0
     known_kv_blocks: int | None = None
     expert_parallel: bool = False
+    moe_backend: str = ""
     memory: str = "fraction"
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
@@ -72,6 +75,8 @@ class Deployment:
         if self.expert_parallel and (not self.model.experts or self.model.experts % self.tp):
             raise UserError(f"model '{self.model.name}': expert_parallel needs experts that tp={self.tp} divides; it "
                             f"has {self.model.experts}")
+        if self.moe_backend not in MOE_BACKENDS:
+            raise UserError(f"moe_backend must be '' or {MOE_BACKENDS[1]}, got '{self.moe_backend}'")
         if reason:
             valid = ", ".join(str(tp) for tp in valid_tps(self.model))
             raise UserError(f"model '{self.model.name}': {reason}; tp may be {valid}")
@@ -126,12 +131,13 @@ class Deployment:
     def shard(self) -> Shard:
         """What the timing form needs to know; an all-reduce that was not measured is the link's (`with_allreduce`)."""
         chip = with_allreduce(self.chip, self.tp if self.tp > 1 else self.pp)
-        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel)
+        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel,
+                     self.moe_backend)
 
     @property
     def remarks(self) -> list[str]:
         """What of the chip was not measured and what stands in for it, a sentence each."""
-        found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing)]
+        found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing, self.moe_backend)]
         if self.known_kv_blocks is None:
             found.append(size_remark(self.chip, self.memory))
         if self.chips > 1:
@@ -213,10 +219,10 @@ class Deployment:
                 f"usable at kv_fraction={self.kv_fraction:g}, {int(needed - available):,} bytes are missing; {advice}")
 
 
-def sparse_remark(chip: ChipSpec, model: ModelSpec, timing: str) -> str:
+def sparse_remark(chip: ChipSpec, model: ModelSpec, timing: str, moe_backend: str = "") -> str:
     """Says in one sentence which kernels of experts, latent attention or 8 bits others stand in for; '' where none."""
     kernels = {"linear layers of 8 bits": ("gemm_fp8", model.weight_dtype_bytes == 1),
-               "experts": (expert_kernel(model.expert_bytes), model.experts),
+               "experts": (expert_kernel(model.expert_bytes, moe_backend), model.experts),
                "latent attention": ("latent_decode", model.kv_lora_rank)}
     own = chip.extended if timing in ("extended", "measured") else None
     missing = [words for words, (kernel, there) in kernels.items() if there and getattr(own, kernel, None) is None]

@@ -33,6 +33,9 @@ EVENLY = 0.5
 longest: others' work fills part of the time in which the longest one's block ends. An estimate for the batches of a
 served trace says that it is well below 1; the figure itself was settled beside the recorded RTX 4090 run (validity)."""
 
+HALF_BLOCK = 0.5 / math.log(2.0)
+"""Half a block of rows by the mean tokens of an expert, where blocks are the next power of two: their mean ratio."""
+
 _Parameters = TypeVar("_Parameters", bound="_Mapped")
 
 
@@ -88,7 +91,10 @@ class ExpertParameters(_Mapped):
     launch_s: float = 0.0
     exponent: float = 8.0
     block_rows: float = 0.0
-    """Rows that each expert computes beyond its tokens: blocks are filled up."""
+    """Rows that each expert computes beyond its tokens, at least: blocks are filled up."""
+    block_most: float = 0.0
+    """Most such rows: blocks grow with the tokens of an expert, and its last one is half full in the mean; 0: they are
+    `block_rows` at any size."""
     gathers: float = 0.0
     """Times that the hidden state of each choice moves beyond the roofs."""
     inner: float = 0.0
@@ -278,6 +284,8 @@ class ExtendedParameters:
     experts_fp8: ExpertParameters | None = None
     experts_fp4: ExpertParameters | None = None
     """Of fewer bits, multiplied in 16."""
+    experts_marlin: ExpertParameters | None = None
+    """Likewise, by Marlin in place of Triton."""
     latent_prefill: PrefillAttentionParameters | None = None
     """Multi-head latent attention, and what is between its linear layers; None: as any attention."""
     latent_decode: DecodeAttentionParameters | None = None
@@ -312,6 +320,7 @@ KERNELS: dict[str, type[_Mapped]] = {
     "experts": ExpertParameters,
     "experts_fp8": ExpertParameters,
     "experts_fp4": ExpertParameters,
+    "experts_marlin": ExpertParameters,
     "latent_prefill": PrefillAttentionParameters,
     "latent_decode": DecodeAttentionParameters,
 }
@@ -417,7 +426,10 @@ def experts_roofs_s(p: ExpertParameters, hidden: ArrayLike, width: ArrayLike, re
     """Seconds at the compute roof and at the memory roof."""
     outer, inner, touched, rows, matrices = (_array(one) for one in (hidden, width, read, routed, matrices))
     widths = (matrices - 1.0) * (outer + p.depth) * inner + outer * (inner + p.depth)
-    compute = 2.0 * widths * (rows + p.block_rows * touched) / p.flops_per_s
+    filled = p.block_rows * touched
+    if p.block_most:
+        filled = np.clip(HALF_BLOCK * rows, filled, p.block_most * touched)
+    compute = 2.0 * widths * (rows + filled) / p.flops_per_s
     moved = matrices * outer * inner * weight_bytes * touched + dtype_bytes * rows * (2.0 * outer + matrices * inner)
     return compute, moved / p.memory_bytes_per_s
 

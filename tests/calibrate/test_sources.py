@@ -49,19 +49,20 @@ MOE = AICONFIGURATOR + ("moe_dtype,num_tokens,hidden_size,inter_size,topk,num_ex
 
 
 def test_aiconfigurator_experts_read_what_their_tokens_were_dealt(tmp_path: Path) -> None:
-    """Tokens dealt evenly reach as many experts as there are choices, on the first of the chips those that are there;
-    what was dealt at random, by groups, or over more chips than an instance has, is no row."""
-    shapes = ("bfloat16,4,2048,768,8,128,2,1,balanced", "bfloat16,64,2048,768,8,128,1,8,balanced",
-              "fp8_block,4,2048,768,8,128,1,1,balanced", "bfloat16,4,2048,768,8,128,1,1,power_law_1.2",
-              "fp8_block,4,7168,2048,8,256,1,1,balanced", "bfloat16,4,2048,768,8,128,16,1,balanced",
-              "bfloat16,4,2688,1856,6,128,1,1,balanced")
+    """Of tokens dealt by a power law some experts get none; those dealt evenly count over chips, as long as no block is
+    filled: what was dealt otherwise, by groups, or over more chips than an instance has, is no row."""
+    shapes = ("bfloat16,4096,2048,768,8,128,2,1,power_law_1.01", "bfloat16,16,2048,768,8,128,1,8,balanced",
+              "fp8_block,16,2048,768,8,128,1,1,power_law_1.01", "bfloat16,4,2048,768,8,128,1,1,power_law_1.2",
+              "fp8_block,4,7168,2048,8,256,1,1,power_law_1.01", "bfloat16,4,2048,768,8,128,16,1,power_law_1.01",
+              "bfloat16,4096,2688,1856,6,128,1,1,power_law_1.01", "bfloat16,64,2048,768,8,128,1,8,balanced",
+              "int4_wo,4096,2048,768,8,128,1,1,power_law_1.01", "bfloat16,4,2048,768,8,128,1,1,balanced")
     found = _read(tmp_path / "x_sxm" / "moe" / "vllm" / "0.24.0" / "moe_perf.txt",
                   MOE + "".join(f"VLLM,0.24.0,X,moe,k,{shape},0.1\n" for shape in shapes))
     rows = Rows.join(found.rows)
-    assert list(rows["op"]) == ["experts", "experts", "experts_fp8", "experts"] and set(rows["device"]) == {"x_sxm"}
-    assert rows["read"].tolist() == [32, 16, 32, 24] and rows["routed"].tolist() == [32, 64, 32, 24]
-    assert rows["d_out"].tolist() == [384, 768, 768, 1856] and rows["matrices"].tolist() == [3, 3, 3, 2]
-    assert sorted(found.skipped.values()) == [1, 1, 1]
+    assert list(rows["op"]) == ["experts", "experts", "experts_fp8", "experts", "experts_marlin"]
+    assert rows["read"].tolist() == [128, 16, 66, 128, 128] and set(rows["device"]) == {"x_sxm"}
+    assert rows["routed"].tolist() == [32768, 16, 128, 24576, 32768] and rows["matrices"].tolist() == [3, 3, 3, 2, 3]
+    assert rows["d_out"].tolist() == [384, 768, 768, 1856, 768] and sorted(found.skipped.values()) == [1, 1, 3]
 
 
 @settings(deadline=None, max_examples=60)

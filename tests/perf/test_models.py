@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf import Deployment, load_model
+from ooco_gym.perf import Deployment, kernels, load_model
 from ooco_gym.perf.command import describe_iteration
 from ooco_gym.perf.table import cost_table, decode_latency_ps, prefill_latency_ps
 
@@ -164,6 +164,40 @@ def test_expert_parallelism_exchanges_tokens_and_waits_for_the_busiest_chip():
     assert uneven["experts"] > 1.2 * whole["experts"]
     with pytest.raises(UserError, match="expert_parallel needs experts that tp=2 divides; it has 0"):
         deploy("llama_3_1_8b", tp=2, expert_parallel=True)
+
+
+def test_marlin_takes_longer_with_prompts_and_has_padded_widths():
+    """Its rate is that of dense tiles of an earlier architecture; where it was not measured others stand in, and it is
+    said."""
+    def experts_s(backend: str, tokens: int, model: object = "gpt_oss_120b") -> float:
+        report = describe_iteration(deploy(model, "h100", tp=2, moe_backend=backend, timing="extended"),
+                                    prefill=[(tokens, tokens)])
+        return report.operator_shares["experts"] * report.latency_s
+
+    assert 1.5 < experts_s("marlin", 8192) / experts_s("", 8192) < 3.0
+    wide = replace(load_model("gpt_oss_120b"), hidden=3072, expert_intermediate=3072)
+    assert experts_s("marlin", 8192) == pytest.approx(experts_s("marlin", 8192, wide))
+    with pytest.raises(UserError, match="moe_backend must be '' or marlin, got 'cutlass'"):
+        deploy("gpt_oss_120b", moe_backend="cutlass")
+    assert "experts" in " ".join(deploy("gpt_oss_120b", "b200", moe_backend="marlin", timing="extended").remarks)
+
+
+def test_blocks_of_rows_grow_with_the_tokens_of_an_expert():
+    """An expert fills half a block more: a small one with few tokens, at most `block_most` rows with many."""
+    experts = kernels.ExpertParameters(1e15, 3e12, exponent=np.inf, block_rows=4.0, block_most=64.0)
+    rows = np.array([128.0, 128 * 40.0, 128 * 1000.0])
+    compute, _ = kernels.experts_roofs_s(experts, 4096, 1024, 128, rows, 2.0, 2.0, 3)
+    each = 2.0 * 3 * 4096 * 1024 / 1e15
+    assert compute == pytest.approx(each * (rows + 128 * np.array([4.0, 40 * kernels.HALF_BLOCK, 64.0])))
+
+
+def test_a_sliding_window_spares_the_chain_of_a_long_context():
+    """Blocks of rows do not walk beyond their window: an eighth of the heads takes well under a quarter of the time."""
+    windows = replace(load_model("gpt_oss_120b"), window_layers=35)
+    one, eight = (deploy(windows, "h100", tp=tp, timing="extended") for tp in (1, 8))
+    seconds = [found.form.layered_attention(found.shard, "prefill")[0] for found in (one, eight)]
+    token = [float(found.seconds(0.0, 8192.0, 0.0, 1.0)) - found.launch_s for found in seconds]
+    assert token[1] < token[0] / 4
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,6 +10,7 @@ from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
 from ooco_gym.perf.model import model_named
+from ooco_gym.rounding import steady
 
 NAME = "aiconfigurator"
 LIBRARIES = ("nccl", "oneccl", "rccl", "hccl")
@@ -23,6 +24,9 @@ MOST_CHIPS = 8
 """Over which experts are spread at most: no instance has more."""
 UNGATED = {(2688, 1856), (2048, 5120), (1024, 2688)}
 """Hidden and inner widths of experts without a gate (Nemotron), of which the tables do not say so."""
+POWER = 1.01
+"""Of the power law by which the tables' experts get tokens: nearly as many have 1 to 2 as have 100 to 200. Dealt in
+turn, which is the other way, experts have as many tokens as fill their blocks (a power of two), as no router's have."""
 GROUPED = (7168, 2048, 8, 256)
 """Widths, choices and experts of DeepSeek-V3, whose router takes experts of four groups of eight alone, so that those
 of the tables' balanced choices are not the ones that were read."""
@@ -62,7 +66,10 @@ def read(frame: Frame, context: Context, found: Found) -> None:
     take(op != "", f"{bits} is none of 16 bits, {', '.join([*_OPS[name]][1:]) or 'nor another that is fitted'}")
     kernel = frame.texts("kernel_source")
     if name == "moe":
-        take(frame.texts("distribution") == "balanced", "tokens are dealt at random, and not said how")
+        dealt, alone = frame.texts("distribution"), frame.numbers("moe_ep_size") == 1
+        single = frame.numbers("num_tokens") * frame.numbers("topk") <= frame.numbers("num_experts")
+        take(np.where(alone, dealt == f"power_law_{POWER}", (dealt == "balanced") & single),
+             "tokens are dealt so evenly that blocks are full, or in another way than is read")
         take(~np.char.endswith(kernel.astype(str), "_as_silu"), "another activation than the model's")
         shape = np.stack([frame.numbers(column) for column in ("hidden_size", "inter_size", "topk", "num_experts")])
         take((shape.T != GROUPED).any(axis=1), "the router takes experts of some groups alone")
@@ -93,7 +100,8 @@ _OPS = {"gemm": {"half": "gemm", "fp8": "gemm_fp8"}, "all_reduce": {"half": "all
         "context_attention": {"half": "attn_prefill"}, "generation_attention": {"half": "attn_decode"},
         "mla_context_module": {"half": "latent_prefill", "fp8_block": "latent_prefill_fp8"},
         "mla_generation_module": {"half": "latent_decode", "fp8_block": "latent_decode_fp8"},
-        "moe": {"half": "experts", "fp8_block": "experts_fp8", "w4a16_mxfp4": "experts_fp4"}}
+        "moe": {"half": "experts", "fp8_block": "experts_fp8", "w4a16_mxfp4": "experts_fp4",
+                "int4_wo": "experts_marlin"}}
 """Our operators by the bits of weights. Linear layers with a scale for a block of weights are left out, as they were
 timed with their launches (57 µs and more at any size, vLLM 0.24), as are experts with one scale for all, which take
 longer than those of 16 bits."""
@@ -127,7 +135,8 @@ def _experts(tokens: np.ndarray, hidden: np.ndarray, inner: np.ndarray, top_k: n
     collector deals tokens."""
     sizes = np.stack([tokens, experts, top_k, experts // ep], axis=1).astype(np.int64)
     distinct, where = np.unique(sizes, axis=0, return_inverse=True)
-    dealt = np.array([_dealt(*one) for one in distinct.tolist()], dtype=np.float64)[where.reshape(-1)]
+    dealt = np.array([(_drawn if one[1] == one[3] else _dealt)(*one) for one in distinct.tolist()],
+                     dtype=np.float64)[where.reshape(-1)]
     gates = np.array([3.0 - ((wide, narrow) in UNGATED) for wide, narrow in zip(hidden, inner, strict=True)])
     return {"n_tokens": tokens, "d_in": hidden, "d_out": inner / tp, "experts": experts, "top_k": top_k,
             "matrices": gates, "read": dealt[:, 0], "routed": dealt[:, 1]}
@@ -141,6 +150,17 @@ def _dealt(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
     chosen = (first[:, None] + apart * np.arange(top_k)).astype(np.int64) % experts
     counts = np.bincount(chosen.ravel(), minlength=experts)[:here]
     return int((counts > 0).sum()), int(counts.sum())
+
+
+def _drawn(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
+    """The same of all experts, whose tokens are drawn from a power law: of a draw that has every share of it once. What
+    rounding leaves over goes to those that have none."""
+    chosen = tokens * top_k
+    least, most = (1.0, 0.8 * tokens) if chosen > experts else (0.01, 2.0)
+    low, high = (float(steady(end ** (1.0 - POWER))) for end in (least, most))
+    shares = steady((low + (high - low) * (np.arange(experts) + 0.5) / experts) ** (1.0 / (1.0 - POWER)))
+    counts = np.minimum(np.round(chosen * shares / shares.sum()), tokens)
+    return min(here, int((counts > 0).sum() + max(chosen - counts.sum(), 0.0))), chosen
 
 
 def _device(frame: Frame, context: Context) -> Any:

@@ -24,9 +24,9 @@ from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.rounding import steady
 
-__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "ROUTER", "Attention", "Linear", "MeasuredAttention", "MixedKernel",
-           "OperatorCost", "Phase", "Shard", "TimingForm", "collectives", "expert_kernel", "experts_of", "heads_of",
-           "linears", "list_timings", "model_heads", "timing_form"]
+__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "MOE_BACKENDS", "ROUTER", "Attention", "Linear", "MeasuredAttention",
+           "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "collectives", "expert_kernel", "experts_of",
+           "heads_of", "linears", "list_timings", "model_heads", "timing_form"]
 
 Phase = Literal["prefill", "decode"]
 
@@ -42,6 +42,8 @@ class Shard:
     causal_factor: float = 1.0
     expert_parallel: bool = False
     """Whether each chip has whole experts, rather than a part of every one."""
+    moe_backend: str = ""
+    """Kernel of experts of 4 bits, one of `MOE_BACKENDS`."""
 
 
 class OperatorCost(NamedTuple):
@@ -105,8 +107,10 @@ class Linear(NamedTuple):
 
 
 ROUTER = "router"
-EXPERT_KERNELS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125}
+EXPERT_KERNELS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125, "experts_marlin": 0.53125}
 """Bytes of a weight of experts, by kernel (`kernels.ExtendedParameters`)."""
+MOE_BACKENDS = ("", "marlin")
+"""Kernels of experts of 4 bits, as vLLM's `--moe-backend` calls them; '': Triton's."""
 LATENT_LINEARS = ("qkv_a", "q_b", "kv_b", "o")
 """Linear layers around latent attention."""
 
@@ -138,8 +142,10 @@ def linears(model: ModelSpec, tp: int) -> list[Linear]:
     return [*found, *([Linear(ROUTER, model.hidden, model.experts, 1, model.expert_layers)] if model.experts else [])]
 
 
-def expert_kernel(weight_bytes: float) -> str:
+def expert_kernel(weight_bytes: float, moe_backend: str = "") -> str:
     """The kernel of experts with weights of so many bytes, one of `EXPERT_KERNELS`."""
+    if moe_backend and 0 < weight_bytes < 1:
+        return f"experts_{moe_backend}"
     return "experts_fp8" if weight_bytes == 1 else "experts_fp4" if 0 < weight_bytes < 1 else "experts"
 
 
@@ -235,7 +241,8 @@ class TimingForm(ABC):
 
     def layered_attention(self, shard: Shard, phase: Phase) -> tuple[Attention, Attention | None]:
         """`attention` of the layers that look at everything, and of those with a sliding window, whose contexts are no
-        longer than it. In prefill the second are part of the first: of each row what it takes in a long prompt."""
+        longer than it. In prefill the second are part of the first: of each row what it takes in a long prompt, where
+        no block of rows walks through the whole context."""
         model = shard.model
         if not model.window_layers:
             return self.attention(shard, phase), None
@@ -245,7 +252,7 @@ class TimingForm(ABC):
         if phase == "decode":
             return full, sliding
         sums = _LONG_ROWS * np.array([model.window, 1.0, 1.0, 1.0 / _LONG_ROWS])
-        each = (float(sliding.seconds(*sums)) - sliding.launch_s) / _LONG_ROWS
+        each = (float(sliding._replace(critical_s=0.0).seconds(*sums)) - sliding.launch_s) / _LONG_ROWS
         return full._replace(launch_s=full.launch_s + sliding.launch_s,
                              linear_s=full.linear_s + np.array([0.0, each, 0.0, 0.0])), None
 

@@ -30,6 +30,8 @@ from ooco_gym.perf.timing import (
 )
 from ooco_gym.perf.timing.ooco import NEVER_SATURATED, fp8_gain
 
+_MARLIN = (256, 128)
+"""Widths of which the hidden and inner ones of Marlin's experts are multiples, with zeros where the model's are not."""
 _BATCHES = np.arange(1, 16_385)
 
 
@@ -56,6 +58,7 @@ class Kernels(NamedTuple):
     experts: kernels.ExpertParameters
     experts_fp8: kernels.ExpertParameters
     experts_fp4: kernels.ExpertParameters
+    experts_marlin: kernels.ExpertParameters
     latent_prefill: kernels.PrefillAttentionParameters
     latent_decode: kernels.DecodeAttentionParameters
 
@@ -63,9 +66,9 @@ class Kernels(NamedTuple):
         """Of linear layers with weights of so many bytes."""
         return self.gemm_fp8 if weight_bytes == 1 else self.gemm
 
-    def experts_of(self, weight_bytes: float) -> kernels.ExpertParameters:
-        """Of experts with weights of so many bytes."""
-        return getattr(self, expert_kernel(weight_bytes))
+    def experts_of(self, shard: Shard) -> kernels.ExpertParameters:
+        """Of the shard's experts."""
+        return getattr(self, expert_kernel(shard.model.expert_bytes, shard.moe_backend))
 
 
 def fused_linears(model: ModelSpec, tp: int) -> list[Linear]:
@@ -201,8 +204,10 @@ class Form(TimingForm):
     def experts(self, shard: Shard, tokens: np.ndarray) -> OperatorCost:
         """The experts of all layers of an iteration of `tokens`, float64[n]."""
         model, one = shard.model, experts_of(shard, tokens)
-        parameters = self.kernels(shard).experts_of(model.expert_bytes)
-        shape = (model.hidden, one.width, one.read, one.routed)
+        parameters = self.kernels(shard).experts_of(shard)
+        padded = _MARLIN if shard.moe_backend == "marlin" else (1, 1)
+        hidden, width = (-(-size // part) * part for size, part in zip((model.hidden, one.width), padded, strict=True))
+        shape = (hidden, width, one.read, one.routed)
         kind = (model.expert_bytes, model.dtype_bytes, 3 if model.gated_mlp else 2)
         compute, memory = kernels.experts_roofs_s(parameters, *shape, *kind)
         seconds = model.expert_layers * kernels.experts_s(parameters, *shape, one.chosen, *kind)
@@ -246,7 +251,8 @@ def complete(chip: ChipSpec) -> Kernels:
         found.overhead or kernels.OverheadParameters(), found.mixed_attention, found.skew or kernels.SkewParameters(),
         found.gemm_fp8 or replace(gemm, flops_per_s=gain * gemm.flops_per_s), experts,
         found.experts_fp8 or replace(experts, flops_per_s=gain * experts.flops_per_s),
-        found.experts_fp4 or experts, found.latent_prefill or prefill, found.latent_decode or decode)
+        found.experts_fp4 or experts, found.experts_marlin or found.experts_fp4 or experts,
+        found.latent_prefill or prefill, found.latent_decode or decode)
 
 
 @cache
