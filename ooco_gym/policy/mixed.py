@@ -31,6 +31,7 @@ from ooco_gym.sim.step_actions import (
     num_new_blocks,
     preempt,
     preempt_to_head,
+    preempt_to_tail,
     running_index,
     unschedule,
     wake_at,
@@ -40,8 +41,8 @@ from ooco_gym.sim.waiting import bucket_of, bucket_start, next_in_order, previou
 __all__ = ["CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots", "begins_ps", "bucket_of", "bucket_start",
            "checkpoint", "count_up_to", "fits_chunk", "fits_whole", "get_computed_blocks", "get_computed_tokens",
            "has_seat", "iteration_latency", "missing", "next_in_order", "num_free_blocks", "num_new_blocks",
-           "past_outputs", "preempt", "preempt_to_head", "previous_in_order", "rank_of", "running_index", "unschedule",
-           "wake_at", "worthless"]
+           "past_outputs", "preempt", "preempt_to_head", "preempt_to_tail", "previous_in_order", "rank_of",
+           "running_index", "unschedule", "wake_at", "worthless"]
 
 VICTIMS = ("last", "least_computed", "least_computed_of_class")  # choices of the setting `preempt`
 LEAST_COMPUTED_OF_CLASS = VICTIMS.index("least_computed_of_class")

@@ -248,6 +248,14 @@ def preempt_to_head(state, instance, index, how):
 
 
 @inner
+def preempt_to_tail(state, instance, index, how):
+    """As `preempt`, but it waits behind all others of its class."""
+    slot = state.members[s.BATCH, instance, index]
+    _lose(state, instance, index, how)
+    enqueue(state, instance, slot, False)
+
+
+@inner
 def checkpoint(state, instance, index):
     """Copies to the host what the running request at `index` has computed since its last copy, as far as there is room.
 

@@ -61,7 +61,7 @@ def values_of(random: Random, policy: str, max_batch: int) -> dict[str, Any]:
             found[param.name] = min(max_batch, random.choice((1, 2, max_batch // 2, max_batch)))
         elif param.name == "reserved_blocks" and random.random() < 0.95:
             found[param.name] = random.randint(0, 3)
-        elif param.name not in LEFT and random.random() < share:
+        elif param.name not in LEFT and not param.file and random.random() < share:
             found[param.name] = value_of(random, param)
     return found
 
