@@ -154,7 +154,7 @@ def measure(out: Path, workers: int) -> list[str]:
     for name, source in sources().items():
         found = list(in_processes(mean_of, [(source, row) for row in source["rows"]], workers))
         if all(found):
-            figures[NAME] = figures.get(NAME, {}) | {name: found}
+            figures.setdefault(NAME, {})[name] = found
         said.append(f"{name}: played {len(found)} rows" if all(found) else f"{name}: no traces, the last figures stay")
     write_json(out / FIGURES, as_json(figures, 6))
     (out / PAGE).write_text(written(out), encoding="utf-8")
