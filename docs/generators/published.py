@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 from docs.generators.marked import merged
-from docs.generators.validity import FIGURES, PAGE, ROOT, read_figures
+from docs.generators.validity import CLOCKS, FIGURES, PAGE, PUBLISHED, ROOT, clocks, published_errors, read_figures
 from ooco_gym.cli import main as ooco_gym
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import as_json, write_json
@@ -32,7 +32,7 @@ from ooco_gym.jobs import cores, in_processes
 from ooco_gym.report import NONE, Table, minus, percent
 from ooco_gym.workload import Trace, write_trace
 
-CASES, NAME = Path(__file__).with_name("published.yaml"), "published"
+CASES, NAME = Path(__file__).with_name("published.yaml"), PUBLISHED
 BEGIN = "<!-- Written by `make validity` from docs/generators/published.yaml and results/validity.json. -->"
 READ = {
     "tokens_s_chip": ("tokens/s a chip", lambda found, row: found["online"]["total_tokens_per_s"] / row["tp"]),
@@ -138,13 +138,14 @@ def played(source: Source, row: Mapping[str, Any], seed: int, out: Path) -> dict
     return {key: float(READ[key][1](summary, row)) for key in source["columns"] if key in READ}
 
 
-def mean_of(item: tuple[Source, Mapping[str, Any]]) -> dict[str, float] | None:
-    """The same, means over as many traces as the row says."""
+def compared(item: tuple[Source, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Chip, clock, and of each figure what was measured and what is simulated, in the mean of the row's traces."""
     source, row = item
     with tempfile.TemporaryDirectory() as work:
         found = [played(source, row, seed, Path(work, str(seed))) for seed in range(row.get("traces", 1))]
     there = [one for one in found if one is not None]
-    return {key: float(np.mean([one[key] for one in there])) for key in there[0]} if there else None
+    pairs = {key: [row[key], float(np.mean([one[key] for one in there]))] for key in there[0]} if there else {}
+    return {"chip": row["chip"], "clock": row.get("clock", "vllm"), **pairs} if there else None
 
 
 def measure(out: Path, workers: int) -> list[str]:
@@ -152,12 +153,13 @@ def measure(out: Path, workers: int) -> list[str]:
     figures: Any = read_figures(out)
     said = []
     for name, source in sources().items():
-        found = list(in_processes(mean_of, [(source, row) for row in source["rows"]], workers))
+        found = list(in_processes(compared, [(source, row) for row in source["rows"]], workers))
         if all(found):
             figures.setdefault(NAME, {})[name] = found
         said.append(f"{name}: played {len(found)} rows" if all(found) else f"{name}: no traces, the last figures stay")
     write_json(out / FIGURES, as_json(figures, 6))
-    (out / PAGE).write_text(written(out), encoding="utf-8")
+    for page, text in ((PAGE, written(out)), (CLOCKS, clocks(figures))):
+        (out / page).write_text(text, encoding="utf-8")
     return said
 
 
@@ -168,11 +170,9 @@ def written(out: Path) -> str:
     every = {name: (source, figures[name]) for name, source in sources().items() if name in figures}
     rows, unseen = [], []
     for name, (source, found) in every.items():
-        pairs = list(zip(source["rows"], found, strict=True))
-        unseen += [pair for pair in pairs if source["seen"] == "no" and pair[0]["chip"] in WANTED_ON]
-        for chip in dict.fromkeys(row["chip"] for row, _ in pairs):
-            means = _means([pair for pair in pairs if pair[0]["chip"] == chip])
-            rows.append([f"`{name}`", chip, *means, source["seen"]])
+        unseen += [one for one in found if source["seen"] == "no" and one["chip"] in WANTED_ON]
+        for chip in dict.fromkeys(one["chip"] for one in found):
+            rows.append([f"`{name}`", chip, *_means([one for one in found if one["chip"] == chip]), source["seen"]])
     rows += [["**all of these, unseen**", ", ".join(WANTED_ON), *_means(unseen), "no"],
              ["wanted of them", "", "", *(f"{most} %" for most in AVERAGED.values()), ""]]
     head = ["source", "chip", "rows", *(READ[key][0] for key in AVERAGED), "seen by a fit"]
@@ -184,18 +184,18 @@ def written(out: Path) -> str:
     return merged(out / PAGE, "\n\n".join(parts), BEGIN)
 
 
-def _means(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]]) -> list[str]:
+def _means(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows, and the mean error of each figure with the worst one."""
     cells = []
     for key in AVERAGED:
-        found = [100 * (one[key] / row[key] - 1) for row, one in pairs if row.get(key)]
-        cells.append(f"{np.abs(found).mean():.1f} % ({_signed(max(found, key=abs))})" if found else NONE)
-    return [str(len(pairs)), *cells]
+        errors = published_errors(found, key)
+        cells.append(f"{np.abs(errors).mean():.1f} % ({_signed(max(errors, key=abs))})" if errors else NONE)
+    return [str(len(found)), *cells]
 
 
-def _table(source: Source, found: Sequence[Mapping[str, float]]) -> str:
+def _table(source: Source, found: Sequence[Mapping[str, Any]]) -> str:
     columns = source["columns"]
-    rows = [[number, *(_cell(row[key], one[key]) if key in READ else row[key] for key in columns)]
+    rows = [[number, *(_cell(*one[key]) if key in READ else row[key] for key in columns)]
             for number, (row, one) in enumerate(zip(source["rows"], found, strict=True))]
     head = ["row", *(READ[key][0] if key in READ else key for key in columns)]
     return Table("", head, rows, align="r" + "".join("r" if key in READ else "l" for key in columns)).markdown()

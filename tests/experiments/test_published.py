@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from docs.generators import published
+from docs.generators import published, validity
 from ooco_gym.errors import UserError
 
 CASE = """
@@ -52,14 +52,17 @@ def test_a_row_without_a_field_for_each_column_is_named(cases):
 def test_a_tiny_source_is_played_and_written(tmp_path, cases):
     (tmp_path / "docs").mkdir()
     (tmp_path / "results").mkdir()
+    (tmp_path / "conf").mkdir()
     (tmp_path / published.PAGE).write_text(f"before\n{published.BEGIN}\n<!-- end of results -->\nafter\n")
     assert published.measure(tmp_path, 1) == ["tiny: played 2 rows"]
     found = json.loads((tmp_path / published.FIGURES).read_text())[published.NAME]["tiny"]
-    assert all(one["tpot_ms"] > 0 and one["ttft_ms"] > 0 and one["preemptions"] == 0 for one in found)
+    assert [one["tpot_ms"][0] for one in found] == [10, 10] and all(one["tpot_ms"][1] > 0 for one in found)
+    assert found[1]["ttft_ms"][0] is None and [one["preemptions"] for one in found] == [[0, 0], [0, 0]]
     page = (tmp_path / published.PAGE).read_text(encoding="utf-8")
     assert page.startswith("before\n") and page.endswith("\nafter\n")
     assert "| 1 | 3 | 10 / " in page and "| – / " in page and "| 0 / 0 |" in page
-    error = 100 * abs(found[0]["ttft_ms"] / 5 - 1)
+    error = 100 * abs(found[0]["ttft_ms"][1] / 5 - 1)
+    assert "2 published runs" in (tmp_path / validity.CLOCKS).read_text(encoding="utf-8")
     assert "| `tiny` | h100 | 2 | – | " in page and f"| {error:.1f} % (" in page
 
 
