@@ -178,9 +178,10 @@ def written(out: Path) -> str:
     head = ["source", "chip", "rows", *(READ[key][0] for key in AVERAGED), "seen by a fit"]
     parts = [Table("", head, rows, align="llrrrrl").markdown()]
     for name, (source, found) in every.items():
+        spelled = "".join(f"# for {key} write {text}\n" for key, text in source.get("spelled", {}).items())
         command = source["command"].replace("\n", " \\\n    ")
         parts += [f"**`{name}`**: [{source['title']}]({source['url']}). {source['text']}", _table(source, found),
-                  f"```sh\nooco-gym simulate {command}\n```"]
+                  f"```sh\n{spelled}ooco-gym simulate {command}\n```"]
     return merged(out / PAGE, "\n\n".join(parts), BEGIN)
 
 
