@@ -24,7 +24,11 @@ SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one ta
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal instances of one role; `kv_blocks` where their number is known rather than computed from the memory."""
+    """Equal instances of one role; `kv_blocks` where their number is known rather than computed from the memory.
+
+    `data_parallel` of a mixed instance: ranks with a queue and KV memory each, `tp * pp` chips every one, which share
+    the model's experts (`Deployment`). Of a model without experts they are as many instances.
+    """
 
     chip: Any
     tp: int = 1
@@ -33,6 +37,12 @@ class Pool:
     kv_blocks: int | None = None
     expert_parallel: bool = False
     moe_backend: str = ""
+    data_parallel: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Engines, each with a queue and KV memory of its own."""
+        return self.count * self.data_parallel
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class Cluster:
     def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
         """The model, what memory serves it, and every chip, by name, sorted: what makes clusters equal."""
         chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
-                 for _ in range(pool.count * pool.tp * pool.pp)]
+                 for _ in range(pool.ranks * pool.tp * pool.pp)]
         memory = (self.memory, self.kv_fraction, self.max_num_batched_tokens, self.max_num_seqs)
         return label("model", self.model), memory, sorted(chips)
 
@@ -122,10 +132,11 @@ class Cluster:
         return default_timing(load_chip(pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed))
 
     def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
-        """(role, deployment) of each instance, relaxed ones before strict ones; `timing` as `Scenario` has it."""
+        """(role, deployment) of each instance or data-parallel rank, relaxed ones before strict ones; `timing` as
+        `Scenario` has it."""
         model, form = load_model(self.model), timing_values(self.default_timing() if timing is None else timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
-                for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.count]
+                for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.ranks]
 
 
 def _number(name: str, key: str, value: Any) -> float:
@@ -143,11 +154,15 @@ def _pool(group: Any, role: str) -> Pool:
     if "chip" not in group:
         raise UserError(f"cluster pool '{role}': each group needs a chip (a name in conf/chip, or a path)")
     pool = Pool(**{str(key): item for key, item in group.items()})
-    for key in ("tp", "pp", "count", "kv_blocks"):
+    for key in ("tp", "pp", "count", "data_parallel", "kv_blocks"):
         if not is_whole(getattr(pool, key)) and not (key == "kv_blocks" and pool.kv_blocks is None):
             raise UserError(f"cluster pool '{role}': {key}={getattr(pool, key)!r} must be a whole number")
-    if pool.count < 1:
-        raise UserError(f"cluster pool '{role}': count={pool.count} must be at least 1")
+    for key in ("count", "data_parallel"):
+        if getattr(pool, key) < 1:
+            raise UserError(f"cluster pool '{role}': {key}={getattr(pool, key)} must be at least 1")
+    if pool.data_parallel > 1 and role != "mixed":
+        raise UserError(f"cluster pool '{role}': data_parallel={pool.data_parallel} is for mixed instances; leave "
+                        "it out, or give mixed instances")
     return pool
 
 
@@ -155,4 +170,5 @@ def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) 
     return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction,
                       block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks,
                       expert_parallel=pool.expert_parallel, moe_backend=pool.moe_backend, memory=cluster.memory,
-                      max_num_batched_tokens=cluster.max_num_batched_tokens, max_num_seqs=cluster.max_num_seqs, **form)
+                      max_num_batched_tokens=cluster.max_num_batched_tokens, max_num_seqs=cluster.max_num_seqs,
+                      data_parallel=pool.data_parallel if model.experts else 1, **form)

@@ -156,8 +156,9 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         *((("rejected requests", f"{rejected['online']:,} online, {rejected['offline']:,} offline"),)
           if rejected else ()),
         ("computed, of the chips' peak", percent(used["compute_share"])),
-        *((f"instance {index} ({one['role']})", f"runs {percent(one['busy_share'])} of the time, KV memory "
-           f"{percent(one['kv_mean_share'])} full") for index, one in enumerate(summary["instances"][:8])),
+        *((f"instance {index} ({one['role']}{', rank ' + str(one['rank']) if 'rank' in one else ''})",
+           f"runs {percent(one['busy_share'])} of the time, KV memory {percent(one['kv_mean_share'])} full")
+          for index, one in enumerate(summary["instances"][:8])),
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")

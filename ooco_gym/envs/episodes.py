@@ -412,7 +412,7 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
     if kind >= b.CLOCK:
         return True
     if kind == s.ROUTE:
-        many_arrive = sum(pool.count for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
+        many_arrive = sum(pool.ranks for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
         many_decode = sum(pool.count for pool in cluster.strict) > 1  # for an offline one, to stay is a choice as well
         return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
     if kind == s.COMPOSE:
@@ -430,7 +430,7 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
 def _most_instances(config: EpisodeConfig) -> int:
     """Instances of the largest cluster that an episode may have."""
     clusters = [config.scenario, *(config.scenario.with_(cluster=one) for one in config.vary.get("cluster", ()))]
-    return max(sum(pool.count for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed))
+    return max(sum(pool.ranks for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed))
                for cluster in (one.load_cluster() for one in clusters))
 
 

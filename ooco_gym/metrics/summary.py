@@ -357,7 +357,7 @@ def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarra
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:
     """What each instance did, over the whole run: shares of simulated time, mean share of KV memory in use, and the
-    share found in its prefix cache of what was admitted (first admissions alone)."""
+    share found in its prefix cache of what was admitted (first admissions alone); of data-parallel ranks which."""
     end_ps = end_ps_of(run)
     figures = []
     for spec in run.instances:
@@ -366,6 +366,7 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
         block_us = used * (end_ps // PS_PER_US) - int(spec["kv_times_us"])
         figures.append({
             "role": ROLE_NAMES[spec["role"]],
+            **({"rank": len(figures) - int(spec["first_rank"])} if spec["ranks"] else {}),
             "busy_share": sum(kinds.values()),
             "kv_mean_share": block_us / (int(spec["total_blocks"]) * (end_ps // PS_PER_US)),
             **{f"{kind}_share": share for kind, share in kinds.items()},

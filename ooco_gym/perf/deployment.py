@@ -31,9 +31,12 @@ class Deployment:
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
-        expert_parallel: whether each of the `tp` chips has whole experts, rather than a part of every one.
+        expert_parallel: whether each of the chips that share experts has whole ones, rather than a part of every one.
         moe_backend: kernel of experts of 4 bits: `` is Triton's (vLLM's choice for MXFP4), `marlin` that of
             `VLLM_MXFP4_USE_MARLIN=1` or `--moe-backend marlin`, slower with prompts.
+        data_parallel: ranks of which this is one: each has the model but its experts, which are spread over the chips
+            of all (vLLM's data_parallel_size). Bytes and chips are those of one rank; times are as where all ranks
+            have as many tokens.
         memory: account of the memory: `fraction` has `kv_fraction` of the datasheet's for weights and KV cache, `vllm`
             that share of the real memory, less the peak that the engine profiles (`ooco_gym.perf.memory`).
         max_num_batched_tokens: with `vllm`, the token budget that the engine profiles; 0: as shipped on the card.
@@ -57,9 +60,10 @@ class Deployment:
     memory: str = "fraction"
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
+    data_parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "block_tokens"):
+        for name in ("tp", "pp", "block_tokens", "data_parallel"):
             whole_number(name, getattr(self, name), 1)
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             whole_number(name, getattr(self, name), 0)
@@ -72,9 +76,14 @@ class Deployment:
             whole_number("kv_blocks", self.known_kv_blocks, 2)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
-        if self.expert_parallel and (not self.model.experts or self.model.experts % self.tp):
-            raise UserError(f"model '{self.model.name}': expert_parallel needs experts that tp={self.tp} divides; it "
-                            f"has {self.model.experts}")
+        ranks = f" x data_parallel={self.data_parallel}" if self.data_parallel > 1 else ""
+        if self.expert_parallel and (not self.model.experts or self.model.experts % (self.tp * self.data_parallel)):
+            raise UserError(f"model '{self.model.name}': expert_parallel needs experts that tp={self.tp}{ranks} "
+                            f"divides; it has {self.model.experts}")
+        if ranks and not self.model.experts:
+            raise UserError(f"model '{self.model.name}' has no experts that ranks could share: data_parallel="
+                            f"{self.data_parallel} are as many instances that know nothing of each other; give their "
+                            "count")
         if self.moe_backend not in MOE_BACKENDS:
             raise UserError(f"moe_backend must be '' or {MOE_BACKENDS[1]}, got '{self.moe_backend}'")
         if reason:
@@ -113,7 +122,7 @@ class Deployment:
 
     @property
     def chips(self) -> int:
-        """Number of chips of the instance."""
+        """Number of chips of the instance; of data-parallel ranks, of one."""
         return self.tp * self.pp
 
     @property
@@ -130,9 +139,14 @@ class Deployment:
     @property
     def shard(self) -> Shard:
         """What the timing form needs to know; an all-reduce that was not measured is the link's (`with_allreduce`)."""
-        chip = with_allreduce(self.chip, self.tp if self.tp > 1 else self.pp)
-        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel,
-                     self.moe_backend)
+        chip = with_allreduce(self.chip, self._linked)
+        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel, self.moe_backend,
+                     self.data_parallel)
+
+    @property
+    def _linked(self) -> int:
+        """Chips of its widest all-reduce, whose figures of a link count for all."""
+        return self.tp * self.data_parallel if self.tp * self.data_parallel > 1 else self.pp
 
     @property
     def remarks(self) -> list[str]:
@@ -140,14 +154,15 @@ class Deployment:
         found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing, self.moe_backend)]
         if self.known_kv_blocks is None:
             found.append(size_remark(self.chip, self.memory))
-        if self.chips > 1:
-            found.append(allreduce_remark(self.chip, self.tp if self.tp > 1 else self.pp))
+        if self.chips * self.data_parallel > 1:
+            found.append(allreduce_remark(self.chip, self._linked))
         return [sentence for sentence in found if sentence]
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights of the whole instance."""
-        return self.model.weight_bytes
+        """Bytes of the weights of the whole instance; of data-parallel ranks, those that lie on one's chips."""
+        experts = self.model.expert_weights * self.model.expert_bytes
+        return round(self.model.weight_bytes - experts * (1.0 - 1.0 / self.data_parallel))
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -203,7 +218,7 @@ class Deployment:
         return self.form.saturation_batch(self.shard)
 
     def _peak_bytes(self, tp: int) -> float:
-        return profiled_peak_bytes(self.model, tp, tp * self.pp, *self.batch_limits)
+        return profiled_peak_bytes(self.model, tp, tp * self.pp, *self.batch_limits, self.data_parallel)
 
     def _does_not_fit(self) -> str:
         needed, available = self.weight_bytes + self.kv_bytes_per_token * self.block_tokens, self.usable_bytes

@@ -48,13 +48,15 @@ def batch_defaults(chip: str, memory_bytes: float, largest_cards: bool = True) -
     return 16_384 if gib >= 160 and largest_cards else 8192 if large else 2048, 1024 if large else 256
 
 
-def profiled_peak_bytes(model: ModelSpec, tp: int, chips: int, tokens: int, seats: int) -> float:
+def profiled_peak_bytes(model: ModelSpec, tp: int, chips: int, tokens: int, seats: int,
+                        data_parallel: int = 1) -> float:
     """Bytes of a card that are neither weights nor KV cache: the larger of an iteration of `tokens` tokens and, beside
-    its hidden states, a sampling of `seats` sequences; of experts, the widths of those that a token goes to count."""
+    its hidden states, a sampling of `seats` sequences; of experts, the widths of those that a token goes to count. Of
+    data-parallel ranks each gathers the hidden states of all (an estimate: no such engine's peak was measured)."""
     inner = max(model.intermediate, model.top_k * model.expert_intermediate + model.shared_intermediate)
-    layer = tokens * model.dtype_bytes * LAYER_WIDTHS * (model.hidden + inner / tp)
+    layer = tokens * model.dtype_bytes * LAYER_WIDTHS * (data_parallel * model.hidden + inner / tp)
     sampler = tokens * model.dtype_bytes * model.hidden + SAMPLER_BYTES * seats * model.vocab
-    return (LINKED_BYTES if chips > 1 else ONE_CHIP_BYTES) + max(layer, sampler)
+    return (LINKED_BYTES if chips * data_parallel > 1 else ONE_CHIP_BYTES) + max(layer, sampler)
 
 
 def size_remark(chip: ChipSpec, account: str) -> str:

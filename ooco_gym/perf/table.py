@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.kernels import norm
-from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
+from ooco_gym.perf.timing import OF_ALL_RANKS, Attention, MeasuredAttention, MixedKernel, Phase
 from ooco_gym.rounding import steady
 
 KEPT = 128  # tables, of some 0.2 MB each
@@ -57,6 +57,8 @@ class CostTable(NamedTuple):
         kv_blocks: KV blocks that fit beside the weights.
         kv_bytes_per_token: of the whole instance.
         bs_sat: compute-saturated decode batch size.
+        shared_ps: int64[max_prefill_tokens + 1] of data-parallel ranks: the part of an iteration that all have together
+            (experts and exchange), where each has so many tokens, as all other times have it; else of no size.
     """
 
     decode_lines: np.ndarray
@@ -72,6 +74,7 @@ class CostTable(NamedTuple):
     kv_blocks: int
     kv_bytes_per_token: int
     bs_sat: int
+    shared_ps: np.ndarray
 
     # As keys of `lru_cache`, tables are equal where they are the same one: `cost_table` keeps them.
     __eq__ = object.__eq__
@@ -103,7 +106,9 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
     dense_s = _seconds(form.dense(shard, batch)) + head_s
     tokens = np.arange(max_prefill_tokens + 1, dtype=np.float64)
     overhead_s = np.array([form.overhead_s(shard, phase) for phase in PHASES])
-    prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
+    dense = form.dense(shard, tokens)
+    prefill_s = _seconds(dense) + overhead_s[0]
+    shared = [one for one in dense if one.name in OF_ALL_RANKS] if deployment.data_parallel > 1 else []
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
     # Of no token there is no time: the first entries are set to 0 later.
     _check_times(deployment, head_s[1:], dense_s[1:], overhead_s, prefill_s[1:], far)
@@ -129,6 +134,7 @@ def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int)
         kv_blocks=deployment.kv_blocks,
         kv_bytes_per_token=deployment.kv_bytes_per_token,
         bs_sat=deployment.bs_sat,
+        shared_ps=_whole_ps(_seconds(shared)) if shared else np.zeros(0, np.int64),
     )
 
 

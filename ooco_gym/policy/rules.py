@@ -114,6 +114,24 @@ def fewest_requests(state):
 
 
 @inner
+def fewest_of_ranks(state):
+    """Instance with the fewest requests, those that wait counted up to four times where little memory is free; of
+    equals the first from a place that moves on with every request (vLLM: `get_core_engine_for_request`)."""
+    count, best, least = state.config.relaxed_count, 0, float(s.NEVER)
+    start = state.pending.route_step % count
+    for step in range(count):
+        instance = (start + step) % count
+        spec = state.instances[instance]
+        waiting = spec.online_waiting + spec.offline_waiting
+        used = 1.0 - spec.free_blocks / spec.total_blocks
+        score = spec.running + waiting * (1.0 + 6.0 * max(0.0, used - 0.5))
+        if score < least:
+            best, least = instance, score
+    state.pending.route_step = start + 1
+    return best
+
+
+@inner
 def lightest_strict(state, slot, bound_ps):
     """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
     best, least = state.config.relaxed_count, s.NEVER
@@ -213,7 +231,10 @@ def route_least_backlog(view):
 
 @hook(ROUTE, flushes=True)
 def route_fewest_requests(view):
-    """Arrivals to the mixed instance with the fewest requests, running and waiting; of equals the first."""
+    """Arrivals to the mixed instance with the fewest requests, running and waiting; of equals the first. To
+    data-parallel ranks as vLLM's front end sends them."""
+    if view.state.config.data_parallel > 0:
+        return fewest_of_ranks(view.state)
     return fewest_requests(view.state)
 
 

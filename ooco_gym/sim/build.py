@@ -110,7 +110,7 @@ def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTabl
     table = _table(deployment, max_batch)
     if factor == 1.0:
         return table
-    names = ("decode_lines", "attention_lines", "prefill_ps", "head_ps")
+    names = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "shared_ps")
     scaled = {name: np.rint(getattr(table, name) * factor).astype(np.int64) for name in names}
     seconds = ("roofs_s", "launch_s", "linear_s", "critical_s")
     parts = {name: getattr(table.attention, name) * factor for name in seconds}
@@ -172,6 +172,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         pool = pool._replace(predicted=len(trace))
     if weights is not None:
         pool = pool._replace(weights=len(weights))
+    if any(table.shared_ps.size for table in unique):
+        pool = pool._replace(shared=PREFILL_ENTRIES)
     waits = np.zeros(len(trace), bool) if turns is None else turns.previous >= 0
     pool, timed = pool._replace(turns=int(waits.sum())), int((trace.online & ~waits).sum())
     state = s.empty_state(len(trace), timed, len(machines), links, rows * len(unique), rules.max_batch, PREFILL_ENTRIES,
@@ -186,6 +188,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         after = rules.engine_clock.frontend_ps(trace.prompt_tokens[turns.previous[waits]])  # the answer on its way
         think_ps = turns.think_s[waits] * s.PS_PER_S + after
         state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
+    state.config.data_parallel = int(state.instances["ranks"].max())
     if rules.engine_clock.async_scheduling and all(machine.role == "mixed" for machine in machines):
         state.config.async_scheduling = settings["async_scheduling"]
         state.config.schedule_ps = round(rules.engine_clock.schedule_s * s.PS_PER_S)
@@ -229,6 +232,8 @@ def _fill_tables(state: s.State, unique: Sequence[CostTable], rules: Rules, rows
             row = belief * len(unique) + i
             for name in ("decode_lines", "attention_lines", "prefill_ps", "head_ps"):
                 getattr(state, name)[row] = np.rint(getattr(table, name) * factor).astype(np.int64)
+            if table.shared_ps.size:
+                state.shared_ps[row] = np.rint(table.shared_ps * factor).astype(np.int64)
             entry = state.tables[row]
             entry["prefill_slope_ps"] = np.rint(table.prefill_slope_ps * factor)
             _fill_attention(state, row, table, factor)
@@ -274,6 +279,17 @@ def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequenc
     instances["pull_due"] = 1
     instances["hold"] = s.HOLD_UNTIL_CHANGE
     instances["wants_pull"] = 1
+    _fill_ranks(instances, [machine.deployment.data_parallel for machine in machines])
+
+
+def _fill_ranks(instances: np.ndarray, data_parallel: Sequence[int]) -> None:
+    """So many instances in a row are the ranks of one group."""
+    begin = 0
+    while begin < len(data_parallel):
+        end = begin + data_parallel[begin]
+        if end > begin + 1:
+            instances["first_rank"][begin:end], instances["ranks"][begin:end] = begin, end - begin
+        begin = end
 
 
 def _fill_links(state: s.State, relaxed: int, rules: Rules) -> None:

@@ -188,6 +188,14 @@ def dense_latency(state, table, tokens):
 
 
 @inlined
+def shared_latency(state, table, tokens, ranks):
+    """What data-parallel ranks take together for the tokens of all, at least one each, in ps: experts and exchange."""
+    shared = state.shared_ps[table]
+    mean = min(tokens // ranks, shared.size - 2)
+    return shared[mean] + (shared[mean + 1] - shared[mean]) * (tokens - ranks * mean) // ranks
+
+
+@inlined
 def prefill_latency(state, table, work, rows, tokens, context, sequences):
     """Latency of a prefill batch, in ps.
 

@@ -31,6 +31,7 @@ from ooco_gym.sim.queues import (
     retry_waiting,
     schedule,
 )
+from ooco_gym.sim.ranks import AHEAD, NOW, start_ranks
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
 
@@ -170,6 +171,8 @@ def _dispatch_mixed(state, instance, compose):
     (vLLM: `step_with_batch_queue`)."""
     spec = state.instances[instance]
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
+    if state.config.data_parallel > 0 and spec.ranks > 0:
+        return _dispatch_rank(state, instance, compose)
     while spec.activity == s.IDLE or (ahead and spec.composed == 0):
         composes = spec.composed == 0
         if composes and ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
@@ -181,6 +184,19 @@ def _dispatch_mixed(state, instance, compose):
         start_mixed(state, instance)
         if composes and spec.activity == s.IDLE:
             return DONE
+    return DONE
+
+
+@inner
+def _dispatch_rank(state, instance, compose):
+    """The same of a data-parallel rank, whose iteration begins with those of the others."""
+    spec, again = state.instances[instance], True
+    while again:
+        if spec.composed == 0:
+            if ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
+                return UNANSWERED
+            spec.composed = AHEAD if spec.activity == s.MIXING else NOW
+        again = start_ranks(state, instance)
     return DONE
 
 

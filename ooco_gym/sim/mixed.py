@@ -104,27 +104,47 @@ def iteration_latency(state, instance):
     return sums_latency(state, state.instances[instance].belief, sums)
 
 
+@inlined
+def rest(state, instance):
+    """Nothing is to be computed until something arrives, or the instance's wake-up timer expires."""
+    wake_ps = state.instances[instance].pull_wake_ps
+    if state.clock.now_ps < wake_ps < s.NEVER:
+        schedule(state, instance, wake_ps)
+    else:
+        cancel(state, instance)
+
+
 @inner
 def start_mixed(state, instance):
     """Starts the composed iteration, or lets the instance rest until something arrives or its wake-up timer expires."""
     spec = state.instances[instance]
     sums = iteration_sums(state, instance, spec.table)
     if sums[0] == 0:
-        if state.clock.now_ps < spec.pull_wake_ps < s.NEVER:
-            schedule(state, instance, spec.pull_wake_ps)
-        else:
-            cancel(state, instance)
+        rest(state, instance)
         return
+    spec.new_tokens = sums[0]
+    begin(state, instance, whole_latency(state, instance, sums_latency(state, spec.table, sums)))
+
+
+@inlined
+def whole_latency(state, instance, latency):
+    """Latency of the composed iteration, in ps, with what it moves to and from the host, and jittered."""
+    spec = state.instances[instance]
+    if spec.swap_tokens > 0:
+        latency = _with_transfers(state, instance, latency)
+    return jittered(state, instance, spec.steps_begun, latency)
+
+
+@inlined
+def begin(state, instance, latency):
+    """The composed iteration begins, and takes so many ps."""
+    spec = state.instances[instance]
     spec.activity = s.MIXING
     spec.interrupted = 0
     spec.start_ps = state.clock.now_ps
-    latency = sums_latency(state, spec.table, sums)
-    if spec.swap_tokens > 0:
-        latency = _with_transfers(state, instance, latency)
-    spec.end_ps = spec.start_ps + jittered(state, instance, spec.steps_begun, latency)
+    spec.end_ps = spec.start_ps + latency
     spec.natural_end_ps = spec.end_ps
     spec.steps_begun += 1
-    spec.new_tokens = sums[0]
     if state.config.async_scheduling:
         _advance_ahead(state, instance)
     schedule(state, instance, spec.end_ps)
@@ -170,8 +190,8 @@ def can_be_stopped(state, instance):
     """Whether the iteration in progress ends early for an online request: it is of offline ones alone, and has
     safepoints."""
     spec = state.instances[instance]
-    if state.config.safepoint_layers == 0 or spec.activity != s.MIXING or spec.interrupted:
-        return False
+    if state.config.safepoint_layers == 0 or spec.activity != s.MIXING or spec.interrupted or spec.ranks > 0:
+        return False  # data-parallel ranks end together
     for i in range(spec.running):
         request = state.requests[state.members[s.BATCH, instance, i]]
         if request.urgent and request.num_scheduled_tokens > 0:
@@ -327,7 +347,8 @@ def _share_time(state, instance):
         online, offline = share_of(elapsed, spec.online_tokens, tokens), share_of(elapsed, spec.offline_tokens, tokens)
     spec.online_prefill_ps += online
     spec.offline_prefill_ps += offline
-    spec.decode_ps += elapsed - online - offline
+    if tokens > 0:  # a data-parallel rank without tokens did nothing
+        spec.decode_ps += elapsed - online - offline
     spec.decode_steps += decodes > 0
     spec.decoded_tokens += decodes
 

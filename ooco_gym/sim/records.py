@@ -145,7 +145,8 @@ INSTANCE = np.dtype(
         ("pull_due", np.int32),  # something changed since the last pull decision
         ("wants_pull", np.int32),  # the last pull decision found free space here but no request to pull
         ("queued", np.int32),  # a DISPATCH task for it is in the ring
-        ("composed", np.int32),  # the iteration after the one in progress is composed (asynchronous scheduling)
+        ("composed", np.int32),  # 1: the iteration after the one in progress is (asynchronous scheduling); 2, of
+        # a rank: one that begins as soon as the other ranks have composed
         # sums for metrics
         ("online_prefill_ps", np.int64),
         ("offline_prefill_ps", np.int64),
@@ -166,6 +167,8 @@ INSTANCE = np.dtype(
         ("offline_finished", np.int64),
         ("looked_tokens", np.int64),  # context lengths at first admission, so far
         ("cached_tokens", np.int64),  # and how many of these tokens were found in the prefix cache
+        ("first_rank", np.int32),  # of the data-parallel ranks of which it is one (`sim.ranks`), the first one's index
+        ("ranks", np.int32),  # and how many they are; 0: it is none
     ],
     align=True,
 )
@@ -350,6 +353,7 @@ class Config(Record):
     rules_flush: int  # 0: all records are flushed before each rule
     engine_version: int  # of vLLM: a place in `sim.engine_versions`, 0 the newest
     offloading: int  # host memory is the second tier of the prefix cache
+    data_parallel: int  # ranks of the largest group of these; 0: there are none
     async_scheduling: int  # SYNCHRONOUS, HIDES_FINISHING or SEES_FINISHING
     schedule_ps: int  # composing an iteration, where it is composed while another runs
     ends: int  # what the episode waits for after its window: VERDICTS, LAST_TOKENS or ALL_TOKENS

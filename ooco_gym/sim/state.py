@@ -152,6 +152,7 @@ class State(NamedTuple):
     prefill_ps: np.ndarray  # int64[t, P]
     alone_ps: np.ndarray  # int64[t, P], prefill of one prompt of so many tokens, all in all; 0: not worked out
     head_ps: np.ndarray  # int64[t, B + 1]
+    shared_ps: np.ndarray  # int64[t, P], or int64[t, 0] where no instance is a data-parallel rank
     attention_grid: np.ndarray  # float64[t, GRID_ROWS, GRID_COLUMNS], log2 of ps
     tables: np.ndarray  # TABLE[t]
 
@@ -176,6 +177,7 @@ class OptionalSizes(NamedTuple):
     turns: int = 0
     weights: int = 0
     tiers: int = 1  # of tracked blocks
+    shared: int = 0  # entries of State.shared_ps
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -210,12 +212,14 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(evicted, np.int32), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, prefill_entries), np.int64),
-        np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
+        np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, pool.shared), np.int64),
+        np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
         np.zeros(n_tables, TABLE),
     ))
 
 
-COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
+COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
+               "tables")
 # Never written while an episode runs: its copies have the same arrays.
 SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "weights", "successor", "think_ps")
 

@@ -39,6 +39,8 @@ class Setup:
     relaxed: tuple[tuple[str, int], ...] = (("ascend_910c", 1),)  # (chip, tensor parallelism)
     strict: tuple[tuple[str, int], ...] = (("ascend_910c", 1),)
     mixed: tuple[tuple[str, int], ...] = ()
+    model: str = "qwen2_5_7b"
+    data_parallel: int = 1  # ranks of each instance
     kv_tokens: int | None = None  # memory of each instance; None: what the chip has
     policy: str | Policy = "ooco"
     values: tuple[tuple[str, Any], ...] = ()
@@ -81,12 +83,13 @@ def model_of(name: str) -> Any:
 
 def machines_of(setup: Setup) -> list[Machine]:
     """The instances, relaxed ones first."""
-    model = model_of("qwen2_5_7b")
+    model = model_of(setup.model)
     block_tokens = setup.rules.get("block_tokens", DEFAULT_RULES["block_tokens"])
     blocks = None if setup.kv_tokens is None else setup.kv_tokens // block_tokens
-    return [Machine(role, Deployment(chip_of(chip), model, tp, known_kv_blocks=blocks))
+    return [Machine(role, Deployment(chip_of(chip), model, tp, known_kv_blocks=blocks,
+                                     data_parallel=setup.data_parallel))
             for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict), ("mixed", setup.mixed))
-            for chip, tp in pool]
+            for chip, tp in pool for _ in range(setup.data_parallel)]
 
 
 class Episode:

@@ -52,7 +52,8 @@ def check_running(state: s.State) -> None:
         assert (missing[resident] >= 1).all()
         new = requests["num_scheduled_tokens"][running]
         if spec["activity"] == s.MIXING and state.config.async_scheduling == s.SYNCHRONOUS:
-            assert 0 < new.sum() == spec["new_tokens"]
+            assert new.sum() == spec["new_tokens"]
+            assert new.sum() > 0 or spec["ranks"] > 0, "only a data-parallel rank steps along without a token"
             assert (new <= missing[running]).all() and (new >= 0).all()
         for name, urgent in (("online", 1), ("offline", 0)):
             slots = chain(requests, int(spec[f"{name}_head"]), int(spec[f"{name}_tail"]))
@@ -77,8 +78,18 @@ def check_tokens(state: s.State) -> None:
     assert state.instances["cached_tokens"].sum() == found[found > 0].sum()
 
 
+def check_ranks(state: s.State) -> None:
+    """Data-parallel ranks rest together, or have begun at one time and end at one."""
+    for i in np.flatnonzero(state.instances["ranks"]):
+        spec, first = state.instances[i], state.instances[state.instances["first_rank"][i]]
+        assert spec["activity"] == first["activity"]
+        if spec["activity"] == s.MIXING:
+            assert (spec["start_ps"], spec["end_ps"]) == (first["start_ps"], first["end_ps"])
+
+
 def check_mixed(state: s.State) -> None:
     """All of them."""
+    check_ranks(state)
     check_turns(state)
     check_memory(state)
     check_running(state)

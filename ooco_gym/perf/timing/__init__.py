@@ -24,9 +24,9 @@ from ooco_gym.perf.kernels import Attention
 from ooco_gym.perf.model import ModelSpec
 from ooco_gym.rounding import steady
 
-__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "MOE_BACKENDS", "ROUTER", "Attention", "Linear", "MeasuredAttention",
-           "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "collectives", "expert_kernel", "experts_of",
-           "heads_of", "linears", "list_timings", "model_heads", "timing_form"]
+__all__ = ["EXPERT_KERNELS", "LATENT_LINEARS", "MOE_BACKENDS", "OF_ALL_RANKS", "ROUTER", "Attention", "Linear",
+           "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "collectives",
+           "expert_kernel", "experts_of", "heads_of", "linears", "list_timings", "model_heads", "timing_form"]
 
 Phase = Literal["prefill", "decode"]
 
@@ -44,6 +44,13 @@ class Shard:
     """Whether each chip has whole experts, rather than a part of every one."""
     moe_backend: str = ""
     """Kernel of experts of 4 bits, one of `MOE_BACKENDS`."""
+    data_parallel: int = 1
+    """Ranks like this one that have the experts together."""
+
+    @property
+    def expert_chips(self) -> int:
+        """Chips that the experts of a layer are spread over: those of all ranks."""
+        return self.tp * self.data_parallel
 
 
 class OperatorCost(NamedTuple):
@@ -107,6 +114,8 @@ class Linear(NamedTuple):
 
 
 ROUTER = "router"
+OF_ALL_RANKS = ("experts", "exchange")
+"""Operators that take what the tokens of all data-parallel ranks make of them, on each of their chips."""
 EXPERT_KERNELS = {"experts": 2.0, "experts_fp8": 1.0, "experts_fp4": 0.53125, "experts_marlin": 0.53125}
 """Bytes of a weight of experts, by kernel (`kernels.ExtendedParameters`)."""
 MOE_BACKENDS = ("", "marlin")
@@ -160,11 +169,12 @@ class Experts(NamedTuple):
 
 
 def experts_of(shard: Shard, tokens: np.ndarray) -> Experts:
-    """The experts of a layer on the shard's chip, on the busiest one where each has whole experts."""
-    model = shard.model
-    read, routed = model.routed(tokens, shard.tp if shard.expert_parallel else 1)
-    parts = 1 if shard.expert_parallel else shard.tp
-    return Experts(math.ceil(model.expert_intermediate / parts), read, routed, model.top_k * np.asarray(tokens, float))
+    """The experts of a layer on the shard's chip, on the busiest one where each has whole experts; `tokens` are of one
+    data-parallel rank, and all ranks have as many."""
+    model, tokens = shard.model, shard.data_parallel * np.asarray(tokens, float)
+    read, routed = model.routed(tokens, shard.expert_chips if shard.expert_parallel else 1)
+    parts = 1 if shard.expert_parallel else shard.expert_chips
+    return Experts(math.ceil(model.expert_intermediate / parts), read, routed, model.top_k * tokens)
 
 
 def collectives(shard: Shard, tokens: np.ndarray) -> tuple[int, int, np.ndarray]:
@@ -172,9 +182,12 @@ def collectives(shard: Shard, tokens: np.ndarray) -> tuple[int, int, np.ndarray]
 
     Where chips have whole experts, those of a layer exchange a token between its owner and every chip that has one of
     its experts (chosen alike), there and back; the tokens themselves are spread and gathered by what is one all-reduce
-    with the attention's. Otherwise a layer has two all-reduces.
+    with the attention's. Otherwise a layer has two all-reduces. Of data-parallel ranks a layer's experts have none of
+    these (`TimingForm.exchange_s`).
     """
     model, tp = shard.model, shard.tp
+    if shard.data_parallel > 1:
+        return 2 * model.layers - model.expert_layers, 0, np.zeros(np.shape(tokens))
     exchanged = model.expert_layers if shard.expert_parallel else 0
     apart = (tp - 1.0) * float(steady(1.0 - (1.0 - 1.0 / tp) ** model.top_k))
     sent = model.dtype_bytes * model.hidden * np.asarray(tokens, float) / tp * apart
@@ -234,6 +247,19 @@ class TimingForm(ABC):
     @abstractmethod
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """Static overhead of one iteration (`O_p`, `O_d`)."""
+
+    @abstractmethod
+    def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
+        """Seconds of one all-reduce of `payload_bytes` over the tensor-parallel chips."""
+
+    def exchange_s(self, shard: Shard, tokens: np.ndarray) -> np.ndarray:
+        """Seconds in which data-parallel ranks of `tokens` each, float64[n], gather all tokens before the experts of a
+        layer and scatter the sums behind them, in all layers: on every chip, as vLLM's `allgather_reducescatter`. The
+        two together move what an all-reduce of all tokens over all chips does."""
+        model = shard.model
+        payload = model.dtype_bytes * model.hidden * shard.data_parallel * np.asarray(tokens, float)
+        everyone = replace(shard, tp=shard.expert_chips, data_parallel=1)
+        return model.expert_layers * self.allreduce_s(everyone, payload)
 
     @abstractmethod
     def saturation_batch(self, shard: Shard) -> int:

@@ -132,6 +132,8 @@ class Form(TimingForm):
                 link = self.kernels(shard).allreduce
                 seconds = exchanges * (link.latency_s + sent_bytes / link.bytes_per_s)
                 costs.append(_unbound("all_to_all", "communication", seconds))
+        if shard.data_parallel > 1:
+            costs.append(_unbound("exchange", "communication", self.exchange_s(shard, tokens)))
         if shard.pp > 1:
             link = self.kernels(shard).allreduce
             seconds = (shard.pp - 1) * (link.latency_s + payload / link.bytes_per_s)

@@ -47,6 +47,8 @@ class Form(TimingForm):
             costs.append(_communication("all_reduce", reduces * self.allreduce_s(shard, activation_bytes)))
             if exchanges:
                 costs.append(_communication("all_to_all", exchanges * self.transfer_s(shard, sent_bytes)))
+        if shard.data_parallel > 1:
+            costs.append(_communication("exchange", self.exchange_s(shard, tokens)))
         if shard.pp > 1:
             hops = (shard.pp - 1) * self.transfer_s(shard, activation_bytes)
             costs.append(_communication("stage_transfer", hops))

@@ -1,0 +1,89 @@
+"""Data-parallel ranks: instances that have a model's experts together, so that their iterations begin and end together.
+
+Each rank has its own queue, memory and batch, composed as on any mixed instance. An iteration of theirs begins when all
+are idle and have composed, and some token is to be computed; it lasts as long as the slowest rank's. A rank without
+tokens steps along with one that is thrown away (vLLM: `DPEngineCoreProc.run_busy_loop`, `execute_dummy_batch`). Linear
+layers and attention take what a rank's own tokens make of them, experts and their exchange what those of all ranks do.
+Where no rank has a token, all rest until something arrives at one of them, and then all compose.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
+from ooco_gym.sim.costs import decode_latency, shared_latency
+from ooco_gym.sim.mixed import begin, iteration_sums, rest, sums_latency, whole_latency
+from ooco_gym.sim.queues import add_dispatch
+
+AHEAD, NOW = 1, 2  # `composed` of a rank: while the iteration before ran, or as it was idle
+
+
+@inner
+def start_ranks(state, instance):
+    """Begins the iteration of all ranks beside `instance` where it is the last of them to end its own and to compose.
+    Whether `instance` is to compose again at once."""
+    first = state.instances[instance].first_rank
+    last = first + state.instances[instance].ranks
+    for rank in range(first, last):
+        if state.instances[rank].activity != s.IDLE:
+            return False  # it ends at this very time
+    composed = True
+    for rank in range(first, last):
+        if state.instances[rank].composed == 0:
+            composed = False
+            add_dispatch(state, rank)
+    if not composed:
+        return False
+    tokens = _own_parts(state, first, last)
+    if tokens == 0:
+        return _rest_all(state, first, last)
+    _begin_all(state, first, last, tokens)
+    return state.config.async_scheduling != s.SYNCHRONOUS
+
+
+@inlined
+def _own_parts(state, first, last):
+    """Works out what each rank takes by itself, kept in `end_ps`. Returns the tokens of all; 0: none has work."""
+    tokens, idle, ranks = 0, 0, last - first
+    for rank in range(first, last):
+        spec = state.instances[rank]
+        sums = iteration_sums(state, rank, spec.table)
+        spec.new_tokens = sums[0]
+        if sums[0] > 0:
+            latency = sums_latency(state, spec.table, sums)
+        else:
+            latency = decode_latency(state, spec.table, 1, 1)
+            idle += 1
+        spec.end_ps = latency - shared_latency(state, spec.table, ranks * max(sums[0], 1), ranks)
+        tokens += sums[0]
+    return tokens + idle if tokens > 0 else 0
+
+
+@inlined
+def _begin_all(state, first, last, tokens):
+    """The iteration begins: it computes so many tokens, and lasts as long as the slowest rank."""
+    longest = np.int64(0)
+    for rank in range(first, last):
+        spec = state.instances[rank]
+        together = shared_latency(state, spec.table, tokens, last - first)
+        longest = max(longest, whole_latency(state, rank, spec.end_ps + together))
+    for rank in range(first, last):
+        state.instances[rank].composed = 0
+        begin(state, rank, longest)
+        if state.config.async_scheduling != s.SYNCHRONOUS:
+            add_dispatch(state, rank)
+
+
+@inlined
+def _rest_all(state, first, last):
+    """No rank has a token to compute: all rest, or compose again where they did so before what has arrived since."""
+    again = False
+    for rank in range(first, last):
+        again |= state.instances[rank].composed == AHEAD
+        state.instances[rank].composed = 0
+    for rank in range(first, last):
+        if again:
+            add_dispatch(state, rank)
+        else:
+            rest(state, rank)
+    return again
