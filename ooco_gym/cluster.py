@@ -10,6 +10,7 @@ from typing import Any
 from ooco_gym.errors import UserError, check_keys, is_whole
 from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.perf.chip import linked
 from ooco_gym.perf.deployment import default_timing, timing_values
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
@@ -37,6 +38,7 @@ class Pool:
     kv_blocks: int | None = None
     expert_parallel: bool = False
     moe_backend: str = ""
+    link: str = ""  # between its chips, where that is not as the chip's YAML has it (`perf.chip.linked`)
     data_parallel: int = 1
 
     @property
@@ -167,7 +169,7 @@ def _pool(group: Any, role: str) -> Pool:
 
 
 def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) -> Deployment:
-    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction,
+    return Deployment(linked(load_chip(pool.chip), pool.link), model, pool.tp, pool.pp, cluster.kv_fraction,
                       block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks,
                       expert_parallel=pool.expert_parallel, moe_backend=pool.moe_backend, memory=cluster.memory,
                       max_num_batched_tokens=cluster.max_num_batched_tokens, max_num_seqs=cluster.max_num_seqs,

@@ -20,8 +20,8 @@ ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "
            "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}
 """Names that public tables give to chips of ours."""
 DATASHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s")
-_OPTIONAL = ("link", "units", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s", "extended",
-             "validity", "tables", "peak_fp8_flops_per_s")
+_OPTIONAL = ("link", "units", "compute_capability", "like", "mixed_like", "not_measured", "allreduce_bytes_per_s",
+             "allreduce_latency_s", "extended", "validity", "tables", "peak_fp8_flops_per_s")
 _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_flops_per_s",
            "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
 
@@ -44,7 +44,7 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
                         "those of a chip")
     figures = {str(key): value for key, value in given.items() if value is not None}
     for key in figures:
-        if key not in DATASHEET and key not in ("title", "link", "units", *_FITTED):
+        if key not in DATASHEET and key not in ("title", "link", "units", "compute_capability", *_FITTED):
             raise UserError(f"chip.{key} is no datasheet figure{nearest(key, DATASHEET)}; "
                             f"expected: {', '.join(DATASHEET)}")
     name = base or chip_named(device)
@@ -79,7 +79,7 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
                               f"'{link_of(base).name}' counts (docs/timing.md)")
     sheet = {item: base.sources.get(item, f"as chip '{base.name}' has it, or as given") for item in DATASHEET}
     return replace(base, name=name, extended=extended if extended.to_mapping() else None, **dict(roofline), like="",
-                   not_measured="", sources={**sheet, **kept, **sources})
+                   mixed_like="", not_measured="", sources={**sheet, **kept, **sources})
 
 
 def validity(rows: Rows) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError
-from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_values, read_fields, sizes
+from ooco_gym.perf.fields import check_fields, check_numbers, convert, load_values, number, read_fields, sizes
 from ooco_gym.perf.kernels import ExtendedParameters
 
 _OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
-              "allreduce_latency_s", "allreduce_bytes_per_s", "units", "peak_fp8_flops_per_s", "device_memory_bytes"}
+              "allreduce_latency_s", "allreduce_bytes_per_s", "units", "peak_fp8_flops_per_s", "device_memory_bytes",
+              "compute_capability"}
 _AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
 
 
@@ -87,9 +88,14 @@ class ChipSpec:
     known."""
     units: int = 0
     """Streaming multiprocessors (compute units) by the datasheet, which only `like` looks at; 0: not known."""
+    compute_capability: float = 0.0
+    """Of an NVIDIA chip, such as 8.9, which tells whether chunks and decodes share a kernel (`ONE_KERNEL`); 0: of none,
+    or not known."""
     like: str = ""
     """A chip by name whose efficiency stands for this one's, which was not measured: its fitted figures, by the ratio
     of the datasheets (`transferred`), are those that are not given."""
+    mixed_like: str = ""
+    """A chip by name whose kernel for chunks and decodes together stands for this one's (`_with_mixed`)."""
     not_measured: str = ""
     """What was not measured and what stands in for it, in words; '' where all was. Every run on the chip says it."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -127,7 +133,7 @@ def load_chip(chip: ChipSpec | str | os.PathLike[str] | Mapping[str, Any]) -> Ch
     if values.get("like"):
         check_fields(ChipSpec, values, where)
         values = _like(values, where)
-    return read_fields(ChipSpec, values, where, _convert)
+    return read_fields(ChipSpec, _with_mixed(values), where, _convert)
 
 
 def _convert(where: str, kind: str, value: Any) -> Any:
@@ -212,6 +218,15 @@ def link_of(chip: ChipSpec) -> Link:
     return min(kinds, key=lambda one: abs(math.log(one.peak_bytes_per_s / chip.peak_link_bytes_per_s)))
 
 
+def linked(chip: ChipSpec, link: str) -> ChipSpec:
+    """The chip in a machine whose chips are linked otherwise, by a kind of `conf/link`; '': as the chip has it."""
+    if not link:
+        return chip
+    extended = chip.extended and replace(chip.extended, allreduce=None)
+    found = replace(chip, link=link, allreduce_bytes_per_s=0.0, allreduce_latency_s=0.0, extended=extended)
+    return replace(found, peak_link_bytes_per_s=min(chip.peak_link_bytes_per_s, load_link(link).peak_bytes_per_s))
+
+
 @cache
 def with_allreduce(chip: ChipSpec, chips: int) -> ChipSpec:
     """The chip with an all-reduce over so many chips: its own where it has one, otherwise its link's."""
@@ -222,12 +237,17 @@ def with_allreduce(chip: ChipSpec, chips: int) -> ChipSpec:
 
 
 def allreduce_remark(chip: ChipSpec, chips: int) -> str:
-    """Says in one sentence which all-reduce stands in for one that was not measured; '' where it was."""
-    if chip.allreduce_bytes_per_s:
-        return ""
+    """Says in one sentence which all-reduce stands in for one that was not measured, or which one a machine has that
+    lacks what the measured one needs (`Link.elsewhere`); '' where neither is."""
     link = link_of(chip)
-    if chip.name in link.chips:
-        return ""
+    if chip.name in link.chips or chip.allreduce_bytes_per_s:
+        if chip.name not in link.chips or not link.elsewhere:
+            return ""
+        other = load_link(link.elsewhere)
+        latency, rate = other.allreduce(chips, chip.peak_link_bytes_per_s)
+        return (f"chip '{chip.name}': its all-reduce is that of {link.title}; one of {other.title} takes "
+                f"{1e6 * latency:.1f} µs and {1e-9 * rate:.1f} GB/s over {chips} chips: link={other.name} "
+                "(docs/timing.md, 'All-reduce')")
     latency, rate = link.allreduce(chips, chip.peak_link_bytes_per_s)
     why = "" if chip.link else ", the nearest by peak_link_bytes_per_s"
     where = f"measured on {', '.join(link.chips)}" if link.chips else "measured" if link.measured else "not measured"
@@ -244,7 +264,12 @@ _KERNELS = {
     # share of the peak; work for each request and head is spread over the units; launches are the host's.
     "flops_per_s": (1, 0, 0), "units": (0, 0, 1), "critical_flops_per_s": (1, 0, -1),
     "critical_s_per_token": (-1, 0, 1), "lone_critical_s_per_token": (-1, 0, 1), "request_head_s": (0, 0, -1),
-    "store_s": (0, 0, -1)}
+    "store_s": (0, 0, -1), "head_s": (0, 0, -1), "head_s_per_token": (-1, 0, 0), "head_s_per_chunk_token": (0, 0, -1),
+    "decode_s_per_token": (-1, 0, 1), "mixed_s_per_token": (-1, 0, 1)}
+ONE_KERNEL = (8, 12)
+"""Compute capabilities, before the point, for which vLLM has FlashAttention 2, that takes chunks and decodes in one
+kernel and splits no contexts there. On 9 its successor splits them, on 10 they are kernels of their own (FlashInfer's),
+so that their times add."""
 
 
 def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,6 +290,24 @@ def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
         sizes = replace(base.validity, tp=())
         found["validity"] = {item.name: getattr(sizes, item.name) for item in fields(sizes) if item.name != "tp"}
     return found
+
+
+def _with_mixed(values: dict[str, Any]) -> dict[str, Any]:
+    """A chip whose chunks and decodes share a kernel (`ONE_KERNEL`), of which that was not measured, has that of the
+    measured chip nearest by architecture (`extended: {mixed_attention: null}` leaves it out)."""
+    capability, section = number(values.get("compute_capability", 0.0)), values.get("extended")
+    needed = ("peak_flops_per_s", "peak_memory_bytes_per_s")
+    if not isinstance(section, Mapping) or "mixed_attention" in section or not all(
+            number(values.get(name)) > 0 for name in needed) or capability // 1 not in ONE_KERNEL:
+        return values
+    sheets = {name: resources.load_yaml("chip", name) for name in list_chips()}
+    measured = [name for name, sheet in sheets.items() if (sheet.get("extended") or {}).get("mixed_attention")]
+    nearest = min(measured, key=lambda name: abs(sheets[name]["compute_capability"] - capability))
+    found = transferred(load_chip(nearest), values)["extended"]
+    said = f"not measured; that of '{nearest}' by the ratio of the datasheets"
+    return values | {"extended": {"skew": found["skew"], **section, "mixed_attention": found["mixed_attention"]},
+                     "mixed_like": nearest,
+                     "sources": {**(values.get("sources") or {}), "extended.mixed_attention": said}}
 
 
 def _ratio(name: str, flops: float, memory: float, units: float) -> float:

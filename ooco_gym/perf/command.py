@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
 CAPACITY = "capacity"
-_DEPLOYMENT = ("chip", "model", "tp", "pp", "expert_parallel", "moe_backend", "data_parallel", "memory", "kv_fraction",
-               "max_num_batched_tokens", "max_num_seqs", "timing")
+_DEPLOYMENT = ("chip", "model", "tp", "pp", "link", "expert_parallel", "moe_backend", "data_parallel", "memory",
+               "kv_fraction", "max_num_batched_tokens", "max_num_seqs", "timing")
 SCHEMA = "ooco-gym/perf/3"
 _THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch")
 _SHORT = {MEMORY: "memory", COMMUNICATION: "links"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError, nearest, whole_number
-from ooco_gym.perf.chip import ChipSpec, allreduce_remark, load_chip, with_allreduce
+from ooco_gym.perf.chip import ChipSpec, allreduce_remark, linked, load_chip, with_allreduce
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, batch_defaults, check_account, profiled_peak_bytes, size_remark
 from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import MOE_BACKENDS, Shard, TimingForm, expert_kernel, timing_form
@@ -96,14 +96,15 @@ class Deployment:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Deployment:
-        """Builds a deployment from its fields; `chip` and `model` are names, paths or mappings, `timing` is as
+        """Builds a deployment from its fields; `chip` and `model` are names, paths or mappings, `link` a kind of link
+        between the chips where it is not the chip's own, `timing` is as
         `timing_values` has it. A `memory` of None is `vllm` where the card's real memory is known, a `kv_fraction` of
         None the account's own, a `timing` of None the chip's (`default_timing`).
 
         Raises:
             UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
         """
-        known = [item.name for item in fields(cls)]
+        known = [*(item.name for item in fields(cls)), "link"]
         values = dict(config)
         for key in values:
             if key not in known:
@@ -112,7 +113,8 @@ class Deployment:
         for key in ("chip", "model"):
             if key not in values:
                 raise UserError(f"a deployment needs the key '{key}'")
-        values["chip"], values["model"] = load_chip(values["chip"]), load_model(values["model"])
+        values["chip"] = linked(load_chip(values["chip"]), str(values.pop("link", "")))
+        values["model"] = load_model(values["model"])
         if values.get("memory", "fraction") is None:
             values["memory"] = "vllm" if values["chip"].device_memory_bytes else "fraction"
         if values.get("kv_fraction", 0.9) is None:
@@ -152,6 +154,9 @@ class Deployment:
     def remarks(self) -> list[str]:
         """What of the chip was not measured and what stands in for it, a sentence each."""
         found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing, self.moe_backend)]
+        if self.chip.mixed_like and self.form.mixed_kernel(self.shard):
+            found.append(f"chip '{self.chip.name}': chunks and decodes in one kernel were not measured: they take what "
+                         f"they take on '{self.chip.mixed_like}', by the ratio of the datasheets")
         if self.known_kv_blocks is None:
             found.append(size_remark(self.chip, self.memory))
         if self.chips * self.data_parallel > 1:

@@ -22,7 +22,7 @@ LARGEST = 32_768  # new tokens that the table knows; more than is drawn
 PROMPTS = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 8192)), min_size=1, max_size=4)
 
 
-@pytest.fixture(scope="module", params=["a100_40g_sxm", "a100_80g"])
+@pytest.fixture(scope="module", params=["a100_40g_sxm", "h100"])
 def table(request: pytest.FixtureRequest) -> CostTable:
     timing = "ooco" if request.param == "a100_40g_sxm" else "extended"
     deployment = Deployment(load_chip(request.param), load_model("llama_2_7b"), 1, timing=timing)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, list_chips, load_chip
-from ooco_gym.perf.chip import FLOPS, MEMORY, list_links, load_link, transferred
+from ooco_gym.perf.chip import FLOPS, MEMORY, linked, list_links, load_link, transferred
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.resources import load_yaml
 from tests.perf.perf_chips import deploy as on_h200
@@ -57,6 +57,50 @@ def test_a_link_says_where_its_figures_come_from(name):
     assert link.name == name and len(values["sources"]["ranks"]) > 40
     assert set(link.chips) <= set(list_chips())
     assert all(latency > 0 and 0 < rate <= link.peak_bytes_per_s for _, latency, rate in link.ranks)
+
+
+def test_a_machine_without_peer_access_is_asked_after_and_has_its_own_all_reduce():
+    """Of a chip that was measured with it the run says so; `link` counts in place of the chip's own."""
+    def two(link: str = "") -> Deployment:
+        return Deployment.from_config({"chip": "rtx_pro_6000", "model": "llama_3_1_8b", "tp": 2, "link": link,
+                                       "timing": "extended"})
+
+    said = [one for one in two().remarks if "all-reduce" in one]
+    assert len(said) == 1 and "18.5 µs and 15.1 GB/s over 2 chips: link=pcie5" in said[0]
+    assert allreduce_s(two("pcie5"), 1e6) == pytest.approx(18.53e-6 + 1e6 / 15.12e9)
+    assert allreduce_s(two(), 1e6) < 0.6 * allreduce_s(two("pcie5"), 1e6)
+    assert "those of link 'pcie5'" in " ".join(two("pcie5").remarks)
+    with pytest.raises(UserError, match="field 'link' must be one of"):
+        two("pcie6")
+
+
+def test_a_slower_slot_than_the_links_own_scales_it():
+    assert linked(load_chip("b60"), "pcie5").peak_link_bytes_per_s == 32e9  # eight lanes
+    assert linked(load_chip("h100"), "pcie5").peak_link_bytes_per_s == 64e9
+
+
+SIXTEEN = MINE | {"extended": KERNELS, "compute_capability": 8.6, "units": 64}
+
+
+def test_chunks_and_decodes_in_one_kernel_are_those_of_the_nearest_measured_card():
+    """Where the architecture has them in one; by the ratio of datasheets, and said of the form that counts it."""
+    ada, chip = load_chip("rtx4090"), load_chip(SIXTEEN)
+    mixed, of_base = chip.extended.mixed_attention, ada.extended.mixed_attention  # type: ignore[union-attr]
+    assert mixed is not None and of_base is not None and chip.mixed_like == "rtx4090"
+    assert mixed.head_s == pytest.approx(of_base.head_s * 2)
+    assert mixed.head_s_per_token == pytest.approx(of_base.head_s_per_token * 165.2 / 500)
+    for timing, said in (("extended", True), ("ooco", False)):
+        one = Deployment.from_config({"chip": SIXTEEN, "model": "llama_3_1_8b", "timing": timing})
+        assert any("on 'rtx4090', by the ratio" in sentence for sentence in one.remarks) == said
+    workstation = load_chip(SIXTEEN | {"compute_capability": 12.0})
+    assert workstation.mixed_like == "rtx_pro_6000"
+
+
+@pytest.mark.parametrize("values", [{"compute_capability": 9.0}, {"compute_capability": 10.0},
+                                    {"compute_capability": 0.0}, {"extended": KERNELS | {"mixed_attention": None}}])
+def test_kernels_that_are_apart_stay_apart(values):
+    chip = load_chip(SIXTEEN | values)
+    assert chip.extended is not None and chip.extended.mixed_attention is None and not chip.mixed_like
 
 
 SHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s", "link", "units")

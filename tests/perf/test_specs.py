@@ -34,7 +34,7 @@ PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
     "mixtral_8x7b": 46_702_792_704,
 }
 OPTIONAL = {"extended", "validity", "tables", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s",
-            "peak_fp8_flops_per_s", "device_memory_bytes"}
+            "peak_fp8_flops_per_s", "device_memory_bytes", "compute_capability", "mixed_like"}
 DATASHEET = {"memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s", "link", "units"}
 KERNELS = {"gemm": {"flops_per_s": 8e14, "memory_bytes_per_s": "4e12", "exponent": 3.5},
            "overhead": {"decode_s": 1e-3}}
