@@ -73,7 +73,7 @@ def test_the_one_with_the_fewest_tokens_is_retracted() -> None:
             break
         before = slots
     else:
-        pytest.fail("nobody was retracted")
+        pytest.fail("no request was retracted")
     done = one.play().state
     assert (done.requests["status"] == s.FINISHED).all() and done.requests["evictions"].tolist()[:2] == [0, 0]
 
