@@ -46,7 +46,7 @@ PARAMS = (
     Param("max_new_tokens", "tokens that each request may ask for; 0: those that it makes, as benchmarks with "
           "ignore_eos ask", 0, 1_000_000),
     Param("schedule_conservativeness", "factor of the share of the tokens asked for that is reserved (SGLang's option)",
-          0.0, 10.0, usual=(0.3, 1.3)),
+          0.0, 10.0),
 )
 P = slots(PARAMS)
 RATIO, FULL, RUNNING, CHUNKED = range(4)  # figures in State.memory; CHUNKED: slot + 1 of the prompt that was cut
@@ -103,7 +103,7 @@ def continue_chunked(state, instance, slot, budget):
     """Goes on with the prompt that the last iteration cut; returns its tokens."""
     left = missing(state, slot)
     tokens = min(left, budget)
-    if not allocate_slots(state, instance, slot, tokens):
+    if tokens == 0 or not allocate_slots(state, instance, slot, tokens):  # 0: its load has not come
         return np.int64(0)
     if tokens == left:
         state.memory[instance, CHUNKED] = 0

@@ -296,8 +296,8 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
     Of the prompt tokens, `computed_prompt_tokens_per_s` is what a request's first prefill had to compute, the rest was
     found in the cache. `looked_up_prompt_tokens` are the prompts of those that arrived in the window and were admitted
     (0 on pools, which keep no prefixes), `missed_prompt_tokens` what of these was not in the cache and had to be
-    computed, and `hit_rate` the share that was (None on pools). What a preempted request finds again of its own is no
-    hit.
+    computed, and `hit_rate` the share that was (None on pools), `block_hit_rate` that of whole blocks, which alone can
+    be found. What a preempted request finds again of its own is no hit.
     """
     done, window_s = _completed(run, chosen), run.window_s[1] - run.window_s[0]
     rates = {f"{kind}_tokens_per_s": float(done[f"{kind}_tokens"].sum() / window_s) for kind in ("prompt", "output")}
@@ -309,12 +309,15 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
     inside = (run.requests["counted"] == 1) & (run.requests["cached_tokens"] >= 0)
     looked = Chosen(run.requests, chosen & inside)
     prompts, hits = int(looked["prompt_tokens"].sum()), int(looked["cached_tokens"].sum())
+    size = run.scenario.cluster.block_tokens
+    blocks = int((looked["prompt_tokens"] // size).sum())
     return {**rates, "total_tokens_per_s": sum(rates.values()),
             "computed_tokens_per_s": None if progress is None else progress / window_s,
             "computed_prompt_tokens_per_s": float(computed.sum() / window_s),
             "looked_up_prompt_tokens": prompts,
             "missed_prompt_tokens": prompts - hits,
-            "hit_rate": hits / prompts if prompts else None}
+            "hit_rate": hits / prompts if prompts else None,
+            "block_hit_rate": int((looked["cached_tokens"] // size).sum()) / blocks if blocks else None}
 
 
 def kept_up_figures(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:

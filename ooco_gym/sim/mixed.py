@@ -23,7 +23,7 @@ from ooco_gym.sim.costs import (
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish, measured
 from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import cancel, dequeue, remove_member, schedule, stop_at_layer
-from ooco_gym.sim.step_actions import leave_batch, running_index, unschedule
+from ooco_gym.sim.step_actions import is_loading, leave_batch, link_ps, running_index, unschedule, wake_at
 
 NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # of an iteration without tokens
 
@@ -107,6 +107,8 @@ def iteration_latency(state, instance):
 @inlined
 def rest(state, instance):
     """Nothing is to be computed until something arrives, or the instance's wake-up timer expires."""
+    if state.config.offloading:
+        _wake_when_loaded(state, instance)
     wake_ps = state.instances[instance].pull_wake_ps
     if state.clock.now_ps < wake_ps < s.NEVER:
         schedule(state, instance, wake_ps)
@@ -151,6 +153,15 @@ def begin(state, instance, latency):
 
 
 @inner
+def _wake_when_loaded(state, instance):
+    """Lets a resting instance be asked again when the first of the requests that wait for their load has it."""
+    for i in range(state.instances[instance].running):
+        slot = state.members[s.BATCH, instance, i]
+        if is_loading(state, slot):
+            wake_at(state, instance, state.loaded_ps[slot])
+
+
+@inner
 def _advance_ahead(state, instance):
     """The iteration that begins lasts until the next one is composed, which counts on its tokens."""
     spec = state.instances[instance]
@@ -161,27 +172,14 @@ def _advance_ahead(state, instance):
 
 @inner
 def _with_transfers(state, instance, latency):
-    """Latency of an iteration that also moves memory to and from the host: swaps before it, or beside it, then loads
-    from the second tier of the prefix cache, always beside it."""
-    spec, loaded = state.instances[instance], np.int64(0)
-    if state.config.offloading:
-        loaded = state.tier[instance].load_tokens
-        state.tier[instance].loaded_tokens += loaded
-        state.tier[instance].load_tokens = 0
-    swapped = spec.swap_tokens - loaded
-    swap_ps, load_ps = _link_ps(state, instance, swapped), _link_ps(state, instance, loaded)
-    spec.swapped_tokens += swapped
+    """Latency of an iteration that also swaps memory to and from the host: before it, or beside it."""
+    spec = state.instances[instance]
+    swap_ps = link_ps(state, instance, spec.swap_tokens)
+    spec.swapped_tokens += spec.swap_tokens
     spec.swap_tokens = 0
     if state.config.swap_overlap:
-        return max(latency, swap_ps + load_ps)
-    return swap_ps + max(latency, load_ps)
-
-
-@inner
-def _link_ps(state, instance, tokens):
-    """Time in which the keys and values of so many tokens cross the link to host memory, in ps."""
-    moved = tokens * state.tables[state.instances[instance].table].kv_bytes_per_token
-    return np.int64(moved / state.config.host_bytes_per_s * s.PS_PER_S)
+        return max(latency, swap_ps)
+    return latency + swap_ps
 
 
 # --- Stopping an iteration ------------------------------------------------------------------------------------------

@@ -234,8 +234,8 @@ BLOCK = np.dtype(
 TIER = np.dtype(  # an instance's host memory as second tier of its prefix cache; INSTANCE fills whole cache lines
     [
         ("blocks", np.int64),  # that it has room for
-        ("load_tokens", np.int64),  # of the instance's `swap_tokens`, those that come from there
-        ("loaded_tokens", np.int64),  # and have come so far
+        ("loaded_tokens", np.int64),  # whose keys and values have been asked back from there so far
+        ("link_free_ps", np.int64),  # when the last of them has come
         ("hits", np.int64),  # of the instance's `cached_tokens`, those that were found there alone
     ]
 )

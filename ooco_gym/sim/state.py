@@ -129,6 +129,7 @@ class State(NamedTuple):
     kv: np.ndarray  # int32[m or 2 m, …], as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
     tier: np.ndarray  # TIER[m], where there is such a second tier; else TIER[0]
     offloaded: np.ndarray  # int32[n] there, how many of each request's blocks have been stored in it; else int32[0]
+    loaded_ps: np.ndarray  # int64[n] there, when what a request was admitted with has come from it; else int64[0]
     hash_ids: np.ndarray  # int32[2 n + …], where each request's names begin, how many of its tokens have one, all names
     reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
     order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
@@ -200,7 +201,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((pool.tiers * n_instances, pool.blocks), BLOCK),
         np.zeros((pool.tiers * n_instances, pool.entries), np.int32), np.zeros((pool.tiers - 1) * n_instances, TIER),
-        np.zeros((pool.tiers - 1) * n_requests, np.int32),
+        np.zeros((pool.tiers - 1) * n_requests, np.int32), np.zeros((pool.tiers - 1) * n_requests, np.int64),
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),

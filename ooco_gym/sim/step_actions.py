@@ -29,8 +29,16 @@ from ooco_gym.sim.queues import add_member, dequeue, enqueue, enqueue_by_arrival
 # --- What a rule may read -------------------------------------------------------------------------------------------
 @inlined
 def missing(state, slot):
-    """Tokens that a request still has to compute until it makes its next one."""
+    """Tokens that a request still has to compute until it makes its next one; none while it waits for its load."""
+    if is_loading(state, slot):
+        return np.int64(0)
     return length(state, slot) - state.requests[slot].num_computed_tokens
+
+
+@inlined
+def is_loading(state, slot):
+    """Whether what a request was admitted with is still on its way from host memory."""
+    return state.config.offloading and state.loaded_ps[slot] > state.clock.now_ps
 
 
 @inner
@@ -149,6 +157,8 @@ def _allocate_blocks(state, instance, slot, tokens):
     """`allocate_slots` where it takes blocks, or fills one that others may find, or where blocks have two owners."""
     if paired(state):
         return _allocate_pairs(state, instance, slot, tokens)
+    if is_loading(state, slot):  # its blocks are full, so that whoever gives it tokens comes here
+        return True
     more = num_new_blocks(state, slot, tokens)
     if more > 0 and tokens > 0:
         if more > num_free_blocks(state, instance):
@@ -216,13 +226,13 @@ def admit(state, instance, slot, tokens):
             touch(state, instance, slot, shared)
         request.blocks = shared
         take_blocks(state, instance, idle)
-    if state.config.offloading and request.host_tokens == 0:
+    if state.config.offloading:
         _load(state, instance, slot, start)
     _note_start(state, instance, slot, start)
     add_member(state, instance, slot)
     state.members[s.BATCH, instance, spec.running] = slot
     spec.running += 1
-    tokens = min(tokens, length(state, slot) - start)
+    tokens = min(tokens, missing(state, slot))
     allocate_slots(state, instance, slot, tokens)
     return tokens
 
@@ -283,10 +293,12 @@ def wake_at(state, instance, time_ps):
 
 @inner
 def _load(state, instance, slot, start):
-    """Takes blocks for what a request that starts finds in host memory alone; it comes with the next iteration."""
+    """Takes blocks for what a request that starts finds in host memory alone. Loads follow each other; until its own
+    has come the request runs without tokens."""
     tier, request, size = state.tier[instance], state.requests[slot], state.config.block_tokens
     shared, end = np.int64(request.blocks), start // size
-    if end == shared:
+    state.loaded_ps[slot] = 0
+    if end == shared or request.host_tokens > 0:
         return
     append_new_blocks(state, instance, slot, end - shared)
     request.blocks = end
@@ -294,13 +306,21 @@ def _load(state, instance, slot, start):
     cache_full_blocks(state, instance, slot, shared, end)
     state.offloaded[slot] = end
     tokens = (end - shared) * size
-    state.instances[instance].swap_tokens += tokens
-    tier.load_tokens += tokens
+    tier.loaded_tokens += tokens
+    tier.link_free_ps = max(tier.link_free_ps, state.clock.now_ps) + link_ps(state, instance, tokens)
+    state.loaded_ps[slot] = tier.link_free_ps
     if request.cached_tokens < 0:
         tier.hits += tokens
 
 
 # --- Sums and records -----------------------------------------------------------------------------------------------
+@inner
+def link_ps(state, instance, tokens):
+    """Time in which the keys and values of so many tokens cross the link to host memory, in ps."""
+    moved = tokens * state.tables[state.instances[instance].table].kv_bytes_per_token
+    return np.int64(moved / state.config.host_bytes_per_s * s.PS_PER_S)
+
+
 @inner
 def _note_start(state, instance, slot, start):
     """Hits count at the first admission: what comes back after a preemption is no gain (docs/protocol.md)."""

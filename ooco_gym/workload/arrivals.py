@@ -1,8 +1,10 @@
-"""Arrivals as a Cox process: rate = mean · tide(time of day) · exp(OU processes) · on/off bursts, then Poisson.
+"""Arrivals as a Cox process: rate = mean · tide(time of day) · exp(OU processes) · on/off bursts, then Poisson, or a
+renewal process with gamma gaps (`Arrivals.cv`).
 
 Time is cut into blocks of `BLOCK_S`, each with generators of its own, keyed by the block's number, so that any window
 of a day holds exactly the requests that the whole day has there. Slow processes cross block borders because a block's
-start value is computed from the keyed numbers of the blocks before it.
+start value is computed from the keyed numbers of the blocks before it. Renewals begin anew with each day, in their
+stationary state.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class Arrivals:
         ou: processes on the log-intensity.
         bursts: an on/off process, or None.
         batch_s: requests are let in at whole multiples of this many seconds; 0: as they come.
+        cv: coefficient of variation of the gaps, measured in expected requests; 1: Poisson. Others are gamma gaps, as
+            vLLM's benchmark has them (its `burstiness` is 1 / cv²) and ServeGen of its clients.
     """
 
     mean_rate_per_s: float
@@ -58,6 +62,7 @@ class Arrivals:
     ou: tuple[OrnsteinUhlenbeck, ...] = ()
     bursts: Bursts | None = None
     batch_s: float = 0.0
+    cv: float = 1.0
 
 
 def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
@@ -115,8 +120,12 @@ def draw_requests(arrivals: Arrivals, *, start_s: float, duration_s: float, seed
 
     Each request carries a mark, its height under the rate's curve, and is kept if the mark is below `rate_scale`:
     so the requests of a smaller scale are among those of a larger one. Heights are drawn in layers (0 to 1/256, then
-    each up to the double of the one before), to draw little more than what is kept.
+    each up to the double of the one before), to draw little more than what is kept. Of a renewal process gaps are
+    scaled instead: requests left out at random would make it a Poisson process.
     """
+    if arrivals.cv != 1.0:
+        yield from _renewals(arrivals, start_s, duration_s, seed, stream, rate_scale)
+        return
     end_s = start_s + duration_s
     last = math.ceil(end_s / BLOCK_S)
     for first in range(math.floor(start_s / BLOCK_S), last, _BLOCKS_AT_ONCE):
@@ -163,6 +172,41 @@ def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream:
     inside = np.clip((target - total[cell]) / np.where(rate[cell] > 0, rate[cell], 1.0), 0.0, 1.0)
     return (block * BLOCK_S + (cell + inside) * cell_s, np.concatenate(draws, axis=1)[:, order],
             np.concatenate(numbers)[order])
+
+
+def _renewals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, stream: str,
+              rate_scale: float) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields what `draw_requests` does, of gamma gaps, day by day."""
+    blocks = round(DAY_S / BLOCK_S)
+    for day in range(math.floor(start_s / DAY_S), math.ceil((start_s + duration_s) / DAY_S)):
+        rate = intensity(arrivals, seed, stream, day * blocks, blocks).reshape(-1)
+        cell_s = DAY_S / len(rate)
+        total = np.concatenate([[0.0], np.cumsum(rate)]) * (arrivals.mean_rate_per_s * rate_scale * cell_s)
+        generator = keyed_generator(seed, f"{stream}/renewals", day)
+        expected = _renewal_times(generator, arrivals.cv, total[-1])
+        cell = np.minimum(np.searchsorted(total, expected, side="right") - 1, len(rate) - 1)
+        width = total[cell + 1] - total[cell]
+        inside = np.clip((expected - total[cell]) / np.where(width > 0, width, 1.0), 0.0, 1.0)
+        arrival_s = day * DAY_S + (cell + inside) * cell_s
+        draws = np.concatenate([generator.random((2, len(arrival_s))), generator.standard_normal((2, len(arrival_s)))])
+        if arrivals.batch_s:
+            arrival_s = let_in(arrivals, arrival_s)
+        within = slice(*np.searchsorted(arrival_s, [start_s, start_s + duration_s], side="left"))
+        yield arrival_s[within], draws[:, within], ((day * blocks) << 32) + np.arange(len(arrival_s))[within]
+
+
+def _renewal_times(generator: np.random.Generator, cv: float, end: float) -> np.ndarray:
+    """Times before `end` of a stationary renewal process with gamma gaps of mean 1, float64[n].
+
+    What is left of the gap that is under way at 0 is a random share of a gap drawn by its length.
+    """
+    shape = 1.0 / cv**2
+    times = [np.array([generator.random() * generator.gamma(shape + 1.0) / shape])]
+    while times[-1][-1] < end:
+        more = max(100, round(1.1 * (end - times[-1][-1])))
+        times.append(times[-1][-1] + np.cumsum(generator.gamma(shape, size=more)) / shape)
+    every = np.concatenate(times)
+    return every[every < end]
 
 
 def _layers(rate_scale: float) -> Iterator[tuple[float, float]]:

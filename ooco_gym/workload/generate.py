@@ -16,12 +16,14 @@ from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sharing import Chat, Groups, check_form, hash_blocks, parse_chat, parse_groups
-from ooco_gym.workload.trace import BLOCK_TOKENS, Trace
+from ooco_gym.workload.trace import BLOCK_TOKENS, Trace, merge
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _USE = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "mix", "defaults")
-_KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
-         "peak_start_s")
+_KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "cv", "lengths", "length_correlation", "sharing",
+         "peak_start_s", "clients")
+_CLIENT_KEYS = ("share", *_KEYS[1:-2])
+LOWEST_CV, HIGHEST_CV = 0.01, 1000.0
 SPEC_KEYS = NOTES + _USE + _KEYS
 MAX_REQUESTS = 100_000_000
 
@@ -36,6 +38,7 @@ class WorkloadSpec:
         lengths: of the requests' prompts and outputs.
         peak_start_s: time of day at which the four busiest hours around the highest rate begin.
         sharing: what prompts have in common: conversations, or groups of documents; None for nothing.
+        clients: workloads of which this one is made up; empty for one that is drawn as a whole.
     """
 
     name: str
@@ -43,6 +46,7 @@ class WorkloadSpec:
     lengths: LengthModel
     peak_start_s: float
     sharing: Chat | Groups | None = None
+    clients: tuple[WorkloadSpec, ...] = ()
 
 
 def list_workloads() -> list[str]:
@@ -118,11 +122,30 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
     batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
     section.demand("batch_s", batch_s == 0 or abs(BLOCK_S / batch_s - round(BLOCK_S / batch_s)) < 1e-9,
                    f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
+    cv = section.number("cv", LOWEST_CV, HIGHEST_CV) if section.has("cv") else 1.0
     rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
     begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
     lengths = parse_lengths(section.section("lengths"), _correlation(section))
-    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, batch_s), lengths,
-                        peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths))
+    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, batch_s, cv), lengths,
+                        peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths),
+                        _clients(section, name, rate))
+
+
+def _clients(section: Section, name: str, rate: float) -> tuple[WorkloadSpec, ...]:
+    """The workloads of clients, each with its share of the rate; what one does not say is the whole's."""
+    items = section.sections("clients")
+    for item in items:
+        item.only(*_CLIENT_KEYS)
+    shares = [item.number("share", 0.0, 1e9) for item in items]
+    section.demand("clients", not items or sum(shares) > 0, "clients with a share each, not all 0")
+    common = {key: section.get(key) for key in _KEYS if section.has(key) and key != "clients"}
+    clients = []
+    for place, (item, share) in enumerate(zip(items, shares, strict=True)):
+        own = {key: item.get(key) for key in _CLIENT_KEYS if key != "share" and item.has(key)}
+        values = common | own | {"mean_rate_per_s": rate * share / sum(shares)}
+        if share > 0:
+            clients.append(_parse(Section(values, f"workload '{name}', client {place}"), f"{name}/{place}"))
+    return tuple(clients)
 
 
 def _correlation(section: Section) -> float:
@@ -176,6 +199,10 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
 def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int, stream: str,
          rate_scale: float = 1.0) -> Trace:
     """Returns what `generate` does; arguments are not checked."""
+    if workload.clients:
+        parts = [play(client, start_s=start_s, duration_s=duration_s, seed=seed, stream=f"{stream}/{place}",
+                      rate_scale=rate_scale) for place, client in enumerate(workload.clients)]
+        return merge(*parts, name=workload.name)
     window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "stream": stream, "rate_scale": rate_scale}
     sharing, salt = workload.sharing, f"{stream}/{seed}/hashes"
     if isinstance(sharing, Chat):

@@ -138,6 +138,7 @@ def test_what_the_prefix_cache_spared():
     assert summary["online"]["prompt_tokens_per_s"] == pytest.approx(2500 / 3600)
     assert summary["online"]["computed_prompt_tokens_per_s"] == pytest.approx((2500 - 1012) / 3600)
     assert summary["offline"]["hit_rate"] == pytest.approx(1536 / 2000)
+    assert summary["online"]["block_hit_rate"] == pytest.approx(512 / (2 * 992)), "62 whole blocks of 16 each"
     counts = [(summary[room]["looked_up_prompt_tokens"], summary[room]["missed_prompt_tokens"])
               for room in ("online", "offline")]
     assert counts == [(2000, 1488), (2000, 464)]

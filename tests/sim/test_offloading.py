@@ -133,8 +133,8 @@ def test_what_the_device_has_evicted_is_found_in_host_memory() -> None:
 
 
 @pytest.mark.parametrize("link", [25e9, 1e8])
-def test_loading_takes_the_link_beside_the_iteration(link: float) -> None:
-    """The third request's first iteration computes 12 tokens, and lasts as long as these or as the load, if longer."""
+def test_a_request_waits_for_its_load_and_computes_in_the_iteration_after_it(link: float) -> None:
+    """The third request's first iteration computes 12 tokens, once the rest has come over the link."""
     left = int(played(setup_of(0)).requests["cached_tokens"][2])
     episode = Episode(setup_of(400, link=link), trace=shared_trace(AGAIN))
     spec = next(spec for spec in steps(episode) if spec["start_ps"] >= 10e12)
@@ -143,8 +143,17 @@ def test_loading_takes_the_link_beside_the_iteration(link: float) -> None:
     computing = (dense_ps(table, 12) + table.head_ps[1]
                  + round(float(attention_ps(table, *table.attention.features(np.array([12]), np.array([2060]))))))
     loading = int((2048 - left) * 57_344 / link * 1e12)
-    assert (loading > computing) == (link < 1e9)
-    assert spec["end_ps"] - spec["start_ps"] == max(computing, loading)
+    assert spec["start_ps"] == 10e12 + loading
+    assert spec["end_ps"] - spec["start_ps"] == computing
+
+
+def test_others_go_on_meanwhile() -> None:
+    """Over a slow link a request that comes later and finds nothing has its first token before the one that loads."""
+    rows = [*AGAIN, (10.1, 300, 2, True, 9, 0)]
+    requests = Episode(setup_of(400, link=1e8), trace=shared_trace(rows)).play().state.requests
+    assert (requests["status"] == s.FINISHED).all()
+    third, fourth = (requests[requests["arrival_ps"] == round(at_s * 1e12)][0] for at_s in (10.0, 10.1))
+    assert fourth["first_token_ps"] < third["first_token_ps"] and third["cached_tokens"] == 2048
 
 
 @pytest.mark.parametrize(("blocks", "loads"), [(1, False), (128, False), (250, False), (400, True)])

@@ -24,7 +24,7 @@ from ooco_gym.workload import (
     scale,
     workload_mean_rate,
 )
-from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck, intensity, peak_start_s, tide_at
+from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, intensity, peak_start_s, tide_at
 
 # OOCO, Table 5: mean prompt and output tokens.
 TABLE_5 = {"ooc": (1892.47, 1062.62), "azure_conv": (1512.30, 98.75), "azure_code": (2317.18, 22.74)}
@@ -226,3 +226,36 @@ def test_any_specification_ends_in_a_trace_or_a_user_error(data: st.DataObject) 
     except UserError as error:
         message = str(error)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("cv", [0.3, 3.0, 10.0])
+def test_gaps_of_a_renewal_process_vary_as_told(cv):
+    """Rate and coefficient of variation of a day, and a window of it holds what the day has there."""
+    spec = {"name": "lmsys", "mean_rate_per_s": 5.0, "cv": cv}
+    day = generate(spec, duration_s=DAY_S, seed=1)
+    gaps = np.diff(day.arrival_s)
+    assert len(day) / DAY_S == pytest.approx(5.0, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+    window = generate(spec, start_s=40_000.0, duration_s=900.0, seed=1)
+    inside = (day.arrival_s >= 40_000.0) & (day.arrival_s < 40_900.0)
+    assert np.array_equal(window.arrival_s, day.arrival_s[inside])
+    assert np.array_equal(window.output_tokens, day.output_tokens[inside])
+
+
+def test_clients_have_their_shares_their_gaps_and_their_lengths():
+    own = {"prompt": {"constant": 7}, "output": {"constant": 3}}
+    clients = [{"share": 3}, {"share": 1, "cv": 10.0, "lengths": own}, {"share": 0}]
+    trace = generate({"name": "lmsys", "mean_rate_per_s": 4.0, "clients": clients}, duration_s=DAY_S, seed=1)
+    second = (trace.prompt_tokens == 7) & (trace.output_tokens == 3)
+    gaps = np.diff(trace.arrival_s[second])
+    assert np.count_nonzero(second) / DAY_S == pytest.approx(1.0, rel=0.1)
+    assert np.count_nonzero(~second) / DAY_S == pytest.approx(3.0, rel=0.02)
+    assert gaps.std() / gaps.mean() == pytest.approx(10.0, rel=0.1)
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"cv": 0}, "cv"), ({"clients": [{"share": 0}]}, "clients with a share each, not all 0"),
+    ({"clients": [{"cv": 2}]}, "client|share"), ({"clients": [{"share": 1, "rate": 2}]}, "rate")])
+def test_impossible_gaps_and_clients_are_refused(change, said):
+    with pytest.raises(UserError, match=said):
+        generate({"name": "lmsys", **change}, duration_s=10.0, seed=1)
