@@ -60,12 +60,17 @@ def _attention(deployment: Deployment, requests: list[tuple[int, int]], is_prefi
     width = model.heads * model.head_dim / tp
     replicated = deployment.timing == "ooco" and tp > model.kv_heads
     kv_width = model.head_dim if replicated else width * model.kv_heads / model.heads
-    flops, traffic = 0.0, 0.0
+    whole, most = chip.prefill_attention_flops_per_s, chip.gemm_flops_per_s
+    seconds, traffic = 0.0, 0.0
     for q, kv in requests:
-        flops += 4 * width * q * kv * (deployment.causal_factor if is_prefill else 1.0)
         traffic += 2 * model.dtype_bytes * (q * width + kv * kv_width)
-    rate = chip.prefill_attention_flops_per_s if is_prefill else chip.decode_attention_flops_per_s
-    return max(flops / rate, traffic / chip.attention_memory_bytes_per_s)
+        if not is_prefill:
+            seconds += 4 * width * q * kv / chip.decode_attention_flops_per_s
+        elif whole <= most:
+            seconds += 4 * width * q * kv * deployment.causal_factor / whole
+        else:  # what came before at the lower rate, a square of new tokens as in a whole prompt
+            seconds += 4 * width * deployment.causal_factor * (q * (kv - q) / most + q * q / whole)
+    return max(seconds, traffic / chip.attention_memory_bytes_per_s)
 
 
 def _all_reduce(deployment: Deployment, tokens: int) -> float:

@@ -28,7 +28,7 @@ from ooco_gym.perf.timing import (
     heads_of,
     linears,
 )
-from ooco_gym.perf.timing.ooco import NEVER_SATURATED, fp8_gain
+from ooco_gym.perf.timing.ooco import NEVER_SATURATED, fp8_gain, prefill_rate
 
 _MARLIN = (256, 128)
 """Widths of which the hidden and inner ones of Marlin's experts are multiples, with zeros where the model's are not."""
@@ -238,8 +238,9 @@ def complete(chip: ChipSpec) -> Kernels:
     """
     found = chip.extended or kernels.ExtendedParameters()
     gemm = kernels.GemmParameters(chip.gemm_flops_per_s, chip.gemm_memory_bytes_per_s, exponent=math.inf)
+    rate, left_out = prefill_rate(chip)
     prefill = kernels.PrefillAttentionParameters(
-        chip.prefill_attention_flops_per_s, chip.attention_memory_bytes_per_s, exponent=math.inf, tile=1.0, causal=0.0)
+        rate, chip.attention_memory_bytes_per_s, exponent=math.inf, tile=1.0, causal=left_out)
     decode = kernels.DecodeAttentionParameters(
         chip.decode_attention_flops_per_s, chip.attention_memory_bytes_per_s, exponent=math.inf)
     gemm, prefill, decode = found.gemm or gemm, found.prefill_attention or prefill, found.decode_attention or decode

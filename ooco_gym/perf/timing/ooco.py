@@ -59,16 +59,19 @@ class Form(TimingForm):
         return [_gemm(shard, Linear("lm_head", shard.model.hidden, self.head_width(shard)), sequences, 1)]
 
     def attention(self, shard: Shard, phase: Phase) -> Attention:
-        """FLOPs `4 D q kv`, bytes `2 d (q D + kv D H_kv / H_q)`; `causal_factor` scales the FLOPs of prefill."""
+        """FLOPs `4 D q kv`, bytes `2 d (q D + kv D H_kv / H_q)`; `causal_factor` scales the FLOPs of prefill
+        (`prefill_rate`)."""
         chip, model = shard.chip, shard.model
         heads, _, width, kv_bytes = heads_of(shard, phase)
         q_width = heads * width
         flops = 4.0 * q_width * (shard.causal_factor if phase == "prefill" else 1.0)
-        rate = chip.prefill_attention_flops_per_s if phase == "prefill" else chip.decode_attention_flops_per_s
+        rate, left_out = chip.decode_attention_flops_per_s, 0.0
+        if phase == "prefill":
+            rate, left_out = prefill_rate(chip)
         bytes_q, bytes_kv = 2.0 * model.dtype_bytes * q_width, self.replicated(shard, kv_bytes)
         compute = [flops / rate, 0.0, 0.0, 0.0]
         memory = np.array([0.0, bytes_q, bytes_kv, 0.0]) / chip.attention_memory_bytes_per_s
-        return Attention(model.layers * np.array([compute, memory]))
+        return Attention(model.layers * np.array([compute, memory]), causal=left_out)
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """`O_p` or `O_d`: once an iteration, plus once a layer (all stages' layers count)."""
@@ -109,6 +112,17 @@ class Form(TimingForm):
     def replicated(self, shard: Shard, kv_bytes: float) -> float:
         """Bytes of a token of context that one chip reads; heads are replicated where there are fewer than chips."""
         return kv_bytes
+
+
+def prefill_rate(chip: ChipSpec) -> tuple[float, float]:
+    """FLOP/s of prefill attention, and the share of its own new tokens that a row leaves out.
+
+    `F_ap` of a measured chip counts what the mask of a whole prompt leaves out, too, so it may exceed what kernels
+    reach. A chunk, whose context was computed before it, leaves out less. So none is multiplied faster than a linear
+    layer (`F_g`), and so much is left out that a whole prompt takes what `F_ap` says.
+    """
+    rate = min(chip.prefill_attention_flops_per_s, chip.gemm_flops_per_s)
+    return rate, 1.0 - rate / chip.prefill_attention_flops_per_s
 
 
 def fp8_gain(chip: ChipSpec, weight_bytes: float) -> float:
