@@ -250,7 +250,8 @@ def sparse_remark(chip: ChipSpec, model: ModelSpec, timing: str, moe_backend: st
         return ""
     why = f"not measured on chip '{chip.name}'" if own else f"none of timing={timing}"
     return (f"model '{model.name}': kernels of {' and '.join(missing)} are {why}, those of dense models stand in; they "
-            "were measured on h100 and h200 (timing=extended; docs/validity.md says what either is off)")
+            "were measured on h100 and h200, of 16-bit experts on rtx_pro_6000 too (timing=extended; docs/validity.md "
+            "says what either is off)")
 
 
 def split_error(model: ModelSpec, tp: int, pp: int) -> str:

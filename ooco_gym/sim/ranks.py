@@ -31,6 +31,7 @@ def start_ranks(state, instance):
     for rank in range(first, last):
         if state.instances[rank].composed == 0:
             composed = False
+            state.instances[rank].pull_wake_ps = s.NEVER  # as where its own timer expires: its rule sets another
             add_dispatch(state, rank)
     if not composed:
         return False

@@ -177,6 +177,29 @@ def test_llmservingsim_takes_shapes_from_the_model(tmp_path: Path) -> None:
         "attn_skew", 2048, 896, 30, 36]
 
 
+def test_llmservingsim_has_experts_of_one_chip_and_of_several(tmp_path: Path) -> None:
+    """Over `ep` chips one has so many fewer experts, and of each token so many fewer choices, but one at least."""
+    folder = tmp_path / "Qwen" / "qwen3_30b_a3b" / "bf16" / "tp1"
+    rows = Rows.join(_read(folder / "moe.csv", "tokens,activated_experts,time_us\n2,16,135\n", device="gpu").rows)
+    shape = ("n_tokens", "read", "routed", "experts", "top_k", "d_in", "d_out", "matrices", "tp")
+    assert [rows[name][0] for name in shape] == [2, 16, 16, 128, 8, 2048, 768, 3, 1]
+    assert (rows["op"][0], rows["model"][0]) == ("experts", "qwen3_30b_a3b")
+    text = "ep,tokens,activated_experts,time_us\n2,16,64,432\n16,4,2,36\n"
+    several = Rows.join(_read(folder / "moe.csv", text, device="gpu").rows)
+    assert [several[name].tolist() for name in ("experts", "top_k", "read", "routed")] == [
+        [64, 8], [4, 1], [64, 2], [64, 4]]
+    dense = Rows.join(_read(folder / "dense.csv", "layer,tokens,time_us\nqkv_proj,8,100\nlayernorm,8,3\n").rows)
+    assert dense["d_out"][list(dense["op"]).index("gemm:qkv_proj")] == 128 * (32 + 2 * 4)
+
+
+def test_llmservingsim_says_which_models_are_not_read(tmp_path: Path) -> None:
+    text = "tokens,activated_experts,time_us\n2,16,135\n"
+    with pytest.raises(UserError, match="without latent attention and shared experts; leave its folder out"):
+        _read(tmp_path / "moe.csv", text, model="deepseek_v3")
+    with pytest.raises(UserError, match="has experts, of which model 'llama_3_1_8b' has none"):
+        _read(tmp_path / "moe.csv", text, model="llama_3_1_8b")
+
+
 def test_llmservingsim_reads_model_and_degree_beside_its_tables(tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text('{"model": "Qwen/Qwen3-32B", "tensor_parallel": 2}')
     text = "layer,tokens,time_us\no_proj,8,100\nqk_norm,8,4\n"

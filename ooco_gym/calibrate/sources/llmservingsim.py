@@ -1,4 +1,5 @@
-"""LLMServingSim's profiles (github casys-kaist/LLMServingSim): `dense`, `per_sequence`, `attention`, `skew`; in µs.
+"""LLMServingSim's profiles (github casys-kaist/LLMServingSim): `dense`, `per_sequence`, `attention`, `skew`, `moe`; in
+µs.
 
 The files say neither model nor device: these are the command's `model` (or the folder's `engine.json`) and `device`.
 """
@@ -16,28 +17,35 @@ from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.perf.model import ModelSpec, list_models, load_model, model_named
+from ooco_gym.perf.timing import expert_kernel
 
 NAME = "llmservingsim"
-LINEARS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 2, "down_proj": 3}
+LINEARS = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_EXPERTS = ("tokens", "activated_experts")
 _SKEW = ("n", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
 
 
 def claims(frame: Frame) -> bool:
-    """By the columns of its four tables."""
+    """By the columns of its five tables."""
     timed = "time_us" in frame
-    return all(name in frame for name in _SKEW) or (timed and (all(name in frame for name in _ATTENTION) or (
+    return all(name in frame for name in _SKEW) or (timed and (any(
+        all(name in frame for name in names) for names in (_ATTENTION, _EXPERTS)) or (
         "layer" in frame and ("tokens" in frame or "sequences" in frame))))
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes linear layers, element-wise operators, attention, and batches of even and of uneven contexts."""
+    """Takes linear layers, element-wise operators, attention, batches of even and of uneven contexts, and experts."""
     model, tp = _model(frame.path, context), _tp(frame.path, context)
-    if model.experts or model.kv_lora_rank:
-        raise UserError(f"'{frame.path}': of model '{model.name}'; LLMServingSim's profiles are read of dense models")
+    if model.kv_lora_rank or model.shared_intermediate:
+        raise UserError(f"'{frame.path}': of model '{model.name}'; LLMServingSim's profiles are read of models without "
+                        "latent attention and shared experts; leave its folder out")
     common = {"device": context.device, "model": model.name, "tp": float(tp), "source": NAME}
     if all(name in frame for name in _SKEW):
         _skew(frame, found, model, tp, common)
+        return
+    if all(name in frame for name in _EXPERTS):
+        _experts(frame, found, model, common)
         return
     if "layer" not in frame:
         _attention(frame, found, model, tp, common)
@@ -63,9 +71,9 @@ def _copied(frame: Frame, layer: str) -> bool:
 def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
     from ooco_gym.perf.timing.extended import fused_linears
 
-    linears = [(float(one.d_in), float(one.d_out)) for one in fused_linears(model, tp)]
+    linears = {one.name: (float(one.d_in), float(one.d_out)) for one in fused_linears(model, tp)}
     heads = {"h_q": float(model.heads), "h_kv": float(model.kv_heads), "d_h": float(model.head_dim)}
-    op, (d_in, d_out) = f"elt:{layer}", (float(model.hidden), linears[3][0])
+    op, (d_in, d_out) = f"elt:{layer}", (float(model.hidden), linears.get("down", (np.nan,))[0])
     if layer in LINEARS or layer == "lm_head":
         op = f"gemm:{layer}"
         d_in, d_out = linears[LINEARS[layer]] if layer in LINEARS else (d_in, float(-(-model.vocab // tp)))
@@ -83,6 +91,23 @@ def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: di
             ("attn_mixed", (new > 0) & (batch > 0),
              {"batch": batch, "q_len": new, "prefix": cached, "context_len": context, "n_tokens": new + batch})):
         found.rows.append(Rows.of(frame.path, frame.first_row, len(frame), op=op, **columns, **shared).select(which))
+
+
+def _experts(frame: Frame, found: Found, model: ModelSpec, common: dict[str, Any]) -> None:
+    """Experts of one chip, with what chooses them. `ep` chips are measured as a layer with so many fewer experts and
+    choices (1 where the table has no such column), whose tokens are dealt to the active ones in turn."""
+    if not model.experts:
+        raise UserError(f"'{frame.path}' has experts, of which model '{model.name}' has none; give model=NAME or "
+                        "model=FILE.yaml")
+    tokens, read = (frame.numbers(name) for name in _EXPERTS)
+    ep = frame.numbers("ep", 1.0)
+    top_k = np.maximum(model.top_k // ep, 1.0)
+    rows = Rows.of(
+        frame.path, frame.first_row, len(frame), op=expert_kernel(model.expert_bytes), n_tokens=tokens, read=read,
+        d_in=float(model.hidden), d_out=float(model.expert_intermediate), experts=model.experts // ep, top_k=top_k,
+        matrices=3.0 if model.gated_mlp else 2.0, routed=tokens * top_k, time_us=frame.numbers("time_us"),
+        **{**common, "tp": 1.0})
+    found.rows.append(rows)
 
 
 def _skew(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
