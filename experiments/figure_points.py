@@ -27,6 +27,7 @@ from experiments.common.sustain import Bench, placed, sustain
 from experiments.plan import Planner
 from experiments.plays import profiled, simulated
 from ooco_gym.errors import UserError, check_keys
+from ooco_gym.own_code import check
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
@@ -111,8 +112,11 @@ def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
         return partial(simulated, **play) if play else simulated
     module, _, name = str(named).partition(":")
     try:
+        check(module, f"play.function={named}", data=True)
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        if function.__module__ != module:  # what a module of ours has imported is none of ours
+            check(function.__module__, f"play.function={named}", data=True)
+    except (ImportError, AttributeError) as error:
         raise UserError(f"play.function={named} cannot be imported ({error}); expected MODULE:NAME") from error
     return partial(function, **play)
 

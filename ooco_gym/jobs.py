@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
+from ooco_gym import own_code
 from ooco_gym.report.terminal import plain_warnings
 
 Item = TypeVar("Item")
@@ -87,7 +88,8 @@ def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] |
     if preload and "forkserver" in multiprocessing.get_all_start_methods():
         kind = _ForkServer()
         kind.set_forkserver_preload(list(preload))
-    return ProcessPoolExecutor(workers, mp_context=kind, initializer=_begin, initargs=(begin, arguments))
+    return ProcessPoolExecutor(workers, mp_context=kind, initializer=_begin,
+                               initargs=(begin, arguments, os.environ.get(own_code.NAMED)))
 
 
 @contextmanager
@@ -121,8 +123,9 @@ def in_processes(function: Callable[[Item], Result], items: Iterable[Item], work
             yield future.result()
 
 
-def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...], named: str | None) -> None:
     plain_warnings()
+    own_code.tell(named)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the process that asked ends its workers
         if hasattr(signal, "pthread_sigmask"):

@@ -21,6 +21,7 @@ from agents.environments import OBSERVATION_KEYS, decision_names, make_env
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
+from ooco_gym.own_code import reading_back
 
 POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
 CHECKPOINTS = "checkpoints"
@@ -48,7 +49,7 @@ class LoadedRun:
 
         agent = config["agent"]
         self.config = config
-        with closing(make_env(config["env"])) as env:
+        with reading_back(), closing(make_env(config["env"])) as env:
             space: Any = env.observation_space
             self.decisions, self.space = decision_names(env), space
             levels = levels_of(env.action_space)

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, REMOVED, Command, names, read_choice
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.own_code import WORD
 from ooco_gym.resources import load_yaml
 
 COUNT_OR_LIST = ("seeds",)  # keys of which 3 means 1, 2, 3
@@ -121,7 +122,7 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
                     if command.positional else " or policies=[ooco,base_pd]"))
             key = unused.pop(0)
             word = f"{key}={_quoted(word)}"
-        if key == "out":
+        if key in ("out", WORD):
             continue
         if key in ("hydra.run.dir", "hydra.sweep.dir"):
             raise UserError(f"'{word}': say where results go with out=DIR")

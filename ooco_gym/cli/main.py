@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, find, names
 from ooco_gym.errors import Terminated, UserError
 from ooco_gym.files import FULL, full_disk
+from ooco_gym.own_code import named_in
 from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
@@ -84,6 +85,11 @@ def _dispatch(words: list[str]) -> int:
     if options.help:
         _print_help(command)
         return 0
+    with named_in(rest):
+        return _run(command, options)
+
+
+def _run(command: Command, options: argparse.Namespace) -> int:
     from ooco_gym.cli import config, run  # Hydra takes a moment
 
     multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
@@ -103,7 +109,8 @@ def _print_commands() -> None:
         except UserError as error:
             said = f"({error})"
         print(f"{name:12}{said}")
-    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
+    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go, code=FILE.py\n"
+          "which Python a file that is read back may name (SECURITY.md).")
 
 
 def _print_help(command: Command) -> None:

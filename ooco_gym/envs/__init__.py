@@ -16,6 +16,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from ooco_gym.errors import UserError
+from ooco_gym.own_code import check
 
 _CLASSES = {
     "Admission-v0": "admission:AdmissionEnv", "Batching-v0": "batching:BatchingEnv",
@@ -66,6 +67,8 @@ def imported(name: str) -> str:
     """
     register_all()
     module, _, env_id = name.rpartition(":")
+    if module:
+        check(module, f"environment '{name}'")
     if module.endswith(".py"):
         path = Path(module).resolve()
         if not path.is_file():

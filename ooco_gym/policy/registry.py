@@ -34,6 +34,7 @@ import yaml
 
 from ooco_gym.documents import parse_yaml
 from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.own_code import DATA, check
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.weights import ORIGIN, origin_of, shipped_name
 from ooco_gym.resources import conf_root, load_yaml, names
@@ -108,12 +109,22 @@ def _registered(name: str) -> Policy:
     raise unknown("policy", name, list_policies())
 
 
-def _rules_of(values: Mapping[str, Any]) -> Policy | None:
-    """The policy whose rules a YAML takes, as its Python file has it; None: it names none."""
+def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
+    """The policy whose rules a YAML takes, a user's own at `path`, as its Python file has it; None: it names none."""
+    where, data = f"policy file '{path}'", Path(path).name == DATA
     if "file" in values:
+        if str(values["file"]).partition(":")[0].endswith(_PYTHON):
+            check(str(values["file"]).partition(":")[0], where, data)
         return _from_file(str(values["file"]))
     module, _, wanted = str(values.get("module", "")).partition(":")
-    return getattr(import_module(module), wanted or "policy") if module else None
+    if not module:
+        return None
+    if path:
+        check(module, where, data)
+    found = getattr(import_module(module), wanted or "policy", None)
+    if not isinstance(found, Policy):
+        raise UserError(f"{where}: module={values['module']} has no Policy called '{wanted or 'policy'}'")
+    return found
 
 
 def module_of(name: str) -> str:
@@ -155,13 +166,13 @@ def _from_file(location: str) -> Policy:
     """The policy of `my_rule.py`, `my_rule.py:shortest` or `my_rule.yaml`."""
     path, _, wanted = location.partition(":")
     if path.endswith(_PYTHON):
-        policy = _member(_module(os.path.abspath(_existing(path))), wanted, path)
+        policy = _member(module_of_file(path), wanted, path)
     elif wanted:
         raise UserError(f"policy '{location}': a YAML file holds one policy; leave ':{wanted}' away")
     else:
         values = load_yaml("policy", _existing(path))
         name = str(values.get("name", Path(path).stem))
-        rules = _rules_of(values)
+        rules = _rules_of(values, path)
         if rules is None and name not in list_policies():
             raise UserError(f"policy file '{path}' names no rules; expected file: my_rule.py, extends: NAME or name: "
                             f"NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
@@ -190,6 +201,7 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
 
 def module_of_file(path: str) -> ModuleType:
     """The module of a Python file, read once in a process."""
+    check(path, f"policy '{path}'")
     return _module(os.path.abspath(_existing(path)))
 
 

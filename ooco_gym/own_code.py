@@ -1,0 +1,112 @@
+"""Which Python of the user's own is run: what the command line names, itself or in a configuration that it names.
+
+What a command wrote and what comes from elsewhere is data: a run's folder with the `policy.yaml` in it, a result, a
+figure or a claim. Python that data names is run only where the command line names it, too; `code=mine.py` does that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from ooco_gym.documents import read_yaml
+from ooco_gym.errors import UserError
+
+WORD = "code"  # `code=mine.py` names Python and does nothing else
+NAMED = "OOCO_GYM_CODE"  # variable of the environment with what is named, for worker processes; unset outside commands
+DATA = "policy.yaml"  # the name under which commands write policies
+_DATA_KEYS = ("name", "target")  # words that name a figure, a claim or a result
+_OURS = ("agents", "baselines", "experiments", "ooco_gym")
+_BETWEEN = re.compile(r"[,=:\[\]{}'\"]+")
+_READING: ContextVar[bool] = ContextVar("reading", default=False)
+
+
+@contextmanager
+def named_in(words: Iterable[str]) -> Iterator[None]:
+    """Within it no Python of the user's own is run but what the words of a command line name."""
+    before, found = os.environ.get(NAMED), set[str]()
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in _DATA_KEYS:
+            _collect(value or key, Path.cwd(), found)
+    tell(json.dumps(sorted(found)))
+    try:
+        yield
+    finally:
+        tell(before)
+
+
+def tell(named: str | None) -> None:
+    """Sets what is named, for this process and those that it begins."""
+    if named is None:
+        os.environ.pop(NAMED, None)
+    else:
+        os.environ[NAMED] = named
+
+
+@contextmanager
+def reading_back() -> Iterator[None]:
+    """Within it, names of Python are data also where there is no command line."""
+    before = _READING.set(True)
+    try:
+        yield
+    finally:
+        _READING.reset(before)
+
+
+def check(code: str, where: str, data: bool = False) -> None:
+    """Refuses Python that only data names.
+
+    Args:
+        code: the path of a file, or the name of a module.
+        where: what names it, for the sentence.
+        data: whether that is data, command line or not.
+
+    Raises:
+        UserError: it is not named.
+    """
+    code = os.path.realpath(code) if code.endswith(".py") else code
+    named = os.environ.get(NAMED)
+    free = named is None and not data and not _READING.get()
+    if free or code.partition(".")[0] in _OURS or code in json.loads(named or "[]") or _is_loaded(code):
+        return
+    raise UserError(f"{where} names Python to run, '{code}', which a file that is read back may not: it is run only "
+                    f"where the command line names it, too; if you trust it, add {WORD}={code} (in Python, import it "
+                    "before)")
+
+
+def _is_loaded(path: str) -> bool:
+    """Whether this process has run a file already."""
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return path.endswith(".py") and any(file and os.path.realpath(file) == path for file in files)
+
+
+def _collect(text: str, folder: Path, found: set[str]) -> None:
+    """Adds the Python that a text names, and what the YAML files do that it names, to `found`."""
+    for part in {text, *_BETWEEN.split(text)} - {""}:
+        path = os.path.realpath(folder / part) if os.path.isfile(folder / part) else part
+        new = path not in found
+        found.add(path)
+        if new and path != part and part.endswith((".yaml", ".yml")) and Path(part).name != DATA:
+            with suppress(UserError):  # whoever reads it for what it is says so
+                for one in _texts(read_yaml(path)):
+                    _collect(one, Path(path).parent, found)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in what a YAML file holds; what it extends as the name of a file."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _texts(f"{one}.yaml" if key == "extends" and not str(one).endswith(".yaml") else one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+    elif isinstance(value, str):
+        yield value
