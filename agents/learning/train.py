@@ -125,7 +125,8 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
                                                     "judged": validation is None or validation.judged})
 
         between = cb.Between(keep, int(every) if every else None, config.get("checkpoint_every_s"), interrupts, clock)
-        callbacks: list[Any] = [between, figures]
+        shares = cb.Shares()
+        callbacks: list[Any] = [shares, between, figures]
         if agent.get("lagrangian"):
             callbacks.append(lagrangian(config, agent, model, env))
         if imitated(agent) is not None:
@@ -179,9 +180,12 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
                 cb.save(model, out / runs.POLICY_FILE)
             logger.dump(model.num_timesteps)
 
+        learning_s = clock.learned_s
+        learning = shares.of_seconds(learning_s)
+
     # --- Seconds, and decisions per second, are those of this call ---
     stopped = "interrupt" if interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
-    decisions, learning_s = int(model.num_timesteps) - begun_at, clock.learned_s
+    decisions = int(model.num_timesteps) - begun_at
     return {
         "command": "train", "agent": recipe_of(agent), "env": config["env"]["id"],
         "seed": seed, "timesteps": int(model.num_timesteps), "resumed": state is not None, "stopped_by": stopped,
@@ -189,6 +193,7 @@ def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, star
         "updates": int(model._n_updates), "wall_s": time.monotonic() - started, "setup_wall_s": ready - started,
         "preparation_wall_s": preparation_s, "validation_wall_s": clock.validation_s, "learning_wall_s": learning_s,
         "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
+        "learning_shares": learning,
         "imitation": imitated_as, "best": None if validation is None else validation.best,
         "validation": [] if validation is None else validation.history,
         "validation_window_s": None if validation is None else length.get("window_s"), "logger": logging["name"],
@@ -234,7 +239,8 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
     parts = {"learning": summary["learning_wall_s"], "validation": summary["validation_wall_s"],
              "preparation": summary["preparation_wall_s"], "setting up": summary["setup_wall_s"]}
     print(f"{summary['wall_s']:.0f} s in all:", ", ".join(f"{part} {wall_s:.1f} s" for part, wall_s in parts.items()))
-    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation")
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in summary["learning_shares"].items())
+    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation ({shares})")
     best, window_s = summary["best"], summary["validation_window_s"]
     if best:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

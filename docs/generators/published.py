@@ -2,7 +2,7 @@
 
 `python -m docs.generators.published` plays each row of `published.yaml` by `ooco-gym simulate`, keeps its figures in
 `results/validity.json` and writes the page. With `SOURCE ROW`, say `inferencemax 5`, it plays that row alone, leaves
-its trace and run in the folder `inferencemax_5`, and prints the command.
+its trace and run in the folder `outputs/published/inferencemax_5`, and prints the command.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def played(source: Source, row: Mapping[str, Any], seed: int, out: Path) -> dict
     trace = trace_of(row, seed)
     if trace is None:
         return None
-    out.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     said, path = io.StringIO(), write_trace(trace, out / "trace.parquet")
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = ooco_gym(["simulate", *words(source, row, path), f"out={out / 'run'}"])
@@ -223,10 +223,11 @@ def one_row(name: str, number: str) -> str:
     if number not in rows:
         raise unknown("row", f"{name} {number}", [f"{key} 0" for key in every])
     source, row = every[name], rows[number]
-    found = played(source, row, 0, Path(f"{name}_{number}"))
+    folder = Path("outputs", "published", f"{name}_{number}")
+    found = played(source, row, 0, folder)
     if found is None:
         raise UserError(f"{name} {number}: ${row['folder']} must name a folder that has '{row['file']}'")
-    command = shlex.join(["ooco-gym", "simulate", *words(source, row, Path(f"{name}_{number}", "trace.parquet"))])
+    command = shlex.join(["ooco-gym", "simulate", *words(source, row, folder / "trace.parquet")])
     return "\n".join([command, *(f"{READ[key][0]}: {_cell(row[key], value)}" for key, value in found.items())])
 
 

@@ -40,6 +40,7 @@ MIXED = {"model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c"}]}
 FLEET_PAIRS, LARGE_FLEET_PAIRS, LARGE_FLEET_S = 32, 512, 900.0
 PAIR = Scenario(workload="ooc", duration_s=HOUR_S, warmup_s=0.0, drain_s=0.0)
 SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps before the clock runs, and after
+LEARNED = 100_000  # decisions of a training that is measured
 
 
 class Figure(NamedTuple):
@@ -62,6 +63,8 @@ FIGURES = (
     Figure("large_fleet_ratio", 1.5, False, "", "that over the same on 64 instances"),
     Figure("env_steps_per_s", 6e4, True, "1/s", "steps of Gating-v0 through gym.make, three holds and a start in turn"),
     Figure("vector_decisions_per_s", 5e5, True, "1/s", "the same of 64 episodes through gym.make_vec, by one thread"),
+    Figure("learned_gating_per_s", 3e4, True, "1/s", "decisions of Gating-v0 that train learns from, by the clock"),
+    Figure("learned_eviction_per_s", 3e4, True, "1/s", "the same of Eviction-v0"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
     Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )
@@ -237,11 +240,28 @@ def decisions_per_s(env: Any, episodes: int) -> float:
     return counted / taken_s
 
 
+def measure_learning(options: dict[str, Any]) -> dict[str, Any]:
+    """Decisions a second that `ooco-gym train` learns from as it ships, without validation."""
+    return _learned("learned_gating", "gating_v0") | _learned("learned_eviction", "eviction")
+
+
+def _learned(name: str, env: str) -> dict[str, float]:
+    """Decisions a second of learning, and which share of the seconds goes where."""
+    with tempfile.TemporaryDirectory() as out:
+        train = [sys.executable, "-m", "ooco_gym.cli", "train", f"env={env}", f"total_timesteps={LEARNED}",
+                 "validation.windows=0", "resumable=false", f"out={out}/run"]
+        subprocess.run(train, check=True, stdout=sys.stderr)
+        with open(f"{out}/run/summary.json", encoding="utf-8") as file:
+            summary = json.load(file)
+    shares = {f"{name}_{part}_share": share for part, share in summary["learning_shares"].items()}
+    return {f"{name}_per_s": summary["decisions_per_s"], **shares}
+
+
 # --- Each in a process of its own -------------------------------------------------------------------------------------
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "decode": measure_decode, "mixed": measure_mixed, "day": measure_day, "fleet": measure_fleet,
     "large_fleet": measure_large_fleet,
-    "envs": measure_envs, "warm_start": measure_start, "cold_compile": measure_start,
+    "envs": measure_envs, "learning": measure_learning, "warm_start": measure_start, "cold_compile": measure_start,
 }
 
 
