@@ -56,7 +56,7 @@ def test_a_trace_is_played_whole_with_its_own_requests_alone(name: str, classed:
     found = run("simulate", "policy=ooco", f"workload.path={written(name, classed)}")
     offline = int(OFFLINE.sum()) if classed else 0
     assert (found["online"]["arrived"], found["offline"]["arrived"]) == (ROWS - offline, offline)
-    assert SPAN_S - 1.0 < found["window_s"] <= SPAN_S, "to its last request's end"
+    assert SPAN_S - 1.0 < found["window_s"] < SPAN_S + 0.5, "to its last request's end"
     assert found["scenario"]["rate_scale"] == 1.0 and found["scenario"]["cluster"]["name"] == "pair_h100_8b"
     first = capsys.readouterr().out.splitlines()[0]
     assert first == found["played"]
@@ -141,8 +141,8 @@ def test_a_column_that_looks_like_classes_and_is_not_read_is_a_warning_with_the_
 @pytest.mark.parametrize("values", [("gpt", "llama"), [f"batch {i}" for i in range(30)], (1, 2)])
 def test_a_column_that_names_no_classes_is_left_out_without_a_warning(values: Any) -> None:
     rows = "\n".join(f"{i},10,2,{values[i % len(values)]}" for i in range(60))
-    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,model\n{rows}\n")
-    assert read_trace("log.csv").notes == ("columns left out: model",)
+    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,region\n{rows}\n")
+    assert read_trace("log.csv").notes == ("columns left out: region",)
     Path("classed.csv").write_text("arrival_s,prompt_tokens,output_tokens,class,type\n0,10,2,online,batch\n")
     assert read_trace("classed.csv").notes == ("columns left out: type",), "its classes are read"
 

@@ -263,8 +263,9 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
     if isinstance(above, Mapping) and PLAIN in above:
         raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is read as it stands, it has no keys here")
     plus = override.is_add() or override.is_force_add()
-    if key not in known and parent == "cluster" and not plus:  # its YAML leaves out what it has by default
-        override.input_line, plus = f"++{override.input_line}", True
+    columns = ".only." in f".{parent}."  # a file's own
+    if key not in known and (columns or parent == "cluster") and not plus:  # whose YAML leaves out defaults
+        override.input_line, plus, above = f"++{override.input_line}", True, {}
     if left := REMOVED.get(f"{command.name} {key}"):
         raise UserError(f"{key} is no longer a key of {command.name}; {left}")
     if key not in known and not (plus and isinstance(above, Mapping)):

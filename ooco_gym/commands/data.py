@@ -20,7 +20,7 @@ from ooco_gym.workload.catalogue import (
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
 from ooco_gym.workload.reading import read_described
-from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.trace import HOW, Trace
 from ooco_gym.workload.writing import check_ending, write_trace
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
 
 def _read(values: Mapping[str, Any]) -> tuple[Trace, dict[str, str]]:
     path, dataset = find_source(str(values["target"]))
-    return read_described(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
-                       values["block_tokens"])
+    return read_described(path, dataset, **{key: values[key] for key in HOW})
 
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:

@@ -22,6 +22,7 @@ from ooco_gym.workload.fitting import Fit, fit
 from ooco_gym.workload.generate import list_workloads
 from ooco_gym.workload.load import parse_workload, resolve_workload
 from ooco_gym.workload.reading import read_described
+from ooco_gym.workload.trace import HOW
 from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from rich.console import Console
 
     path, dataset = find_source(str(values["source"]))
-    trace, _ = read_described(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset,
-                              values["block_tokens"])
+    trace, _ = read_described(path, dataset, **{key: values[key] for key in HOW})
     name = str(values["name"] or f"{dataset.name if dataset else trace.name}_fit")
     if name in list_workloads():
         raise UserError(f"name={name} is an embedded workload's; expected another one, such as name={name}_fit")
@@ -116,8 +116,7 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
         trace, read = read_described(path, dataset=dataset)
         source = str(path)
     elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz", ".xz") and "+" not in source:
-        trace, read = read_described(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]),
-                                     block_tokens=values["block_tokens"])
+        trace, read = read_described(Path(source), **{key: values[key] for key in HOW})
     else:
         workload = resolve_workload(source)
         start_s, _ = workload.window(values["start_s"], duration_s)

@@ -123,6 +123,9 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
             raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
                             f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
                             f"{few(table.columns)}{hint}")
+    if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and "hash_ids" not in table.columns:
+        raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, and nothing tells whether "
+                        f"'timestamp' counts milliseconds, as there, or seconds: say {played('time_unit=s')}, or ms")
     if time_unit == "auto" and given and table.holds_dates(form.columns["arrival_s"]):
         time_unit = "date"
     if time_unit != "auto":

@@ -16,10 +16,10 @@ from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sharing import Chat, Groups, check_form, hash_blocks, parse_chat, parse_groups
-from ooco_gym.workload.trace import BLOCK_TOKENS, Trace, merge
+from ooco_gym.workload.trace import BLOCK_TOKENS, HOW, Trace, merge
 
 NOTES = ("name", "description", "source", "licence", "measured", "assumed")
-_USE = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "mix", "defaults")
+_USE = ("path", *HOW, "scale", "mix", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "batch_s", "cv", "lengths", "length_correlation", "sharing",
          "peak_start_s", "clients")
 _CLIENT_KEYS = ("share", *_KEYS[1:-2])

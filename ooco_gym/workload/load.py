@@ -23,13 +23,13 @@ from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.sessions import CLOSED, OPEN, Think, check_mode
-from ooco_gym.workload.trace import DEFAULT_CLASSES, ENDINGS, Trace, class_ids, merge
+from ooco_gym.workload.trace import DEFAULT_CLASSES, ENDINGS, HOW, Trace, class_ids, merge
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-TRACE_KEYS = ("path", "format", "columns", "time_unit", "block_tokens", "scale", "class", "sessions", "think_s")
+TRACE_KEYS = ("path", *HOW, "scale", "class", "sessions", "think_s")
 """What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
@@ -316,8 +316,7 @@ def resolve_workload(spec: Source) -> Workload:
     factor = 1.0 if values.get("scale") is None else number(values["scale"], "workload: key 'scale'", 0.0, 1e4)
     if values.get("path") is not None:
         path = str(values["path"])
-        file = _opened(path, str(values.get("format") or "auto"), values.get("columns"),
-                       str(values.get("time_unit") or "auto"), values.get("block_tokens"))
+        file = _opened(path, **{key: values[key] for key in HOW if values.get(key) is not None})
         return Workload(path, (WorkloadPart(path, file),), factor)
     if values.get("mix") is not None:
         return replace(resolve_workload(str(values["mix"])), factor=factor)
@@ -334,7 +333,7 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             - the name of an embedded workload (`ooc`), or a mix (`ooc+azure_conv`, `0.5*ooc+azure_code`), whose parts
               may be paths too;
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
-            - a mapping: with `path` (and `format`, `columns`, `time_unit`, `block_tokens`, as `read_trace` has them) a
+            - a mapping: with `path` (and `HOW` it is read, as `read_trace` has it) a
               trace file; with `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what
               is not said. `scale` in it multiplies; `class` names the class of its requests; with `sessions: closed`
               (and `think_s`) turns of conversations wait for each other (`ooco_gym.workload.sessions`).
@@ -365,10 +364,10 @@ def _resolved(part: MixPart) -> WorkloadPart:
     return WorkloadPart(part.source, load_spec(part.source), part.weight, stream, part.class_name)
 
 
-def _opened(path: str, *how: Any) -> TraceFile:
+def _opened(path: str, **how: Any) -> TraceFile:
     from ooco_gym.workload.reading import open_trace
 
-    return open_trace(path, *how)
+    return open_trace(path, **how)
 
 
 def _items(text: str) -> list[str]:

@@ -6,9 +6,10 @@ and what looks odd. Each value is checked; what is wrong is named by its row.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.classes import CLASS_WORDS, NAME, NAMED
 from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, few, format_of, played
 from ooco_gym.workload.keyed import scattered
+from ooco_gym.workload.rows import TOLD, loaded, named
 from ooco_gym.workload.sessions import previous_turns
 from ooco_gym.workload.table_reader import BROKEN, Table, read_parquet, read_table, unreadable
 from ooco_gym.workload.trace import (
@@ -47,7 +49,6 @@ SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
 TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms: `calibrate replay` compares them
 LOOKED_AT = 10_000      # values of a column that is not read
-NOTHING_SAID = (None, "auto", None)     # of columns, unit of times and block
 
 
 def list_formats() -> list[str]:
@@ -57,7 +58,8 @@ def list_formats() -> list[str]:
 
 def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
                columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
-               block_tokens: int | None = None) -> Trace:
+               block_tokens: int | None = None, only: Mapping[str, Any] | None = None,
+               distinct: bool = False) -> Trace:
     """Reads a trace from CSV, JSON lines (packed with gzip or xz, or not) or Parquet, as is seen from its content.
 
     Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
@@ -73,6 +75,8 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
         time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; without one dates are recognised, and
             numbers are seconds.
         block_tokens: tokens of the prompt to each prefix hash; None: the format's, or the file's column, or 512.
+        only: columns of the file to the value, or values, that a row must have in them to be read.
+        distinct: leaves out rows that are equal to one before in all columns.
 
     Returns:
         The trace; times as the file has them in seconds, from the first request where the file has dates.
@@ -81,14 +85,16 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
         UserError: one sentence naming file, line, field, what was found and what was expected.
     """
     if start_s > 0 or end_s < np.inf:
-        return TraceFile(Path(path), format, columns, time_unit, block_tokens).window(start_s, end_s)[0]
+        return TraceFile(Path(path), format, columns=columns, time_unit=time_unit, block_tokens=block_tokens,
+                         only=only, distinct=distinct).window(start_s, end_s)[0]
     table = read_table(Path(path))
-    return _trace_of(table, format_of(table, format, columns, time_unit, block_tokens))
+    return _trace_of(table, format_of(table, format, columns, time_unit, block_tokens), only, distinct)
 
 
-def read_described(path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-                   time_unit: str = "auto", dataset: Dataset | None = None,
-                   block_tokens: int | None = None) -> tuple[Trace, dict[str, str]]:
+def read_described(path: Path, dataset: Dataset | None = None, *, format: str = "auto",
+                   columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
+                   block_tokens: int | None = None, only: Mapping[str, Any] | None = None,
+                   distinct: bool = False) -> tuple[Trace, dict[str, str]]:
     """Reads a trace, and says how it was read, by titles; arguments and errors as of `read_trace`.
 
     Args:
@@ -99,7 +105,7 @@ def read_described(path: Path, format: str = "auto", columns: Mapping[str, str |
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
     table = read_table(path)
     form = format_of(table, format, given, time_unit, block_tokens)
-    trace = _trace_of(table, form)
+    trace = _trace_of(table, form, only, distinct)
     said = {"format": form.name, "times": "dates" if form.unit == "date" else UNITS[form.unit][0],
             "columns": ", ".join(f"{ours}={theirs}" for ours, theirs in form.there(table).items())}
     if trace.prefix_hashes is not None:
@@ -107,12 +113,13 @@ def read_described(path: Path, format: str = "auto", columns: Mapping[str, str |
     return trace, said
 
 
-def _trace_of(table: Table, form: TraceFormat) -> Trace:
+def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
     """The trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
     if table.rows == 0:
         raise UserError(f"trace file '{table.path}' holds no request")
     there = form.there(table)
     try:
+        table, left_out = loaded(table, there, only, distinct)
         ticks, found = _ticks(table, there["arrival_s"], form.unit), _columns(table, form, there)
         hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
         ends = _ends(table, form, there, ticks)
@@ -122,7 +129,7 @@ def _trace_of(table: Table, form: TraceFormat) -> Trace:
     ticks = ticks[kept]
     origin = form.origin(ticks.min())
     moved = [f"times{' since 1970' * (form.unit != 'date')} count from the first request"] if origin else []
-    notes = [*moved, *_doubts(ticks, form), *_unread(table, form), *checked]
+    notes = [*moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
         notes.append(f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before")
@@ -333,19 +340,19 @@ class TraceFile:
         last_s: arrival of the last, seconds.
     """
 
-    def __init__(self, path: Path, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-                 time_unit: str = "auto", block_tokens: int | None = None) -> None:
-        self.path, self._how, self._whole = path, (format, columns or None, time_unit, block_tokens), None
-        arrival_s = _in_order(path) if self._how in (("auto", *NOTHING_SAID), (OWN.name, *NOTHING_SAID)) else None
+    def __init__(self, path: Path, format: str = "auto", **how: Any) -> None:
+        self.path, self._how, self._whole = path, {"format": format, **how}, None
+        plain = format in ("auto", OWN.name) and all(not value or value == "auto" for value in how.values())
+        arrival_s = _in_order(path) if plain else None
         if arrival_s is None:
-            self._whole = read_trace(path, format, columns=columns, time_unit=time_unit, block_tokens=block_tokens)
+            self._whole = read_trace(path, **self._how)
             arrival_s = self._whole.arrival_s
         self._arrival_s = arrival_s
         self.rows, self.first_s, self.last_s = len(arrival_s), float(arrival_s[0]), float(arrival_s[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opened again where it is unpickled, rather than sent with all its requests."""
-        return open_trace, (str(self.path), *self._how)
+        return partial(open_trace, **self._how), (str(self.path),)
 
     @property
     def mean_rate(self) -> float:
@@ -383,8 +390,7 @@ class TraceFile:
         return np.searchsorted(self._arrival_s, edges_s)
 
 
-def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapping[str, str | None] | None = None,
-               time_unit: str = "auto", block_tokens: int | None = None) -> TraceFile:
+def open_trace(path: str | os.PathLike[str], format: str = "auto", **how: Any) -> TraceFile:
     """Returns a trace file ready for windows; kept until the file changes. Arguments as `read_trace` has them.
 
     Raises:
@@ -394,14 +400,12 @@ def open_trace(path: str | os.PathLike[str], format: str = "auto", columns: Mapp
         os.stat(path)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
-    given = tuple((str(key), str(value)) for key, value in (columns or {}).items() if value is not None)
-    return _kept(str(path), format, given, time_unit, block_tokens, version_of(path))
+    return _kept(str(path), version_of(path), json.dumps({"format": format, **how}, sort_keys=True))
 
 
 @lru_cache(maxsize=4)
-def _kept(path: str, format: str, columns: tuple[tuple[str, str], ...], time_unit: str, block_tokens: int | None,
-          version: str | None) -> TraceFile:
-    return TraceFile(Path(path), format, dict(columns), time_unit, block_tokens)
+def _kept(path: str, version: str | None, how: str) -> TraceFile:
+    return TraceFile(Path(path), **json.loads(how))
 
 
 def _in_order(path: Path) -> np.ndarray | None:
@@ -409,8 +413,9 @@ def _in_order(path: Path) -> np.ndarray | None:
     try:
         schema = pyarrow.parquet.read_schema(path)
         numbered = "session" not in schema.names or pa.types.is_signed_integer(schema.field("session").type)
-        if not numbered or any(name not in schema.names for name in OWN.required):
-            return None     # to names of sessions only the whole file gives numbers
+        if not numbered or any(name not in schema.names for name in OWN.required) or any(
+                named(name) in TOLD for name in schema.names):
+            return None     # to names of sessions only the whole file gives numbers, and some rows may be no load
         arrival_s = np.asarray(pyarrow.parquet.read_table(path, columns=["arrival_s"])["arrival_s"], np.float64)
     except (*BROKEN, TypeError):
         return None

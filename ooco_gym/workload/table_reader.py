@@ -49,12 +49,20 @@ class Table:
         lines: of each row of a JSON file; None: they are looked up, `parquet` has none.
         parquet: whether places are rows rather than lines.
         form: that nested objects were unfolded from (`unfolding.FORMS`), or None.
+        kept: int64[rows], places of these rows among those of which `lines` tells; None: all of them.
     """
 
     def __init__(self, path: Path, columns: dict[str, Column], rows: int, first_row: int = 0, *,
-                 lines: Sequence[int] | None = None, parquet: bool = False, form: str | None = None) -> None:
+                 lines: Sequence[int] | None = None, parquet: bool = False, form: str | None = None,
+                 kept: np.ndarray | None = None) -> None:
         self.path, self.columns, self.rows, self.form = path, columns, rows, form
-        self._first_row, self._lines, self._parquet = first_row, lines, parquet
+        self._first_row, self._lines, self._parquet, self._kept = first_row, lines, parquet, kept
+
+    def take(self, rows: np.ndarray) -> Table:
+        """Returns some of the rows, int64[m] in order."""
+        return Table(self.path, {name: column.take(rows) for name, column in self.columns.items()}, len(rows),
+                     self._first_row, lines=self._lines, parquet=self._parquet, form=self.form,
+                     kept=rows if self._kept is None else self._kept[rows])
 
     def error(self, row: int, field: str, expected: str) -> UserError:
         """Builds the complaint about one field of one row (from 0)."""
@@ -71,6 +79,11 @@ class Table:
     def numbers(self, field: str, expected: str, missing: float | None = None) -> np.ndarray:
         """Returns a column as float64[rows]; nulls become `missing`, or are an error where it is None."""
         return self._values(field, expected, _as_numbers, missing)
+
+    def numbers_of(self, field: str) -> np.ndarray | None:
+        """Returns a column as float64[rows], NaN for nothing; None where it holds anything else."""
+        found = _tried(_as_numbers, self.columns[field])
+        return None if found is None else np.array(found.fill_null(np.nan))
 
     def integers(self, field: str, expected: str, minimum: int, maximum: int, missing: int | None = None) -> np.ndarray:
         """Returns a column as int64[rows], each whole and within the limits (or `missing`)."""
@@ -109,6 +122,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` of a Parquet."""
+        row = row if self._kept is None else int(self._kept[row])
         if self._parquet:
             return f"row {self._first_row + row + 1}"
         if self._lines is not None:

@@ -75,8 +75,9 @@ def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     prompt, failed, output = (metrics.get(name, {}).get("value") for name in (
         "input_sequence_length", "error_isl", "output_sequence_length"))
     return [{"arrival_s": about.get("request_start_ns"), "prompt_tokens": failed if prompt is None else prompt,
-             "output_tokens": 0 if one.get("error") else output, "session": about.get("x_correlation_id"),
-             "end_s": about.get("request_end_ns"), **_aiperf_times(about, metrics)}]
+             "output_tokens": 0 if one.get("error") or about.get("was_cancelled") else output,
+             "session": about.get("x_correlation_id"), "end_s": about.get("request_end_ns"),
+             "benchmark_phase": about.get("benchmark_phase"), **_aiperf_times(about, metrics)}]
 
 
 def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_bailian_counts_seconds_and_follows_parents(tmp_path: Path, kind: str) -
 
 
 def test_seconds_where_a_format_has_milliseconds_are_doubted_in_one_sentence(tmp_path: Path) -> None:
-    bare = [{"timestamp": i / 600, "input_length": 100, "output_length": 5} for i in range(100)]
+    bare = [{"timestamp": i / 600, "input_length": 100, "output_length": 5, "hash_ids": [i]} for i in range(100)]
     path = put(tmp_path, bare, "jsonl")
     assert any("1.67e-06 s apart" in note and "time_unit=s" in note for note in read_trace(path).notes)
     right = read_trace(path, time_unit="s")

@@ -34,7 +34,8 @@ BAD = 20        # the row that a fault is put into, from 0
 
 def rows_of(name: str, n: int = 30) -> Rows:
     time, prompt, output, moment = FORMATS[name]
-    return [{time: moment(i), prompt: 100 + i, output: 10 + i} for i in range(n)]
+    hashes = {"hash_ids": None} if name == "mooncake" else {}  # without the column nothing tells the unit of times
+    return [{time: moment(i), prompt: 100 + i, output: 10 + i, **hashes} for i in range(n)]
 
 
 def place(kind: str, row: int = BAD) -> str:
@@ -164,8 +165,8 @@ def test_headers(tmp_path: Path, name: str) -> None:
     refused(again(text.replace(output, prompt, 1)), f"two columns named '{prompt}'")
     refused(again("".join(lines)), "of a CSV a first line")
     refused(again(text.replace(",", ";")), "with commas between", ";")
-    refused(again("# made by hand\n" + text), "line 2", "found 3 fields, expected 1", "# made by hand")
-    refused(again(text[:-4]), "line 31", "fields, expected 3") if "," in text[-4:] else None
+    refused(again("# made by hand\n" + text), "line 2", "fields, expected 1", "# made by hand")
+    refused(again(text[:-4]), "line 31", "fields, expected ") if "," in text[-4:] else None
     for harmless in (text.replace("\n", "\r\n"), text.replace("\n", "\r"), "\ufeff" + text, text.replace(",", ", ")):
         assert len(read_trace(again(harmless))) == 30
 

@@ -1,0 +1,180 @@
+"""Which rows of a file are load: what the user chose, what failed or only warmed up, and what is asked about.
+
+A column is known by the last part of its name, in any letter case: `response.status_code` is a `status_code`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.workload.formats import few, played
+from ooco_gym.workload.table_reader import Table
+
+FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
+NOTHING = ("", "-", "0", "none", "null", "nan", "false", "no", "ok", "[]", "{}")
+STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # of HTTP
+DOUBLED_SHARE = 0.01    # of rows that are equal to one before, from which they are asked about
+
+
+def _words(texts: Any, words: Sequence[str]) -> Any:
+    return pc.call_function("is_in", [texts], pc.SetLookupOptions(pa.array(words, pa.string())))
+
+
+def _failed(texts: Any) -> Any:
+    return pc.call_function("or", [_words(texts, FAILED), pc.call_function(
+        "match_substring_regex", [texts], pc.MatchSubstringOptions(STATUS_ERROR))])
+
+
+# By names of columns: which of their values, in small letters, say that a row is no load, and what they say.
+NO_LOAD: tuple[tuple[tuple[str, ...], str, Callable[[Any], Any]], ...] = (
+    (("status", "status_code", "statuscode", "http_status", "http_status_code", "response_code", "finish_reason",
+      "finish_reasons"), "failed", _failed),
+    (("error", "error_code", "error_type", "error_message", "exception"), "failed",
+     lambda texts: pc.call_function("invert", [_words(texts, NOTHING)])),
+    (("success", "succeeded", "is_success", "ok"), "failed", lambda texts: _words(texts, ("false", "0", "no"))),
+    (("benchmark_phase", "phase"), "are a warm-up", lambda texts: _words(texts, ("warmup", "warm-up", "warm_up"))))
+MODELS = ("model", "model_name", "model_id", "served_model", "served_model_name", "deployment")
+IDS = ("id", "request_id", "requestid", "req_id", "x_request_id", "response_id")
+COUNTS = ("num_model_requests", "num_requests", "request_count", "requests_count", "n_requests", "requests")
+TOLD = frozenset((*(name for names, *_ in NO_LOAD for name in names), *MODELS, *IDS, *COUNTS))
+
+
+def named(name: str) -> str:
+    """Returns the last part of a column's name, as it is looked for."""
+    return re.split(r"[./]", name)[-1].strip().casefold().replace("-", "_").replace(" ", "_")
+
+
+def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None = None,
+           distinct: bool = False) -> tuple[Table, list[str]]:
+    """Returns the rows of a table that are load, and what there is to say of the others.
+
+    Args:
+        table: of the file.
+        read: our columns to the file's, as they are read.
+        only: columns of the file to the value, or values, that a row must have in them.
+        distinct: leaves out rows that are equal to an earlier one in all columns.
+
+    Raises:
+        UserError: an unknown column, a value that no row has, rows that stand for many requests each, or nothing left.
+    """
+    chosen = dict(_flat(only or {}))
+    for name, values in chosen.items():
+        table = _chosen(table, name, [str(one) for one in (values if isinstance(values, list | tuple) else [values])])
+    free = [name for name in table.columns if name not in (*read.values(), *chosen)]
+    notes, kept = [], np.ones(table.rows, bool)
+    for name in free:
+        for names, what, tells in NO_LOAD:
+            if named(name) in names:
+                kept &= _without(table, name, what, tells, notes)
+    if not kept.any():
+        raise UserError(f"trace file '{table.path}': {notes[-1]}, and none is left")
+    table = table if kept.all() else table.take(np.flatnonzero(kept))
+    _check_counts(table, free)
+    table, doubled = _once(table, read, free, distinct)
+    return table, [*notes, *doubled, *_models(table, free)]
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    """Columns and values; the command line makes mappings of names with dots."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        elif value is not None:
+            yield f"{above}{key}", value
+
+
+def _texts(table: Table, name: str) -> Any:
+    """A column's values as text in small letters, null where there is none; lists as null."""
+    column = table.columns[name]
+    if pa.types.is_nested(column.type):
+        return pa.chunked_array([pa.nulls(len(column), pa.string())])
+    return pc.call_function("utf8_lower", [pc.call_function("utf8_trim_whitespace", [column.cast(pa.string())])])
+
+
+def _chosen(table: Table, name: str, values: list[str]) -> Table:
+    if name not in table.columns:
+        raise UserError(f"only.{name}: trace file '{table.path}' has no column '{name}'"
+                        f"{nearest(name, table.columns)}; found: {few(table.columns)}")
+    texts = _texts(table, name)
+    kept = np.flatnonzero(np.asarray(_words(texts, [value.strip().casefold() for value in values]).fill_null(False)))
+    if not len(kept):
+        raise UserError(f"only.{name}={','.join(values)}: no row of trace file '{table.path}' has that; its values "
+                        f"are: {few(texts.unique().drop_null().to_pylist())}")
+    return table if len(kept) == table.rows else table.take(kept)
+
+
+def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], notes: list[str]) -> np.ndarray:
+    """Which rows stay, bool[rows], where a column says of the others that they are no load."""
+    texts = _texts(table, name)
+    out = np.asarray(tells(texts).fill_null(False)) & np.asarray(texts.is_valid())
+    if out.any():
+        values = texts.filter(pa.array(out)).unique().to_pylist()
+        stays = f"only.{name}=[{','.join(map(str, texts.unique().drop_null().to_pylist()[:4]))}]"
+        notes.append(f"left out {out.sum():,} of {table.rows:,} rows, of which column '{name}' says that they {what} "
+                     f"({few(values[:6])}), the first at {table.place(int(np.argmax(out)))}; {played(stays)} names "
+                     "the values to keep")
+    return ~out
+
+
+def _check_counts(table: Table, free: Sequence[str]) -> None:
+    for name in free:
+        if named(name) in COUNTS and (counts := table.numbers_of(name)) is not None and np.nanmax(counts) > 1:
+            row = int(np.nanargmax(counts > 1))
+            raise UserError(f"trace file '{table.path}' has a sum a row and not a request a row: column '{name}' "
+                            f"counts {counts[row]:,.0f} requests at {table.place(row)}, {np.nansum(counts):,.0f} in "
+                            "all; export the single requests, or play a generator at that rate (docs/workloads.md)")
+
+
+def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: bool) -> tuple[Table, list[str]]:
+    """Each row once: of those with an id of a request, and of all where the user says so; else a question."""
+    times = {read[name] for name in ("arrival_s", "prompt_tokens", "output_tokens") if name in read}
+    for name in [name for name in free if named(name) in IDS]:
+        there = np.asarray(_texts(table, name).is_valid())
+        first = _firsts(table, [name, *times]) | ~there
+        if not first.all():
+            row = int(np.argmin(first))
+            return table.take(np.flatnonzero(first)), [
+                f"left out {(~first).sum():,} of {table.rows:,} rows, which are there twice (the same '{name}', time "
+                f"and lengths as one before), the first at {table.place(row)}"]
+        if there.all():
+            return table, []
+    column = table.columns[read["arrival_s"]]
+    if not distinct and table.rows - len(column.unique()) < max(1.0, DOUBLED_SHARE * table.rows):
+        return table, []
+    first = _firsts(table, list(table.columns))
+    doubled = int(np.count_nonzero(~first))
+    if distinct and doubled:
+        return table.take(np.flatnonzero(first)), [f"left out {doubled:,} of {table.rows:,} rows, equal to one before"]
+    if distinct or doubled < max(1.0, DOUBLED_SHARE * table.rows) or len(column.unique()) == 1:
+        return table, []
+    return table, [f"warning: {doubled:,} of {table.rows:,} rows are equal to one before in every column, the first at "
+                   f"{table.place(int(np.argmin(first)))}, and are played as requests of their own; "
+                   f"{played('distinct=true')} leaves them out"]
+
+
+def _firsts(table: Table, names: Sequence[str]) -> np.ndarray:
+    """Which rows are the first with their values in some columns, bool[rows]."""
+    columns = {name: table.columns[name] for name in names}
+    for name, column in columns.items():
+        if pa.types.is_nested(column.type):
+            columns[name] = pc.call_function("binary_join", [column.cast(pa.list_(pa.string())), pa.scalar(" ")])
+    rows = pa.table({**columns, "": np.arange(table.rows)})
+    first = np.zeros(table.rows, bool)
+    first[np.asarray(rows.group_by(list(columns)).aggregate([("", "min")])["_min"])] = True
+    return first
+
+
+def _models(table: Table, free: Sequence[str]) -> list[str]:
+    for name in [name for name in free if named(name) in MODELS]:
+        values = sorted(table.columns[name].cast(pa.string()).drop_null().unique().to_pylist())
+        if len(values) > 1:
+            return [f"warning: column '{name}' names {len(values)} models ({few(values)}), whose requests are all "
+                    f"played on one; {played(f'only.{name}={values[0]}')} chooses those of one"]
+    return []
