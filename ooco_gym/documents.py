@@ -18,8 +18,8 @@ from typing import Any
 
 from ooco_gym.errors import UserError
 
-MOST_OPENED = 1000  # values within values, for the compiled loader: where the stack ends, it ends the process
-_OPENING = ("[", "{", "- ", ":", "?")  # one of these begins each value that has others in it
+MOST_BYTES = 32 << 20  # of a file
+MOST_VALUES, MOST_DEEP = 20_000, 100  # of a YAML file; where the stack of the compiled loader ends, the process does
 FRESH_S = 2.0  # seconds since a change
 
 
@@ -80,22 +80,52 @@ def _digest_at(path: str, *inode: int) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a text of YAML holds.
+    """What a text of YAML holds: `MOST_VALUES` at most, also where aliases repeat them.
 
     Raises:
-        Exception: it is none; of a dozen kinds beside `yaml.YAMLError`.
+        Exception: it is none, or holds more; of a dozen kinds beside `yaml.YAMLError`.
     """
     import yaml
 
-    return yaml.load(text, Loader=_loader(sum(map(text.count, _OPENING)) <= MOST_OPENED))  # nosec B506
+    _bound(text)
+    return yaml.load(text, Loader=_loader())  # nosec B506
 
 
-@lru_cache(maxsize=2)
-def _loader(simple: bool) -> Any:
+def _bound(text: str) -> None:
+    """Counts the values of a text of YAML before any is made, each as often as aliases repeat it.
+
+    Raises:
+        ValueError: there are more than `MOST_VALUES`, or values within values beyond `MOST_DEEP`.
+    """
+    import yaml
+
+    sizes: dict[str, int] = {}  # of what an anchor stands for
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # values that others are in: their anchor, and how many so far
+    for event in yaml.parse(text, Loader=_loader()):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_.append((event.anchor, 1))
+            size, anchor = 0, None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            endless = any(event.anchor == anchor for anchor, _ in open_)  # within what it stands for
+            size, anchor = MOST_VALUES if endless else sizes.get(event.anchor, 1), None
+        else:
+            size, anchor = int(isinstance(event, yaml.ScalarEvent)), getattr(event, "anchor", None)
+        open_[-1] = (open_[-1][0], open_[-1][1] + size)
+        if anchor is not None:
+            sizes[anchor] = size
+        if open_[-1][1] >= MOST_VALUES or len(open_) > MOST_DEEP:
+            raise ValueError(f"it holds more than {MOST_VALUES:,} values, aliases multiplied out, or {MOST_DEEP} in "
+                             "one another")
+
+
+@lru_cache(maxsize=1)
+def _loader() -> Any:
     """PyYAML's safe loader, to which `5e+15` is a number, as it is to YAML 1.2 and to Hydra."""
     import yaml
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader) if simple else yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         pass
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+[eE][-+]?\d+$"), [*"-+0123456789"])
@@ -105,10 +135,14 @@ def _loader(simple: bool) -> Any:
 def _read(path: str | os.PathLike[str], kind: str, parse: Callable[[str], Any], where: str, advice: str) -> Any:
     where = where or f"'{path}'"
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            read = file.read(MOST_BYTES + 1)
+        text = read.decode("utf-8") if len(read) <= MOST_BYTES else None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise UserError(f"{where} cannot be read: {reason}{advice}") from error
+    if text is None:
+        raise UserError(f"{where} is no {kind} that is read: it has more than {MOST_BYTES >> 20} MiB{advice}")
     try:
         return parse(text)
     except json.JSONDecodeError as error:

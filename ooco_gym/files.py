@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +18,10 @@ from ooco_gym.errors import UserError
 from ooco_gym.private import not_private
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
+MOST_UNZIPPED = 1 << 26  # bytes of an archive of arrays
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What a disk answers that takes no more: full, or over a quota, a limit on files, or read-only."""
 _TOLD: set[Path] = set()  # folders of which a warning has said that they are not used
@@ -124,13 +127,56 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def read_parquet(path: str | os.PathLike[str]) -> pa.Table:
-    """The table of a Parquet file, its checksums verified.
+# --- What is packed: its size is read before it is unpacked ----------------------------------------------------------
+def most_unpacked(size: int, times: int = 100) -> int:
+    """Bytes that a packed file of `size` bytes may unpack to: `times` as many, a quarter of a GiB in any case."""
+    return max(1 << 28, times * size)
+
+
+def read_parquet(path: str | os.PathLike[str], **some: Any) -> pa.Table:
+    """The table of a Parquet file, its checksums verified, or `some` of it, by arguments of pyarrow's `read_table`.
 
     Raises:
-        OSError, pyarrow.ArrowException: it cannot be read.
+        OSError, ValueError, pyarrow.ArrowException: it cannot be read.
     """
+    import pyarrow as pa
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        return file.read()
+    told = parquet.read_metadata(path)
+    if 8 * told.num_rows * told.num_columns > most_unpacked(os.path.getsize(path)):
+        raise ValueError(f"it says that it has {told.num_rows:,} rows, which cannot be in a file of its size")
+    return parquet.read_table(pa.OSFile(os.fspath(path)), page_checksum_verification=True, **some)
+
+
+def bounded_zip(file: Any) -> zipfile.ZipFile:
+    """An archive (its path, or as a stream), which unpacks to a size that may be read.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: it does not, or it is none.
+    """
+    archive = zipfile.ZipFile(file)
+    unpacked = sum(one.file_size for one in archive.infolist())
+    if unpacked > MOST_UNZIPPED:
+        raise ValueError(f"it unpacks to {unpacked >> 20:,} MiB, more than {MOST_UNZIPPED >> 20}")
+    return archive
+
+
+def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The arrays of an archive by name, numbers or texts; none is longer than the bytes that it has there.
+
+    Raises:
+        Exception: it is no such archive, or damaged; of a dozen kinds.
+    """
+    import numpy as np
+
+    found = {}
+    with bounded_zip(path) as archive:
+        for one in archive.infolist():
+            with archive.open(one) as member:
+                header = getattr(np.lib.format, f"read_array_header_{np.lib.format.read_magic(member)[0]}_0")
+                shape, _, dtype = header(member)
+            if dtype.kind not in "biufU" or math.prod(shape) * max(1, dtype.itemsize) > one.file_size:
+                raise ValueError(f"'{one.filename}' is {dtype}{list(shape)}; expected numbers, as many as are there")
+            with archive.open(one) as member:
+                found[one.filename.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import zipfile
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ from agents.environments import OBSERVATION_KEYS, decision_names, make_env
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
+from ooco_gym.files import MOST_UNZIPPED, bounded_zip
 from ooco_gym.own_code import reading_back
 
 POLICY_FILE, LAST_FILE, CONFIG_FILE, SUMMARY_FILE = "policy.zip", "policy_last.zip", "config.yaml", "summary.json"
@@ -78,8 +78,14 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
     import torch
 
     try:
-        with zipfile.ZipFile(path) as archive:
-            weights = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
+        with bounded_zip(path) as archive:
+            packed = io.BytesIO(archive.read("policy.pth"))
+            bounded_zip(packed).close()
+            packed.seek(0)
+            weights = torch.load(packed, weights_only=True)
+            for name, array in weights.items():
+                if array.is_complex() or array.numel() > MOST_UNZIPPED:  # of strides of 0 any size is made of nothing
+                    raise ValueError(f"'{name}' is {array.dtype}{list(array.shape)}, and no array of weights")
             return weights, int(json.loads(archive.read("data"))["num_timesteps"])
     except Exception as error:  # zipfile and torch raise a dozen kinds; all mean that the file is no policy
         reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__

@@ -23,7 +23,7 @@ import numpy as np
 
 from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, read_npz
 from ooco_gym.resources import conf_root, load_yaml
 
 if TYPE_CHECKING:
@@ -73,17 +73,14 @@ def read_weights(value: str, layout: Layout) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a file that changes is read anew
     try:
-        with np.load(path, allow_pickle=False) as file:
-            lacking = [key for key in _KEYS if key not in file]
-            if lacking:
-                raise UserError(f"weights file '{path}' has no array '{lacking[0]}'; expected {', '.join(_KEYS)}")
-            values, rows, columns = (np.asarray(file[key]) for key in _KEYS)
-    except UserError:
-        raise
+        file = read_npz(path)
     except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged bytes; all mean that they are
         raise UserError(f"weights file '{path}' cannot be read: {' '.join(str(error).split())[:200]}; expected a "
                         f"{SUFFIX} of plain arrays") from error
-    names = [str(name) for name in rows.ravel()], [str(name) for name in columns.ravel()]
+    if lacking := [key for key in _KEYS if key not in file]:
+        raise UserError(f"weights file '{path}' has no array '{lacking[0]}'; expected {', '.join(_KEYS)}")
+    values, *lists = (file[key] for key in _KEYS)
+    names = [[str(name) for name in one.ravel()[: len(known) + 1]] for one, known in zip(lists, layout, strict=True)]
     if values.shape != (len(names[0]), len(names[1])) or values.dtype.kind != "f" or not np.isfinite(values).all():
         raise UserError(f"weights file '{path}': 'weights' is {values.dtype}{list(values.shape)}; expected finite "
                         f"numbers, {len(names[0])} rows of {len(names[1])} as 'rows' and 'columns' name them")

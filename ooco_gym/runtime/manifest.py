@@ -13,6 +13,7 @@ import numpy as np
 
 from ooco_gym.documents import file_digest, read_json
 from ooco_gym.errors import UserError
+from ooco_gym.files import read_npz
 
 SCHEMA = "ooco-gym/policy-bundle/4"
 SCHEMA_FILE = Path(__file__).with_name("policy_bundle_4.schema.json")
@@ -105,8 +106,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
         UserError: it is no such archive, is damaged, or a number in it is not finite.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+        found = read_npz(path)
         broken = next((name for name, array in found.items() if not np.isfinite(array).all()), None)
     except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged bytes; all mean that it is damaged
         raise UserError(f"'{path}' is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]}); export "

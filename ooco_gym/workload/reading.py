@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from ooco_gym import files
 from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
@@ -416,7 +417,7 @@ def _in_order(path: Path) -> np.ndarray | None:
         if not numbered or any(name not in schema.names for name in OWN.required) or any(
                 named(name) in TOLD for name in schema.names):
             return None     # to names of sessions only the whole file gives numbers, and some rows may be no load
-        arrival_s = np.asarray(pyarrow.parquet.read_table(path, columns=["arrival_s"])["arrival_s"], np.float64)
+        arrival_s = np.asarray(files.read_parquet(path, columns=["arrival_s"])["arrival_s"], np.float64)
     except (*BROKEN, TypeError):
         return None
     ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and np.all(

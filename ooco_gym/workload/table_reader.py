@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
-import pyarrow.parquet
 
+from ooco_gym import files
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.trace import ENDINGS
 from ooco_gym.workload.unfolding import FORMS, form_of
@@ -248,13 +248,15 @@ def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
         beside = [item.name for item in folder.iterdir() if item.name.endswith(ENDINGS)] if folder.is_dir() else []
         return UserError(f"trace file '{path}' does not exist{nearest(os.path.basename(path), sorted(beside))}")
     reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    if any(words in reason for words in ("straddl", "field limit", "out of sync")):
+        reason = ("a row is longer than is read (1 MiB, in the header 128 KiB a field), or lacks its second quotation "
+                  "mark; expected a request a line")
     return UserError(f"trace file '{path}' cannot be read: {reason}")
 
 
 def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> Table:
     """Returns the rows of a Parquet that filters of pyarrow's let through; the first is `first_row` (from 0)."""
-    table = pyarrow.parquet.read_table(pa.OSFile(str(path)), filters=filters, page_checksum_verification=True)
-    columns = {}
+    table, columns = files.read_parquet(path, filters=filters), {}
     for name, column in zip(_names(path, table.column_names), table.columns, strict=True):
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -269,8 +271,12 @@ def _text(path: Path) -> bytes:
         UserError: it is not UTF-8.
     """
     opened = next((opener for mark, opener in _OPENERS.items() if _head(path).startswith(mark)), open)
+    most = files.most_unpacked(path.stat().st_size)
     with opened(path, "rb") as file:
-        data = file.read().removeprefix(codecs.BOM_UTF8)
+        data = file.read(most + 1).removeprefix(codecs.BOM_UTF8)
+    if len(data) > most:
+        raise UserError(f"trace file '{path}' unpacks to more than {most >> 20} MiB, over 100 times its size; if it is "
+                        "as it should be, unpack it yourself")
     end = data.find(b"\0")
     try:
         data.decode()
