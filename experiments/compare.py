@@ -14,6 +14,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import parts_of, tuned_on, with_settings, words_of
 from ooco_gym.commands.simulate import notes_of, say_clock, say_played, scenario_of
+from ooco_gym.metrics.costs import cost_figures
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
 from ooco_gym.render.outcome import compare, metrics_of
@@ -45,8 +46,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         on = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
         asked = {name: [jobs.submit(on[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
+    chips = {name: len(one.load_cluster().hardware()[2]) for name, one in on.items()}
+    summaries = {name: [{**run, "cost": cost_figures(run, chips[name], options["price_per_chip_hour"])} for run in runs]
+                 for name, runs in summaries.items()}
+    costs = [f"cost.{key}" for key in ("goodput_per_s", "chip_hours_per_million_tokens", "per_million_tokens")
+             if key != "per_million_tokens" or options["price_per_chip_hour"] is not None]
+    batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
-    rows = compare(named, metrics_of([get_policy(name).values for name in policies], options["metrics"]),
+    metrics = metrics_of([get_policy(name).values for name in policies], [*options["metrics"], *costs], batch)
+    rows = compare(named, metrics,
                    next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), **({"tuned": tuned} if tuned else {}), "results": rows,

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from experiments import batch_plan
 from experiments.common.policies import names_of, seeds_of
-from experiments.common.rate_search import Limits, Plan, Point
+from experiments.common.rate_search import Limits, Plan
 from experiments.common.runner import Jobs
+from experiments.common.sizes import Planner, sized, split_words
 from experiments.common.store import Store
-from experiments.common.sustain import Bench, sustain
-from ooco_gym.cluster import Cluster
+from experiments.common.sustain import Bench
 from ooco_gym.commands.simulate import say_clock, say_played, scenario_of
-from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, atomic_write
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
@@ -38,113 +38,6 @@ if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/plan/2"
-ROLES = ("relaxed", "strict", "mixed")
-Size = Mapping[str, int]  # instances by role
-
-
-@dataclass(frozen=True)
-class Sized:
-    """A number of instances in the best division that was found, and what it came to at the offline rate asked for."""
-
-    size: Size
-    point: Point
-    holds: bool
-
-    @property
-    def instances(self) -> int:
-        """In all roles together."""
-        return sum(self.size.values())
-
-
-@dataclass(frozen=True)
-class Planner:
-    """Sizes of one policy's cluster, measured on paired seeds.
-
-    Attributes:
-        policy: who schedules.
-        scenario: load, time and the cluster of the policy's kind, whose first instance of each role is multiplied.
-        bench: what measures.
-    """
-
-    policy: str
-    scenario: Scenario
-    bench: Bench
-
-    @property
-    def chips_each(self) -> int:
-        """Chips of an instance; those of a pool's roles are taken to be alike."""
-        cluster = self.scenario.load_cluster()
-        return max(pool.tp * pool.pp for role in ROLES for pool in getattr(cluster, role)[:1])
-
-    def measured(self, size: Size, rate: float) -> Point:
-        """What a size comes to at an offline rate."""
-        return replace(self.bench, scenario=self.scenario.with_(cluster=sized(self.scenario, size))).measure(
-            self.policy, rate)
-
-    def best(self, instances: int, rate: float) -> Sized:
-        """So many instances in the division that strains the limits least."""
-        found = [(size, self.measured(size, rate)) for size in divisions(self.scenario.load_cluster(), instances)]
-        limits = self.bench.limits
-        size, point = min(found, key=lambda one: float(limits.strain(*(
-            figure.mean() for figure in (one[1].violations, one[1].kept_up, one[1].kept_up_service)))))
-        return Sized(size, point, point.holds(limits))
-
-    def fewest(self, rate: float, most: int) -> list[Sized]:
-        """Sizes tried: doubled until one holds, then halved between; the last is the fewest that hold, and one instance
-        fewer is among them, unless that is less than the policy takes.
-
-        Raises:
-            UserError: `most` instances are too few.
-        """
-        least = 1 if self.scenario.load_cluster().mixed else 2
-        tried: dict[int, Sized] = {}
-        fails, holds, count = least - 1, 0, least
-        while not holds:
-            tried[count] = self.best(count, rate)
-            if tried[count].holds:
-                holds = count
-            elif count == most:
-                point = tried[count].point
-                raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                                f"{percent(point.violations.mean())} of the online requests violate, and "
-                                f"{percent(point.kept_up.mean(), 0)} of the offline work is kept up with; raise most, "
-                                "or lower the load")
-            else:
-                fails, count = count, min(2 * count, most)
-        while holds - fails > 1:
-            middle = (holds + fails) // 2
-            tried[middle] = self.best(middle, rate)
-            fails, holds = (fails, middle) if tried[middle].holds else (middle, holds)
-        return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
-
-    def carried(self, size: Size) -> Any:
-        """The largest offline rate that a size carries (`experiments.common.sustain.Sustained`)."""
-        mine = self.scenario.with_(cluster=sized(self.scenario, size))
-        return sustain(replace(self.bench, scenario=mine), self.policy)
-
-
-def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
-    """All ways to part so many instances between the cluster's roles."""
-    if cluster.mixed:
-        yield {"mixed": instances}
-    else:
-        yield from ({"relaxed": instances - strict, "strict": strict} for strict in range(1, instances))
-
-
-def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
-    """The scenario's cluster with so many instances of each role, as a cluster file holds it.
-
-    Raises:
-        UserError: a role has instances of several kinds.
-    """
-    cluster = scenario.load_cluster()
-    for role in ROLES:
-        if len(getattr(cluster, role)) > 1:
-            raise UserError(f"cluster '{cluster.name}': pool '{role}' has groups of different instances; expected one, "
-                            "of which a plan takes more or fewer")
-    values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
-    pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
-    return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}
 
 
 # --- The command ----------------------------------------------------------------------------------------------------
@@ -160,29 +53,36 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     base = scenario_of(cfg)
+    batch = base.from_file and (whole := base.with_(duration_s=None)).with_(
+        rate_scale=whole.online_scale()).resolve().batch
+    base = whole if batch else base
     given = base.rate_scale is not None or base.online_rate is not None
-    if base.from_file:
+    if base.from_file and not batch:
         base = base.with_(duration_s=min(base.window()[1], base.with_(duration_s=None).window()[1]))
     base = base.with_(rate_scale=base.online_scale() if given else 1.0)
     say_played(base)
     say_clock(base)
     rate, limits = float(options["offline"]["rate"] or 0.0), Limits(**options["limits"])
     rows: list[dict[str, Any]] = []
+    if batch:
+        limits = batch_plan.NONE_LATE
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("plan"):
         for policy in policies:
             scenario = base.on_kind(get_policy(policy).mixed)
             bench = Bench(jobs, scenario, seeds, scenario.load_slo().tpot_from, limits, Plan(**options["search"]))
-            rows.append(_planned(Planner(policy, scenario, bench), rate, options))
+            rows.append(batch_plan.planned(batch_plan.BatchPlanner(policy, scenario, bench), options) if batch else
+                        _planned(Planner(policy, scenario, bench), rate, options))
     out = Path(options["out"])
     for row in rows:
         row["cluster_file"] = str(out / f"{re.sub(r'[^a-z0-9.]+', '_', row['policy'])}.yaml")
         with atomic_write(row["cluster_file"]) as temporary:
             temporary.write_text(yaml.safe_dump(as_json(row["cluster"], 6), sort_keys=False), encoding="utf-8")
-    question = _question(base, rate, options)
-    table = _table(rows, question, len(seeds), limits)
+    question = batch_plan.question(base, options) if batch else _question(base, rate, options)
+    table = batch_plan.table(rows, question) if batch else _table(rows, question, len(seeds), limits)
+    plots = batch_plan.frontier(rows) if batch else _frontier(rows)
     table.show(console(), unbroken=2)
-    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], plots=_frontier(rows))])
-    return {"schema": SCHEMA, "question": question, "limits": limits.words(), "offline_rate": rate,
+    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], plots=plots)])
+    return {"schema": SCHEMA, "question": question, "limits": "" if batch else limits.words(), "offline_rate": rate,
             "seeds": list(seeds), "results": as_json(rows, 6), "simulations": jobs.different,
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
 
@@ -247,7 +147,7 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
     """One row a policy."""
     columns = (Column("policy", "policy", align="l"), Column("chips", "chips"),
-               Column("split", _split, align="l"),
+               Column("split", split_words, align="l"),
                Column("holds", lambda row: "yes" if row["holds"] else "no"),
                Column("violations", lambda row: row["violations"]["mean"], percent),
                Column("seeds over", lambda row: f"{row['seeds_over']} of {seeds}"),
@@ -262,10 +162,6 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
                     "carry besides is synthetic, of the lengths that offline names, on top of a trace's own. The cost "
                     "of offline tokens (prompt and output) is that of the chips beyond what online requests take "
                     "alone.")
-
-
-def _split(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{row[role]} {role}" for role in ROLES if row.get(role))
 
 
 def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:

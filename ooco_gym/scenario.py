@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from ooco_gym.cluster import Cluster
@@ -33,6 +33,7 @@ from ooco_gym.workload.classes import promised, tightest, with_defaults, without
 from ooco_gym.workload.trace import DEFAULT_CLASSES
 
 DAY_S = 86_400.0
+BATCH_S = 21 * DAY_S  # that a batch which is played to its end may take: nearly what the clock reaches
 CLUSTER, TRACE_CLUSTER = "pair_7b", "pair_h100_8b"  # the paper's chips; for a trace file chips that were measured
 
 
@@ -340,6 +341,19 @@ class ResolvedScenario:
         without other offline work, which would have no last request."""
         alone = self.offline.mode == "rate" and not self.offline.rate
         return self.from_file and self.given.duration_s is None and alone
+
+    @cached_property
+    def batch(self) -> bool:
+        """Whether a trace file of offline requests alone is played to their end, which no window is known to hold."""
+        alone = self.workload.rates(self.start_s, self.duration_s, self.given._offline_classes()) if (
+            self.open_end and self.given.drain_s is None) else (1.0, 0.0)
+        return alone[0] == 0.0 < alone[1]
+
+    @property
+    def drain_s(self) -> float:
+        """How long after its window a run may last."""
+        usual_s = float(self.protocol.drain_s)
+        return max(usual_s, BATCH_S - self.duration_s) if self.batch else usual_s
 
     @property
     def rate_scale(self) -> float:

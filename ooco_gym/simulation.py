@@ -91,7 +91,7 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
     """All requests of a scenario, in seconds from the start of the warm-up, and the measured window."""
     known = scenario.resolve()
     start_s, duration_s, seed = known.start_s, known.duration_s, known.seed
-    warmup_s, drain_s = float(known.protocol.warmup_s), float(known.protocol.drain_s)
+    warmup_s, drain_s = float(known.protocol.warmup_s), known.drain_s
     if known.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
         first_s = min(file.first_s for file in known.workload.files)
         warmup_s = min(warmup_s, max(0.0, start_s - math.floor(first_s)))
@@ -194,8 +194,7 @@ class Simulation:
         self._hooks = addresses([ask_outside if point.name in outside else rule
                                  for point, rule in zip(POINTS, self.rules, strict=True)])
         self._answer = s.ASK
-        drain_s = float(self.scenario.protocol.drain_s)
-        self.end_ps = round((self.window_s[1] + drain_s) * s.PS_PER_S)
+        self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
         if whole:
             self.state.config.ends = s.ALL_TOKENS if self.scenario.open_end else s.LAST_TOKENS
         if whole and self.scenario.open_end:  # what is measured within the window is, to the very end

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
-from ooco_gym.report import Table, as_text, at_least, console, duration, percent, show_notes
+from ooco_gym.report import Table, as_text, at_least, console, duration, number, percent, show_notes
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import CLUSTER, TRACE_CLUSTER, ResolvedScenario, Scenario
 from ooco_gym.workload import Trace, from_file, of_trace
@@ -34,6 +35,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from rich.console import Console
 
     from ooco_gym.metrics import summarise, write_requests
+    from ooco_gym.metrics.costs import chips_of, cost_figures
     from ooco_gym.policy import policy_of
     from ooco_gym.render import outcome_of, write_report
     from ooco_gym.render.page import class_table, conditions_table, policy_words
@@ -45,7 +47,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     say_clock(scenario.given)
     with Console(stderr=True).status("simulating"):
         run = simulate(scenario, policy=policy)
-    summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe(),
+    found = summarise(run)
+    found["cost"] = cost_figures(found, chips_of(run.scenario.deployments), cfg.price_per_chip_hour)
+    summary = {"schema": SCHEMA, **found, "params": run.params, "scenario": scenario.describe(),
                **({"played": said[0]} if said else {})}
     write_requests(run, Path(cfg.out) / REQUESTS_FILE)
     lines = warnings_of(summary)
@@ -121,10 +125,12 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         return ", ".join(f"{part} {at_least(duration(online[name]), name in online['censored'])}"
                          for part, name in names.items())
 
+    kinds = ("offline",) if "batch" in summary else ("online", "offline")
     used, open_end = summary["utilization"], summary["window_s"] != summary["arrivals_s"]
     left = online["arrived"] - online["finished"] + offline["left"] - sum((rejected or {}).get(kind, 0) for kind in (
         "online", "offline"))
     until = f"when drain_s ran out, {left:,} request{'s' * (left != 1)} unfinished" if left else "with the last request"
+    batch, cost = summary.get("batch"), summary.get("cost", {})
     rows = [
         *([("measured window", f"{duration(summary['window_s'])}, ended {until}; arrivals in "
             f"{duration(summary['arrivals_s'])}")] if open_end else []),
@@ -141,9 +147,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
         *((f"{kind} tokens", f"{summary[kind]['output_tokens_per_s']:,.0f} output and "
            f"{summary[kind]['prompt_tokens_per_s']:,.0f} prompt tokens/s completed, "
-           f"{as_text(summary[kind]['computed_tokens_per_s'], ',.0f')} tokens/s computed")
-          for kind in ("online", "offline")),
-        *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in ("online", "offline")
+           f"{as_text(summary[kind]['computed_tokens_per_s'], ',.0f')} tokens/s computed") for kind in kinds),
+        *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in kinds
           if keeps_prefixes(summary["params"])),
         *((("found in host memory alone", percent(summary["kv_offloading"]["hit_rate"])),)
           if "kv_offloading" in summary else ()),
@@ -160,8 +165,20 @@ def result_table(summary: Mapping[str, Any]) -> Table:
            f"runs {percent(one['busy_share'])} of the time, KV memory {percent(one['kv_mean_share'])} full")
           for index, one in enumerate(summary["instances"][:8])),
     ]
+    if batch:  # offline requests alone
+        kept = [row for row in rows if not re.match("online|late|kept|TTFT|TPOT|measured", row[0])]
+        rows = [("all done after", f"{duration(batch['makespan_s'])}, {number(batch['output_tokens_per_s'])} output "
+                 f"and {number(batch['total_tokens_per_s'])} total tokens/s until then"), *kept]
+    rows += [("cost", cost_words(cost))] if cost else []
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
+
+
+def cost_words(cost: Mapping[str, Any]) -> str:
+    """What a run's chips cost, in words."""
+    of_all = f"; {number(cost['of_all'])} for all" if "of_all" in cost else ""
+    money = f", {number(cost['per_million_tokens'])} a million tokens{of_all}" if "per_hour" in cost else ""
+    return f"{cost['chips']} chips, {number(cost['chip_hours_per_million_tokens'])} chip-hours a million tokens{money}"
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
@@ -170,7 +187,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
 
     online, offline = summary["online"], summary["offline"]
     lines = []
-    if online["arrived"] == 0:
+    if online["arrived"] == 0 and "batch" not in summary:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
     if online["undecided"]:

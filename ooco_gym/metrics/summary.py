@@ -51,6 +51,7 @@ def summarise(run: Run) -> dict[str, Any]:
         **rejected_figures(run),
         **session_figures(run),
         **offloading_figures(run),
+        **batch_figures(run),
         **({} if run.class_id is None else {"classes": class_figures(run)}),
         "utilization": utilization_figures(run),
         "instances": instance_figures(run),
@@ -170,6 +171,22 @@ def session_figures(run: Run) -> dict[str, Any]:
                          "turns_not_reached": int((planned & (run.requests["status"] == FUTURE)).sum()),
                          "shift_s": {"mean": _mean(shift_s),
                                      "p99": float(np.quantile(shift_s, 0.99)) if shift_s.size else None}}}
+
+
+def batch_figures(run: Run) -> dict[str, Any]:
+    """How long a trace's offline requests that are alone took, under `batch`, and their tokens a second of that time:
+    from their first arrival to their last end; None where some have none. Empty where online requests arrived, or more
+    offline ones come than the trace has."""
+    mine = counted(run, online=False)
+    if not run.scenario.open_end or len(counted(run, online=True)) or not len(mine):
+        return {}
+    rejected, finish_ps = mine["status"] == REJECTED, mine["finish_ps"]
+    if not (rejected | (mine["status"] == FINISHED)).all() or rejected.all():
+        return {"batch": dict.fromkeys(("makespan_s", "output_tokens_per_s", "total_tokens_per_s"))}
+    span_s = int(finish_ps[~rejected].max() - mine["arrival_ps"].min()) / PS_PER_S
+    output, prompt = (int(mine[f"{kind}_tokens"][~rejected].sum()) for kind in ("output", "prompt"))
+    return {"batch": {"makespan_s": span_s, "output_tokens_per_s": output / span_s,
+                      "total_tokens_per_s": (output + prompt) / span_s}}
 
 
 def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:

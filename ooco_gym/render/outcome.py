@@ -19,12 +19,26 @@ import numpy as np
 from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, paired_interval, verdict
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.report import Table, as_text, console, curve, errors, joined, minus, number, percent, plot, show_notes
+from ooco_gym.report import (
+    Table,
+    as_text,
+    console,
+    curve,
+    duration,
+    errors,
+    joined,
+    minus,
+    number,
+    percent,
+    plot,
+    show_notes,
+)
 from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import BRACKETS, at_least, flat, missing
 from ooco_gym.resources import load_yaml
 
 LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
+MAKESPAN, BATCH_TOKENS = "batch.makespan_s", "batch.total_tokens_per_s"  # of offline requests alone
 COMPUTED = "offline.computed_tokens_per_s"  # in the window, of requests finished or not
 LEVEL = 0.01  # of the most work done: what is nearer to it than that is no difference of policies
 # Metrics with a name of their own: what they are, and the unit.
@@ -32,6 +46,10 @@ TITLES = {
     LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"),
     COMPUTED: ("offline computed", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
     "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
+    MAKESPAN: ("all done after", "s"), BATCH_TOKENS: ("total until then", "tokens/s"),
+    "cost.goodput_per_s": ("online requests in time", "1/s"),
+    "cost.chip_hours_per_million_tokens": ("chip-hours per million tokens", ""),
+    "cost.per_million_tokens": ("cost per million tokens", ""),
     "offline.reference_gpu_s_per_s": ("offline work", "reference GPU-s/s"),
     "offline.wasted_tokens_per_s": ("computed again", "tokens/s"), "offline.age_p99_s": ("offline queueing P99", "s"),
     "utilization.compute_share": ("of the chips' peak computed", "%"),
@@ -100,11 +118,12 @@ def figure(summary: Row, metric: str) -> float:
     return math.nan if value is None else float(value)
 
 
-def metrics_of(params: Sequence[Row], wanted: Sequence[str] = ()) -> list[str]:
+def metrics_of(params: Sequence[Row], wanted: Sequence[str] = (), batch: bool = False) -> list[str]:
     """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what a prefix
-    cache found."""
+    cache found; of a `batch` of offline requests alone when it was done, too."""
     cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
-    return list(dict.fromkeys([LATE, SERVED, COMPUTED, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
+    first = [LATE, *((MAKESPAN, BATCH_TOKENS) * batch), SERVED, COMPUTED]
+    return list(dict.fromkeys([*first, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
 
 
 # --- What is shown --------------------------------------------------------------------------------------------------
@@ -146,18 +165,20 @@ class Outcome:
 
     def tables(self) -> list[Table]:
         """The figures with units and intervals, and the differences to the baseline where there are some."""
-        found, metrics = self.found, list(dict.fromkeys(row["metric"] for row in self.rows))
+        found = self.found
+        metrics = list(dict.fromkeys(row["metric"] for row in self.rows if not self.batch or not missing(row["mean"])))
+        ranks = not (self.sentence or self.batch)
         names = 2 if any(cluster for _, cluster in found) else 1
         head = ("policy", "cluster")[:names]
         body = [(*key[:names], *(_cell(one[metric], metric) for metric in metrics),
-                 *(column[key] for column in self.more.values()), *([] if self.sentence else [_ranked(one)]))
+                 *(column[key] for column in self.more.values()), *([_ranked(one)] if ranks else []))
                 for key, one in found.items()]
-        words = "" if self.sentence else (
+        words = "" if not ranks else (
             "Late is what violates its SLO, rejected requests and what was unfinished past it included. Ranked is who "
             f"has at most {percent(self.budget, 0)} late, by its interval. ")
         if any(row.get("censored") for row in self.rows):
             words += "Times are of all that arrived; > marks where some had not come to that when the run ended. "
-        tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *([] if self.sentence else ["ranked"])),
+        tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *(["ranked"] if ranks else [])),
                         body, f"{words}{self.intervals}".rstrip(), "")]
         apart = [(*key[:names], *(_cell(one[metric], metric, "difference") for metric in metrics))
                  for key, one in found.items() if any(not missing(row.get("difference")) for row in one.values())]
@@ -173,7 +194,8 @@ class Outcome:
         found, promise = self.found, f"at least {100 * (1 - self.budget):g} % of the online requests in time"
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
-            return self.sentence or "No online request arrived in the window, on some seed at least: nothing is ranked."
+            return self.sentence or self._done() or (
+                "No online request arrived in the window, on some seed at least: nothing is ranked.")
         kept = [key for key, one in late.items() if one["feasible"]]
         undecided = [key for key, one in late.items() if one["feasible"] is None]
         more = (f" Whether {_names(undecided)} would is open: too many online requests were neither late nor finished "
@@ -184,6 +206,25 @@ class Outcome:
             best = min(late, key=lambda key: late[key]["mean"])
             return f"None keeps {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
         return f"{self._ahead(kept, promise)}{self._ahead_computed(kept)}{more}"
+
+    @property
+    def batch(self) -> bool:
+        """Whether these are of offline requests alone."""
+        return any(row["metric"] == MAKESPAN for row in self.rows)
+
+    def _done(self) -> str:
+        """When a batch of offline requests alone is done, in a sentence."""
+        if not self.batch:
+            return ""
+        ends = {key: one[MAKESPAN]["mean"] for key, one in self.found.items() if not missing(one[MAKESPAN]["mean"])}
+        if not ends:
+            return "Some offline requests were unfinished when the run ended; a larger drain_s plays on."
+        best, last = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+        begin = f"`{best[0]}` is done with all offline requests after {duration(ends[best])}"
+        text = f"{begin}, at {self._amount(best, BATCH_TOKENS).partition(' of ')[0]} (prompt and output)"
+        if ends[last] - ends[best] > LEVEL * ends[best]:
+            return f"{text}; `{last[0]}` takes longest, {duration(ends[last])}."
+        return f"{text}{'; the others are level' * (len(ends) > 1)}."
 
     def _ahead(self, kept: Sequence[Key], promise: str) -> str:
         """Who serves most of those that keep the promise, in a sentence; none where the load does not tell."""

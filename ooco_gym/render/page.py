@@ -46,7 +46,7 @@ def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) ->
     """What a run of the policy that is called `label` came to, with plots over time."""
     scenario = summary["scenario"]
     key, budget = (label, short_name(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
-    rows = compare({key: [summary]}, metrics_of([summary["params"]]), key, budget)
+    rows = compare({key: [summary]}, metrics_of([summary["params"]], batch="batch" in summary), key, budget)
     return Outcome(load_title(scenario["workload"], [key[1]], [summary["seed"]]), rows, None, budget, notes=notes,
                    intervals=interval_words(1), plots=plots_of(summary, run, label, budget))
 
@@ -129,6 +129,8 @@ def promise_of(one: Mapping[str, Any]) -> str:
 # --- Plots over time -------------------------------------------------------------------------------------------------
 def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
     """TTFT, TPOT and late requests over the window; `budget`: share of online requests that may be late."""
+    if not summary["online"]["arrived"]:
+        return []
     window_s, classes = float(summary.get("arrivals_s", summary["window_s"])), summary.get("classes", {})
     slos = [summary["scenario"]["classes"][name] for name, one in classes.items() if one["online"]]
     slos = [] if summary["online"].get("own_slos") else slos or [summary["scenario"]["slo"]]

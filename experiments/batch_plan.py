@@ -1,0 +1,106 @@
+"""A plan of offline requests alone: the fewest chips that have all of them done by their deadlines, how long more or
+fewer take, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.common.rate_search import Limits, Point
+from experiments.common.sizes import Planner, Size, Sized, sized, split_words
+from experiments.common.sustain import placed
+from ooco_gym.errors import UserError
+from ooco_gym.metrics.costs import HOUR_S, MILLION
+from ooco_gym.peak import short_name
+from ooco_gym.report import Column, Table, curve, duration, number, plot
+from ooco_gym.report.pages import Plot
+from ooco_gym.scenario import Scenario
+
+NONE_LATE = Limits(1e-9, 0.0, 0.0)  # of requests past their deadlines
+ASKED = ("a trace of offline requests alone has no rate to keep up with: say by when they are to be done, as "
+         "'classes={offline: {deadline_s: 3600}}' or in a column deadline_s, or how many chips there are, chips=2")
+
+
+@dataclass(frozen=True)
+class BatchPlanner(Planner):
+    """Sizes of one policy's cluster, each played until all requests are done."""
+
+    def measured(self, size: Size, rate: float) -> Point:
+        """What a size comes to: as violations, the share of deadlines that is missed or not yet kept."""
+        scenario = placed(self.scenario.with_(cluster=sized(self.scenario, size)), self.policy)
+        runs = self.bench.jobs.all([scenario.with_(seed=seed) for seed in self.bench.seeds], self.policy)
+        offline = [one["offline"] for one in runs]
+        late = np.array([(one.get("deadline_misses", 0) + one.get("deadline_undecided", 0)) / max(
+            1, one.get("deadlines", 0)) for one in offline])
+        tokens = np.array([one["batch"]["total_tokens_per_s"] or 0.0 for one in runs])
+        whole = np.ones(len(runs))
+        return Point(rate, late, whole, whole, tokens, whole, whole, runs)
+
+
+def planned(planner: BatchPlanner, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of one policy: its fewest instances, or those given, and what each size that was tried came to.
+
+    Raises:
+        UserError: no deadline, and no number of chips.
+    """
+    each, chips = planner.chips_each, options["chips"]
+    if chips is None:
+        least = planner.best(planner.least, 0.0)
+        if not all(one["offline"].get("deadlines") for one in least.point.summaries):
+            raise UserError(f"{short_name(planner.scenario.workload)}: {ASKED}")
+        tried = planner.fewest(0.0, int(options["most"]))
+        chosen = tried[-1]
+    else:
+        chosen = planner.best(max(planner.least, int(chips) // each), 0.0)
+        tried = [chosen]
+    more = [planner.best(chosen.instances + count, 0.0) for count in range(1, int(options["frontier"]))]
+    sizes = {one.instances: _figures(one, each, options["price_per_chip_hour"]) for one in (*tried, *more)}
+    fewer = max((count for count in sizes if count < chosen.instances), default=None)
+    return {"policy": planner.policy, "instances": chosen.instances, **chosen.size, "holds": chosen.holds,
+            **sizes[chosen.instances], "one_fewer": None if fewer is None else sizes[fewer],
+            "frontier": [sizes[count] for count in sorted(sizes)], "cluster": sized(planner.scenario, chosen.size)}
+
+
+def _figures(one: Sized, each: int, price: float | None) -> dict[str, Any]:
+    ends = [run["batch"]["makespan_s"] for run in one.point.summaries]
+    chips, end_s = one.instances * each, None if None in ends else float(np.mean(ends))
+    tokens = float(one.point.total_tokens_per_s.mean())
+    cost = None if price is None or end_s is None else chips * price * end_s / HOUR_S
+    due = any(run["offline"].get("deadlines") for run in one.point.summaries)
+    return {"chips": chips, "makespan_s": end_s, "total_tokens_per_s": tokens,
+            "late_share": float(one.point.violations.mean()) if due else None,
+            "cost_per_hour": None if price is None else chips * price, "cost": cost,
+            "cost_per_million_total_tokens": None if cost is None or end_s is None or not tokens else
+            cost * MILLION / (tokens * end_s)}
+
+
+def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
+    """What is asked, in words."""
+    model, _, chips = scenario.load_cluster().hardware()
+    kind = f"{' and '.join(dict.fromkeys(chips))} chips with {model}"
+    known = scenario.resolve()
+    rows = len(known.draw(known.start_s, known.duration_s))
+    asked = f"The fewest {kind} that have" if options["chips"] is None else f"{options['chips']} {kind} to have"
+    return f"{asked} the {rows:,} offline requests of {short_name(scenario.workload)} done by their deadlines"
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """One row a policy."""
+    columns = (Column("policy", "policy", align="l"), Column("chips", "chips"), Column("split", split_words, align="l"),
+               Column("in time", lambda row: "–" if row["late_share"] is None else "yes" if row["holds"] else "no"),
+               Column("all done after", "makespan_s", duration), Column("total tokens/s", "total_tokens_per_s", number),
+               Column("one fewer done after", lambda row: (row["one_fewer"] or {}).get("makespan_s"), duration),
+               Column("cost of all", "cost", ".3g"),
+               Column("cost per million total tokens", "cost_per_million_total_tokens", ".3g"))
+    return Table.of(columns, rows, title, "Total tokens are prompt and output, until all requests are done.")
+
+
+def frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
+    """When chips have all done, a colour a policy."""
+    traces = [curve(str(row["policy"]), [one["chips"] for one in row["frontier"]],
+                    [one["makespan_s"] for one in row["frontier"]], place, "lines+markers")
+              for place, row in enumerate(rows)]
+    return [plot("When chips have all done", traces, "chips", "seconds")]

@@ -1,0 +1,133 @@
+"""Sizes of a cluster: its instances multiplied, each division between roles measured, and the fewest that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from experiments.common.rate_search import Point
+from experiments.common.sustain import Bench, sustain
+from ooco_gym.cluster import Cluster
+from ooco_gym.errors import UserError
+from ooco_gym.report import percent
+
+if TYPE_CHECKING:
+    from ooco_gym.scenario import Scenario
+
+ROLES = ("relaxed", "strict", "mixed")
+Size = Mapping[str, int]  # instances by role
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A number of instances in the best division that was found, and what it came to at the offline rate asked for."""
+
+    size: Size
+    point: Point
+    holds: bool
+
+    @property
+    def instances(self) -> int:
+        """In all roles together."""
+        return sum(self.size.values())
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Sizes of one policy's cluster, measured on paired seeds.
+
+    Attributes:
+        policy: who schedules.
+        scenario: load, time and the cluster of the policy's kind, whose first instance of each role is multiplied.
+        bench: what measures.
+    """
+
+    policy: str
+    scenario: Scenario
+    bench: Bench
+
+    @property
+    def least(self) -> int:
+        """The fewest instances that the policy takes."""
+        return 1 if self.scenario.load_cluster().mixed else 2
+
+    @property
+    def chips_each(self) -> int:
+        """Chips of an instance; those of a pool's roles are taken to be alike."""
+        cluster = self.scenario.load_cluster()
+        return max(pool.tp * pool.pp for role in ROLES for pool in getattr(cluster, role)[:1])
+
+    def measured(self, size: Size, rate: float) -> Point:
+        """What a size comes to at an offline rate."""
+        return replace(self.bench, scenario=self.scenario.with_(cluster=sized(self.scenario, size))).measure(
+            self.policy, rate)
+
+    def best(self, instances: int, rate: float) -> Sized:
+        """So many instances in the division that strains the limits least."""
+        found = [(size, self.measured(size, rate)) for size in divisions(self.scenario.load_cluster(), instances)]
+        limits = self.bench.limits
+        size, point = min(found, key=lambda one: float(limits.strain(*(
+            figure.mean() for figure in (one[1].violations, one[1].kept_up, one[1].kept_up_service)))))
+        return Sized(size, point, point.holds(limits))
+
+    def fewest(self, rate: float, most: int) -> list[Sized]:
+        """Sizes tried: doubled until one holds, then halved between; the last is the fewest that hold, and one instance
+        fewer is among them, unless that is less than the policy takes.
+
+        Raises:
+            UserError: `most` instances are too few.
+        """
+        tried: dict[int, Sized] = {}
+        fails, holds, count = self.least - 1, 0, self.least
+        while not holds:
+            tried[count] = self.best(count, rate)
+            if tried[count].holds:
+                holds = count
+            elif count == most:
+                point = tried[count].point
+                raise UserError(f"most={most} instances are too few for '{self.policy}': "
+                                f"{percent(point.violations.mean())} of the promises are broken, and "
+                                f"{percent(point.kept_up.mean(), 0)} of the offline work is kept up with; raise most, "
+                                "or lower the load")
+            else:
+                fails, count = count, min(2 * count, most)
+        while holds - fails > 1:
+            middle = (holds + fails) // 2
+            tried[middle] = self.best(middle, rate)
+            fails, holds = (fails, middle) if tried[middle].holds else (middle, holds)
+        return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
+
+    def carried(self, size: Size) -> Any:
+        """The largest offline rate that a size carries (`experiments.common.sustain.Sustained`)."""
+        mine = self.scenario.with_(cluster=sized(self.scenario, size))
+        return sustain(replace(self.bench, scenario=mine), self.policy)
+
+
+def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:
+    """All ways to part so many instances between the cluster's roles."""
+    if cluster.mixed:
+        yield {"mixed": instances}
+    else:
+        yield from ({"relaxed": instances - strict, "strict": strict} for strict in range(1, instances))
+
+
+def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
+    """The scenario's cluster with so many instances of each role, as a cluster file holds it.
+
+    Raises:
+        UserError: a role has instances of several kinds.
+    """
+    cluster = scenario.load_cluster()
+    for role in ROLES:
+        if len(getattr(cluster, role)) > 1:
+            raise UserError(f"cluster '{cluster.name}': pool '{role}' has groups of different instances; expected one, "
+                            "of which a plan takes more or fewer")
+    values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
+    pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
+    return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}
+
+
+def split_words(row: Mapping[str, Any]) -> str:
+    """Instances by role, in words."""
+    return ", ".join(f"{row[role]} {role}" for role in ROLES if row.get(role))

@@ -1,0 +1,35 @@
+"""What a run's chips cost: figures for whoever decides about money."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HOUR_S, MILLION = 3600.0, 1e6
+
+
+def chips_of(deployments: Sequence[tuple[str, Any]]) -> int:
+    """How many chips a resolved scenario's instances have."""
+    return sum(one.tp * one.pp for _, one in deployments)
+
+
+def cost_figures(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:
+    """Returns `cost` of a summary (docs/outputs.md): chips, online requests in time a second, and what a million tokens
+    take, prompt and output of all requests completed; in money where a chip's hour has a price.
+
+    Args:
+        summary: of a run.
+        chips: of its cluster.
+        price: of a chip's hour, in any currency, or None.
+    """
+    online, batch = summary["online"], summary.get("batch", {})
+    tokens = batch["total_tokens_per_s"] if batch else sum(
+        summary[kind]["total_tokens_per_s"] for kind in ("online", "offline"))
+    late, span_s = online["violation_rate"], batch.get("makespan_s")
+    hours = chips / HOUR_S * MILLION / tokens if tokens else None
+    found = {"chips": chips, "chip_hours_per_million_tokens": hours,
+             "goodput_per_s": None if late is None else online["arrived"] * (1 - late) / summary["arrivals_s"]}
+    if price is None:
+        return found
+    return {**found, "per_hour": chips * price, "per_million_tokens": None if hours is None else hours * price,
+            **({"of_all": None if span_s is None else chips * price * span_s / HOUR_S} if batch else {})}

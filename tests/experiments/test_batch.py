@@ -1,0 +1,72 @@
+"""A trace of offline requests alone: when it is done, at what rate and cost, and how many chips a deadline takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ooco_gym.cli.main import main
+
+ROWS, PROMPT, OUTPUT = 300, 1000, 100
+
+
+@pytest.fixture(autouse=True)
+def _batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+    rows = "\n".join(f"0,{PROMPT},{OUTPUT},offline" for _ in range(ROWS))
+    Path("batch.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}\n")
+
+
+def run(*words: str) -> dict[str, Any]:
+    assert main([*words, "workload.path=batch.csv", "out=out"]) == 0
+    return json.loads(Path("out/summary.json").read_text())
+
+
+def test_simulate_plays_it_to_its_end_and_says_when_that_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("simulate", "policy=deadline", "price_per_chip_hour=3")
+    batch, cost = found["batch"], found["cost"]
+    assert batch["output_tokens_per_s"] == pytest.approx(ROWS * OUTPUT / batch["makespan_s"])
+    assert batch["total_tokens_per_s"] == pytest.approx(ROWS * (PROMPT + OUTPUT) / batch["makespan_s"])
+    assert cost["chips"] == 2 and cost["of_all"] == pytest.approx(2 * 3 * batch["makespan_s"] / 3600)
+    assert cost["per_million_tokens"] == pytest.approx(1e6 * cost["of_all"] / (ROWS * (PROMPT + OUTPUT)))
+    printed = capsys.readouterr().out
+    assert "is done with all offline requests after" in printed and "all done after" in printed
+    assert "nothing to rank" not in printed and "TPOT from" not in printed and "no online" not in printed
+
+
+def test_it_lasts_longer_than_the_drain_of_other_traces() -> None:
+    rows = "\n".join(f"0,{8 * PROMPT},{40 * OUTPUT},offline" for _ in range(ROWS))
+    Path("batch.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}\n")
+    slow = ("simulate", "policy=vllm_priority:max_num_seqs=2")
+    assert run(*slow)["batch"]["makespan_s"] > 1200.0
+    assert run(*slow, "drain_s=60")["batch"]["makespan_s"] is None, "what is said goes"
+    assert "unfinished" in Path("out/simulate.html").read_text()
+
+
+def test_compare_says_who_is_done_first(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run("compare", "policies=[vllm_priority:max_num_seqs=8,deadline]", "seeds=1", "workers=1")
+    means = {row["policy"]: row["mean"] for row in found["results"] if row["metric"] == "batch.makespan_s"}
+    assert means["deadline"] < means["vllm_priority:max_num_seqs=8"]
+    printed = capsys.readouterr().out
+    assert "`deadline` is done with all offline requests after" in printed and "takes longest" in printed
+    assert "ranked" not in printed and "TTFT P99" not in printed
+
+
+def test_a_plan_meets_the_deadline_with_the_fewest_chips() -> None:
+    words = ("plan", "policies=[deadline]", "seeds=1", "workers=1", "price_per_chip_hour=3")
+    [alone] = run(*words, "chips=1", "frontier=1")["results"]
+    asked = f"classes={{offline: {{deadline_s: {0.6 * alone['makespan_s']}}}}}"
+    [found] = run(*words, asked)["results"]
+    assert found["holds"] and found["chips"] == 2 and found["makespan_s"] < 0.6 * alone["makespan_s"]
+    assert found["one_fewer"]["makespan_s"] == alone["makespan_s"] and found["one_fewer"]["late_share"] > 0
+    assert [one["chips"] for one in found["frontier"]] == [1, 2, 3, 4]
+    assert found["cost"] == pytest.approx(2 * 3 * found["makespan_s"] / 3600, rel=1e-3)
+
+
+def test_a_plan_without_a_deadline_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "policies=[deadline]", "workload.path=batch.csv", "seeds=1", "workers=1", "out=o"]) == 2
+    assert "classes={offline: {deadline_s: 3600}}" in capsys.readouterr().err
