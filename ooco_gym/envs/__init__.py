@@ -67,7 +67,7 @@ def imported(name: str) -> str:
     """
     register_all()
     module, _, env_id = name.rpartition(":")
-    if module:
+    if module and module not in sys.modules:  # one that is loaded runs nothing anew
         check(module, f"environment '{name}'")
     if module.endswith(".py"):
         path = Path(module).resolve()
