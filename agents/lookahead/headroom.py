@@ -1,4 +1,4 @@
-"""`ooco-gym headroom`: plays heuristics and a look-ahead through the same windows (docs/headroom.md).
+"""`ooco-gym headroom`: plays heuristics and a look-ahead through the same windows (docs/evaluation.md).
 
 It writes means, paired differences to the best heuristic, and a verdict.
 """

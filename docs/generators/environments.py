@@ -1,7 +1,7 @@
 """Writes the environments' pages, pictures and index from their code, so that they cannot lie.
 
 `python -m docs.generators.environments` writes `docs/envs` below the current folder; a test compares. What all
-environments share is on one page, `common.md`; the page of an environment has what is its own.
+environments share is on one page, `common.md`; `pools.md` and `engines.md` have what is each one's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CLOCK
 from ooco_gym.envs.config import PACK_SETTINGS, episode_config
-from ooco_gym.envs.decision import PARTNER, kinds
+from ooco_gym.envs.decision import kinds
 from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.decisions import POINTS
@@ -32,35 +32,63 @@ from ooco_gym.resources import conf_root, load_yaml, names
 
 NOTE = ("<!-- Written by `python -m docs.generators.environments` from the code; a test compares it. "
         "Edit the classes instead. -->")
-ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Default Scenario", "Headroom")
+PAGES = {
+    "pools": ("Environments of pools", "colocation", "An online service and offline work share latency-relaxed and "
+              "latency-strict instances (OOCO, arXiv 2511.21862), and an environment asks some of the decisions that "
+              "such a cluster leaves open. After this page you know what each asks, sees and plays."),
+    "engines": ("Environments of mixed instances", "serving", "Engines that put prompts and decodes of both classes "
+                "into one batch, as vLLM does, ask how iterations are filled, who enters them and who gives way. After "
+                "this page you know what each environment asks, sees and plays."),
+}
+OWN = ("Action Space", "Candidates", "Observation Space", "Default Scenario")
+SHOWN = ("extends", "scenario", "partner", "window_s", "warmup_s", "candidates", "interval_s", "levels",
+         "shares", "controls", "action", "reward", "vary", "shifts")
 COMMON = ("Observation Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments", "Rendering",
           "Snapshots", "References", "Version History")
 _AS_TABLE = "`ooco_gym.candidate_table(observation[\"candidates\"])` is the table, a row for each candidate:"
 
 
-# --- The page of an environment ---------------------------------------------------------------------------------------
-def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
-    """The Markdown page of a registered environment, for example `ooco_gym/Gating-v0`.
-
-    Args:
-        name: its id.
-        headroom: what is known of it in `results/headroom.json` (`headroom_of`); None leaves that section out.
-    """
-    env: Any = gym.make(gym.spec(name)).unwrapped
-    short = short_name(name)
-    summary, own = sections(type(env))
-    own["Action Space"] = joined(own.get("Action Space"), *_actions(env))
-    own["Observation Space"] = _shapes(env)
-    own["Default Scenario"] = joined(*_defaults(short))
-    if headroom:
-        own["Headroom"] = joined(*_headroom(headroom))
-    parts = [NOTE, f"# {name}", "", summary, "", f"![Where the decision is taken]({short}.svg)", "",
-             *_facts(name, env), "",
-             "Observations, rewards, arguments, rendering and snapshots are [the same in all](common.md).", ""]
-    for head in (*ORDER, *(head for head in own if head not in ORDER)):
-        if own.get(head):
-            parts += [f"## {head}", own[head], ""]
+# --- The pages of environments ----------------------------------------------------------------------------------------
+def page(which: str) -> str:
+    """The Markdown page of the environments of `pools` or of `engines`."""
+    title, pictured, says = PAGES[which]
+    parts = [NOTE, f"# {title}", "", says, "", f"![Where the decisions are taken]({pictured}.svg)", "",
+             "`gym.make(\"ooco_gym/NAME\")` makes one, `gym.make_vec(\"ooco_gym/NAME\", num_envs=64)` many. Rewards, "
+             "arguments, splits, rendering and snapshots are [the same in all](common.md). An action of "
+             "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the partner would do; or "
+             "`2 + k`, candidate k.", ""]
+    named = [name for name in ENVIRONMENTS if page_of(name) == which]
+    if which == "engines":
+        parts += [*_engine_features(named), ""]
+    for name in named:
+        parts += [section(name), ""]
     return "\n".join(parts)
+
+
+def page_of(name: str) -> str:
+    """The page that has an environment: `engines` where its features are those that one engine can tell."""
+    env: Any = gym.make(gym.spec(name)).unwrapped
+    return "pools" if env.episodes.features[: len(features.CLUSTER)] == features.CLUSTER else "engines"
+
+
+def link(name: str) -> str:
+    """A link to the section of an environment, from a page beside it."""
+    heading = name.partition("/")[2]
+    return f"[{heading}]({page_of(name)}.md#{heading.lower()})"
+
+
+def section(name: str) -> str:
+    """What is an environment's own, for example of `ooco_gym/Gating-v0`."""
+    env: Any = gym.make(gym.spec(name)).unwrapped
+    summary, own = sections(type(env))
+    description = own.pop("Description")
+    said = re.sub(r"^`\w+\(.*?\)`: ", "", own.get("Action Space") or _said(env))  # the space itself says it
+    own["Action Space"] = joined(f"`{env.action_space}`: {said}", *_actions(env))
+    own["Observation Space"] = _shapes(env)
+    own["Default Scenario"] = joined(*_defaults(short_name(name)))
+    return joined(f"## {name.partition('/')[2]}", summary, description,
+                  *(f"**{head}.** {own[head]}" for head in (*OWN, *(head for head in own if head not in OWN))
+                    if own.get(head)))
 
 
 def sections(cls: type) -> tuple[str, dict[str, str]]:
@@ -79,14 +107,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return Table("", heads, [[str(cell) for cell in row] for row in rows], align="l").markdown()
 
 
-def _facts(name: str, env: Any) -> list[str]:
-    return [table(("", ""), (
-        ("Action space", f"`{env.action_space}`"),
-        ("Make", f'`gym.make("{name}")`'), ("Make many", f'`gym.make_vec("{name}", num_envs=64)`'),
-        ("Decisions", ", ".join(f"`{decision.name}`" for decision in env.decisions)),
-        ("Configuration", f"`conf/env/{short_name(name)}.yaml`")))]
-
-
 def _type(space: Any) -> str:
     return f"{space.dtype} {space.shape}"
 
@@ -101,15 +121,19 @@ def _times(space: Any) -> str:
 
 
 def _actions(env: Any) -> list[str]:
+    """What a docstring cannot say: the levels of parameters, and the decisions where there are several."""
     if env.episodes.controls is not None:
         return [_levels(env)]
-    if len(env.decisions) > 1:
-        return [table(("decision", "question", "0", "2 + k", "candidates"),
-                      [(f"`{one.name}`", one.question, one.no, one.take, one.candidates) for one in env.decisions]),
-                f"1 is always: {PARTNER}."]
-    one, last = env.decisions[0], int(env.action_space.n) - 1
-    return [table(("action", "meaning"), [
-        (0, one.no), (1, PARTNER), ("2 + k" if last > 2 else "2", f"{one.take} (candidate k)")])]
+    if len(env.decisions) == 1:
+        return []
+    return [table(("decision", "question", "0", "2 + k", "candidates"),
+                  [(f"`{one.name}`", one.question, one.no, one.take, one.candidates) for one in env.decisions])]
+
+
+def _said(env: Any) -> str:
+    """The actions of an environment whose docstring leaves them to another's."""
+    one = env.decisions[0]
+    return f"0: {one.no}; 2 + k: {one.take}."
 
 
 def _levels(env: Any) -> str:
@@ -121,68 +145,80 @@ def _levels(env: Any) -> str:
         choices = params[name].choices
         shown = [choices[int(value)] if choices else f"{value:g}" for value in values]
         shown[controls.tuned[index]] = f"**{shown[controls.tuned[index]]}**"
-        rows.append((index, f"`{name}`", ", ".join(shown), params[name].doc))
-    heads = ("dimension of the action", "parameter", "its levels, from 0 on (bold: as tuned)", "meaning")
-    return f"With the default partner (`{policy.name}`):\n\n" + table(heads, rows)
+        rows.append((f"`{name}`", ", ".join(shown), params[name].doc))
+    heads = ("parameter", "levels, from 0 on (bold: as tuned)", "meaning")
+    return f"With the default partner (`{policy.name}`), a dimension each:\n\n" + table(heads, rows)
 
 
 def _shapes(env: Any) -> str:
     spaces = env.observation_space.spaces
     size = _candidates(spaces["candidates"])
-    fixed = "" if size == env.config.candidates else (
-        f"The argument `candidates` changes nothing here: there are {size}, one for each thing that can be chosen.")
     shape = ("`Dict`: " + ", ".join(f"`{part}` {_type(space)}" for part, space in spaces.items())
-             + f"; K × F = {_times(spaces['candidates'])}.")
+             + f"; K × F = {_times(spaces['candidates'])}"
+             + ("." if size == env.config.candidates else ", whatever `candidates` says: one for each choice."))
     table_of, common = env.episodes.features, len(features.CLUSTER)
     if table_of[:common] != features.CLUSTER:
-        return joined(shape, fixed, *_own_features(env))
+        return joined(shape, *_candidate_tables(env))
     return joined(
-        f"{shape} [Features](common.md#observation-space).", fixed,
-        "Features of a candidate that say something here: "
+        f"{shape} Of the [features](common.md#observation-space) of a candidate these say something: "
         + "; ".join((f"`{one.name}`: " if len(env.decisions) > 1 else "")
                     + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".",
         *(f"Columns that have a meaning of their own here:\n\n{_feature_table(own)}" for one in env.decisions
           if (own := [(slot, column) for slot, column in enumerate(one.columns) if column not in features.CANDIDATES])),
         *([f"Beside the common features of `cluster`:\n\n{_feature_table(list(enumerate(table_of))[common:])}"]
           if table_of[common:] else []),
-        *(_own_slots(env) if len(env.decision_names) > len(features.DECISIONS) else ()))
+        _own_slots(env))
 
 
-def _own_features(env: Any) -> list[str]:
-    """The features of an environment whose observation is not the common one."""
-    return ["Its features are its own: what one engine can tell (`ooco_gym/runtime/features.json` says where vLLM V1 "
-            "has it). Of a candidate the other columns are 0.",
-            f"### `cluster`: {len(env.episodes.features)} features", _feature_table(enumerate(env.episodes.features)),
-            *(part for one in env.decisions for part in (
-                "### `candidates`" + (f" of `{one.name}`" if len(env.decisions) > 1 else "")
-                + ": those of its features that say something",
-                _feature_table((slot, column) for slot, column in enumerate(one.columns)
-                               if column.name in ("present", *one.figures)))),
-            *_own_slots(env),
-            "Scale `signed log` is log(1 + |x|) / log(1 + limit) with the sign of x, cut at the bounds; the others are "
-            "as [everywhere](common.md#observation-space)."]
+def _engine_features(named: Sequence[str]) -> list[str]:
+    """The features that the environments of engines share."""
+    first: Any = gym.make(gym.spec(named[0])).unwrapped
+    listed = first.episodes.features
+    return [f"## `cluster`: {len(listed)} features of an engine", "",
+            "What one engine can tell (`ooco_gym/runtime/features.json` says where vLLM V1 has it); scales are as "
+            "[everywhere](common.md#observation-space), and `±log` keeps the sign. Of candidates the columns that "
+            "a table leaves out are 0.", "", _feature_table(enumerate(listed))]
 
 
-def _own_slots(env: Any) -> list[str]:
+def _candidate_tables(env: Any) -> list[str]:
+    """Of each decision of an environment of engines the columns of a candidate; what others have is in theirs."""
+    many = len(env.decisions) > 1
+    return [joined(*(f"Columns of a candidate{f' of `{one.name}`' if many else ''}:\n\n" + _feature_table(
+        (slot, column) for slot, column in enumerate(one.columns) if column.name in ("present", *one.figures))
+        for one in env.decisions if not many or one.name not in _singly_asked())), _own_slots(env)]
+
+
+def _singly_asked() -> set[str]:
+    """The decisions that an environment asks alone."""
+    return {asked[0] for name in ENVIRONMENTS if len(asked := _decisions(name)) == 1}
+
+
+def _own_slots(env: Any) -> str:
     """The kinds of decisions that have a slot in the observations of this environment alone."""
-    own = [name for name in env.decision_names if name not in features.DECISIONS]
-    return ["### `decision`: a slot of its own" if len(own) == 1 else "### `decision`: slots of its own",
-            table(("", "name", "asked"), [(slot, f"`{name}`", kinds()[name].question) for slot, name in enumerate(
-                env.decision_names) if name not in features.DECISIONS])]
+    own = [f"{slot} `{name}`" for slot, name in enumerate(env.decision_names) if name not in features.DECISIONS]
+    return f"`decision` has {'a slot' if len(own) == 1 else 'slots'} of its own: {', '.join(own)}." if own else ""
 
 
 def _feature_table(listed: Iterable[tuple[int, Any]]) -> str:
-    return table(("", "name", "unit", "scale", "limit", "bounds", "meaning"),
-                 [(index, f"`{one.name}`", one.unit or "–", one.scale, f"{one.limit:g}", f"{one.low:g} … {one.high:g}",
-                   one.meaning) for index, one in listed])
+    return table(("", "name", "unit", "scale", "meaning"),
+                 [(index, f"`{one.name}`", one.unit or "–", _scale(one), one.meaning) for index, one in listed])
+
+
+def _scale(one: Any) -> str:
+    """`log(1024)` for a feature from 0 to 1, `±log(1024)` for one from -1 to 1."""
+    if (one.low, one.high) not in ((0.0, 1.0), (-1.0, 1.0)):
+        raise ValueError(f"feature {one.name} has other bounds than the page says")
+    said = one.scale if one.scale == "as is" else f"{one.scale.removeprefix('signed ')}({one.limit:g})"
+    return f"±{said}" if one.low else said
 
 
 def _defaults(short: str) -> list[str]:
+    """The keys of an environment's file that differ between environments, as they stand there."""
     text = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8")
-    parent = re.search(r"^extends: (\w+)$", text, re.MULTILINE)
-    rest = f" What it does not say is as in [`{parent[1]}.yaml`]({parent[1]}.md#default-scenario)." if parent else ""
-    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.{rest}",
-            f"```yaml\n{text.rstrip()}\n```"]
+    blocks = re.split(r"^(?=\w+:)", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    shown = [block.rstrip() for block in blocks if block.partition(":")[0] in SHOWN]
+    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.",
+            "```yaml\n" + "\n".join(shown) + "\n```"]
 
 
 # --- The page of what all share ---------------------------------------------------------------------------------------
@@ -193,7 +229,8 @@ def common() -> str:
     shared["Rewards"] = joined(shared["Rewards"], *_rewards())
     shared["Arguments"] = joined(shared["Arguments"], *_arguments())
     parts = [NOTE, "# What all environments share", "",
-             "The environments differ in the decisions that they ask ([list](README.md)). All else is the same.", ""]
+             "The environments differ in the decisions that they ask ([list](README.md)). All else is the same: "
+             "after this page you can read their observations and rewards, and set their arguments.", ""]
     for head in COMMON:
         parts += [f"## {head}", shared.pop(head), ""]
     if shared:
@@ -207,15 +244,12 @@ def _observations() -> list[str]:
         of_each = f"F = {len(listed)} features of each" if part == "candidates" else f"C = {len(listed)} features"
         parts += [f"### `{part}`: {of_each}", *([_AS_TABLE] if part == "candidates" else []),
                   _feature_table(enumerate(listed))]
-    asking = {kind: [f"[{short_name(name)}]({short_name(name)}.md)" for name in ENVIRONMENTS
-                     if kind in _decisions(name)] for kind in features.DECISIONS}
-    return [*parts, "[Batching](batching.md), [Admission](admission.md), [Reclaiming](reclaiming.md) and "
-            "[Serving](serving.md) have tables of their own, of engines.",
-            "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
+    return [*parts, "[Environments of mixed instances](engines.md) have tables of their own.",
+            "Scale `log(m)` is log(1 + x) / log(1 + m), `linear(m)` is x / m, both cut to 0 … 1; with ± to −1 … 1, the "
+            "logarithm of |x| with the sign of x.",
             f"### `decision`: {len(features.DECISIONS)} kinds",
-            table(("", "name", "asked", "in"),
-                  [(index, f"`{kind}`", kinds()[kind].question, ", ".join(asking[kind]))
-                   for index, kind in enumerate(features.DECISIONS)]),
+            table(("", "name", "asked"),
+                  [(index, f"`{kind}`", kinds()[kind].question) for index, kind in enumerate(features.DECISIONS)]),
             "An environment that asks kinds of its own has more slots, one for each, after these.",
             "### `action_mask`",
             "1 where an action is legal. At a decision two actions at least are, beside the partner's. The same as "
@@ -248,14 +282,16 @@ def _rewards() -> list[str]:
 def _arguments() -> list[str]:
     common = [(name, one) for name, one in _parameters(episode_config)
               if name not in ("default", "most_candidates", "terms")]
-    rows = [(f"`{name}`", f"`{parameter.annotation}`") for name, parameter in (*common, *_parameters(DecisionEnv))]
-    vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
+    rows = [(name, parameter.annotation) for name, parameter in (*common, *_parameters(DecisionEnv))]
+    vector = [f"{name}: {parameter.annotation} = {parameter.default}"
               for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "flat")]
-    return [table(("argument", "type"), rows),
-            "None takes the default of the environment's file in `conf/env`, which its page shows, with the seeds of "
-            "each split and the distribution shifts. Each seed has any number of windows "
-            "(`options={\"window\": n}`); `shift=` evaluates on what training has not seen.",
-            "`gym.make_vec` takes these besides:", table(("argument", "type", "default"), vector),
+    splits = load_yaml("env", "gating")["splits"]
+    return ["`" + ", ".join(f"{name}: {one}" for name, one in rows) + "`.",
+            "None takes the default of the environment's file in `conf/env`, which its section shows. "
+            "A file has seeds of each split, no seed in two, and each seed any number of windows "
+            "(`options={\"window\": n}`); `shift=` evaluates on what training has not seen. All shipped files have",
+            "```yaml\n" + "\n".join(f"{split}: {seeds}" for split, seeds in splits.items()) + "\n```",
+            f"`gym.make_vec` takes besides `{', '.join(vector)}`.",
             "Any number of `threads` plays the same, bit by bit; [training](../own_agents.md#threads) says when more "
             "than one pays."]
 
@@ -272,43 +308,6 @@ def _decisions(name: str) -> list[str]:
     return [decision.name for decision in env.decisions]
 
 
-# --- Headroom -------------------------------------------------------------------------------------------------------
-def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
-    """What `results/headroom.json` says of an environment, or None.
-
-    It is a mapping from ids to what `ooco-gym headroom env=…` writes as `summary.json`. Windows shorter than the
-    environment's episodes are left out: what looking ahead gains in them is mostly what their end cuts off.
-    """
-    path = root / "results" / "headroom.json"
-    found = json.loads(path.read_text(encoding="utf-8")).get(name) if path.is_file() else None
-    return found if found and found["window_s"] >= load_yaml("env", short_name(name))["window_s"] else None
-
-
-def _headroom(found: Mapping[str, Any]) -> list[str]:
-    service, violations, best = "offline_reference_gpu_s_per_s", "violation_rate", found["best_heuristic"]
-    rows = []
-    for row in sorted(found["rows"], key=lambda row: row[service]["mean"]):
-        chosen = row["policy"] == best
-        rows.append((row["policy"] + (" (best heuristic)" if chosen else ""), _figure(row.get(service), ".4g"),
-                     _figure(row.get(violations), percent),
-                     "" if chosen else _figure(row["difference"].get(service), "+.4g")))
-    verdict = found["verdict"]
-    if verdict["headroom"] is None:
-        says = f"{verdict['reason'].capitalize()}."
-    elif verdict["headroom"]:
-        says = f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero."
-    else:
-        says = "None beats the best heuristic by an interval clear of zero: heuristics suffice, as far as this shows."
-    return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
-            f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
-            table(("policy", "offline reference GPU-seconds per second", "violations",
-                   "difference to the best heuristic"), rows)]
-
-
-def _figure(interval: Mapping[str, float | None] | None, form: Any) -> str:
-    return "" if interval is None else with_interval(interval["mean"], interval["low"], interval["high"], form, none="")
-
-
 # --- The index ------------------------------------------------------------------------------------------------------
 def about(short: str) -> tuple[str, str]:
     """(The decision, the regime in which it matters): the comments that an environment's configuration begins with."""
@@ -323,15 +322,16 @@ def index(root: Path) -> str:
     rows = []
     for name in ENVIRONMENTS:
         env: Any = gym.make(gym.spec(name)).unwrapped
-        short, spaces = short_name(name), env.observation_space
-        rows.append((f"[`{name}`]({short}.md)", *about(short), f"`{env.action_space}`", _times(spaces["candidates"])))
+        rows.append((link(name), *about(short_name(name)), f"`{env.action_space}`",
+                     _times(env.observation_space["candidates"])))
     return "\n".join([
         NOTE, "# Environments", "",
         f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its partner policy "
-        "decides. Observations, rewards, episodes and arguments are [the same in all](common.md).", "",
+        "decides. Observations, rewards, episodes and arguments are [the same in all](common.md). After this page you "
+        "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` and the name below.",
+        "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
-        *_worth(root),
-        "![All decisions](colocation.svg)", "", *_rules(), ""])
+        *_worth(root), *_ahead(root), *_rules(), ""])
 
 
 BEGIN, FLAT = 0.15, 0.05  # shares of the best heuristic's service that chance loses, violations priced
@@ -366,6 +366,31 @@ def _worth(root: Path) -> list[str]:
                   [row for _, row in rows]), ""]
 
 
+def _ahead(root: Path) -> list[str]:
+    """What looking ahead adds to the best heuristic, where windows as long as episodes were played.
+
+    `results/headroom.json` maps ids to what `ooco-gym headroom env=…` writes as `summary.json`. What looking ahead gains
+    in shorter windows is mostly what their end cuts off.
+    """
+    service, late = "offline_reference_gpu_s_per_s", "violation_rate"
+    rows = []
+    for name, found in json.loads((root / "results" / "headroom.json").read_text(encoding="utf-8")).items():
+        if name in ENVIRONMENTS and found["window_s"] >= load_yaml("env", short_name(name))["window_s"]:
+            by_name = {row["policy"]: row for row in found["rows"]}
+            best = by_name[found["best_heuristic"]]
+            rows += [(f"`{name}`", f"`{best['policy']}`", _figure(best[service], ".3f"), _figure(best[late], percent),
+                      policy, _figure(row["difference"][service], "+.3f"), _figure(row[late], percent))
+                     for policy, row in by_name.items() if policy.startswith("clairvoyant")]
+    return ["### What looking ahead adds", "",
+            "A [clairvoyant rollout](../evaluation.md#headroom) beside the best heuristic, on 20 windows of 600 s; means "
+            "with 95 % intervals.", "",
+            table(("id", "best heuristic", "service", "violations", "look-ahead", "its gain", "its violations"), rows), ""]
+
+
+def _figure(interval: Mapping[str, float | None], form: Any) -> str:
+    return with_interval(interval["mean"], interval["low"], interval["high"], form, none="")
+
+
 def _service_and_late(row: Mapping[str, Any]) -> str:
     service, late = (row[key]["mean"] for key in ("offline_reference_gpu_s_per_s", "violation_rate"))
     return f"{service:.3f} ({percent(late, 1)})"
@@ -386,9 +411,8 @@ def _rules() -> list[str]:
             parts += [f"### `{name}`: {kind.question}", "", table(("policy", what), rows), ""]
     mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
     return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
-            f"({mixed}) compose whole iterations: they play `batch` ([batching](batching.md)) from the partner's seat, "
-            "those that leave it open also `admit` ([admission](admission.md)), most also `reclaim` "
-            "([reclaiming](reclaiming.md)), all of them all of [serving](serving.md)."]
+            f"({mixed}) compose whole iterations: they play `batch` from the partner's seat, those that leave it open "
+            "also `admit`, most also `reclaim`, all of them all of [Serving](engines.md#serving-v0)."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------
@@ -459,10 +483,10 @@ def documents(root: Path) -> dict[Path, str]:
     """Every file of `docs/envs` below a root, with its text."""
     folder = root / "docs" / "envs"
     files = {folder / "README.md": index(root), folder / "common.md": common()}
-    for name in ENVIRONMENTS:
-        short = short_name(name)
-        files[folder / f"{short}.md"] = page(name, headroom_of(name, root))
-        files[folder / f"{short}.svg"] = picture(about(short)[0].capitalize(), _decisions(name))
+    for which, (_, pictured, _) in PAGES.items():
+        files[folder / f"{which}.md"] = page(which)
+        name = next(name for name in ENVIRONMENTS if short_name(name) == pictured)
+        files[folder / f"{pictured}.svg"] = picture(about(pictured)[0].capitalize(), _decisions(name))
     return files
 
 

@@ -20,7 +20,7 @@ class ColocationEnv(DecisionEnv):
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (hold, let the newcomer wait, keep on, no more picks, stay), 1 does
-    what the partner would do, `2 + k` takes candidate k. See the pages of the single environments.
+    what the partner would do, `2 + k` takes candidate k. Each is as in its own environment.
 
     ## Candidates
     Those of the decision that is due.

@@ -64,7 +64,7 @@ class GatingV1Env(ControlEnv):
 
     The reward pays offline work as it is computed (`progress`, a potential whose change is the reward: Ng et al. 1999)
     and takes it back where it is lost, so that an eviction costs at once and not when the request would have finished.
-    The decisions one by one, which waiting request starts a prefill many times a second, are [Gating-v0](gating_v0.md).
+    The decisions one by one, which waiting request starts a prefill many times a second, are [Gating-v0](#gating-v0).
 
     ## Action Space
     `MultiDiscrete([8])`: the share of the blocks of a relaxed instance that must stay free, from 0 to 1, with which an

@@ -149,8 +149,8 @@ class ServingEnv(DecisionEnv):
     """The whole of one or many engines by one agent: where requests go, how iterations are filled, who enters them.
 
     ## Description
-    The decisions of [Reclaiming-v0](reclaiming.md), [Batching-v0](batching.md) and [Admission-v0](admission.md) on the
-    same engines, and, where there are several, which of them takes a request that arrives; each is asked when it is
+    The decisions of [Reclaiming-v0](#reclaiming-v0), [Batching-v0](#batching-v0) and [Admission-v0](#admission-v0) on
+    the same engines, and, where there are several, which of them takes a request that arrives; each is asked when it is
     due, and `decision` says which it is. What one decides, the others meet: a request that is sent to an engine must be
     computed within the time that its iterations are given, an iteration that is filled to its end admits none, and who
     enters holds memory that prompts to come will want. Where blocks lack for what must run, it is asked first which

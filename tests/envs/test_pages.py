@@ -28,26 +28,33 @@ def test_the_pages_on_disk_are_what_the_code_writes() -> None:
     assert set((ROOT / "docs" / "envs").glob("*.md")) == {path for path in wanted if path.suffix == ".md"}
 
 
+def test_each_environment_has_one_section_and_the_common_page_gymnasiums_other_sections() -> None:
+    heads = [head for which in document.PAGES for head in _heads(document.page(which))]
+    own = [head for head in heads if head[-3:-1] == "-v"]
+    assert sorted(own) == sorted(name.partition("/")[2] for name in ENVIRONMENTS)
+    assert _heads(document.common()) == list(document.COMMON)
+
+
+def _heads(page: str) -> list[str]:
+    return [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_a_page_has_what_is_its_own_and_the_common_page_gymnasiums_other_sections(name: str) -> None:
-    text, shared, env = document.page(name), document.common(), gym.make(name)
-    inside: Any = env.unwrapped
-    for page, wanted in ((text, document.ORDER[:-1]), (shared, document.COMMON)):
-        heads = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-        assert heads == list(wanted)
-    for table in inside.feature_tables().values():
+def test_a_section_has_what_is_its_own(name: str) -> None:
+    text, whole, env = document.section(name), document.page(document.page_of(name)), gym.make(name)
+    shared, inside = document.common(), env.unwrapped
+    for head in document.OWN:
+        assert f"**{head}.** " in text
+    for table in inside.feature_tables().values():  # type: ignore[attr-defined]
         for slot, row in enumerate(table):
-            own = inside.episodes.features is not features.CLUSTER or "Predicted" in name
-            assert f"| {slot} | `{row['name']}` | " in (text + shared if own else shared)
+            assert f"| {slot} | `{row['name']}` | " in whole + shared or f" {slot} `{row['name']}`" in text
     for term in TERMS:
         assert f"| `{term}` | " in shared
     assert f"`{env.action_space}`" in text
-    for part, space in inside.observation_space.spaces.items():
+    for part, space in inside.observation_space.spaces.items():  # type: ignore[attr-defined]
         assert f"`{part}` {space.dtype} {space.shape}" in text
-    if "Predicted" in name:  # its file extends that of another
-        text += document.page(name.replace("Predicted", ""))
     for split, seeds in document.load_yaml("env", document.short_name(name))["splits"].items():
-        assert f"  {split}: {seeds}" in text
+        assert f"{split}: {seeds}" in shared
 
 
 # --- Pictures and words ---------------------------------------------------------------------------------------------
