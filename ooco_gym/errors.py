@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
+NEAR = 0.6  # of `difflib`: how alike a name must be to be meant
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
           "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
           "cmaes": "tune", "ray": "sweep", "onnx": "export", "onnxruntime": "export",
@@ -54,9 +56,15 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close."""
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close; of names with
+    as many dots each part must be."""
+    near = functools.partial(difflib.get_close_matches, cutoff=NEAR)
+    parts = str(name).split(".")
+    for close in near(str(name), known, n=8):
+        theirs = close.split(".")
+        if len(theirs) != len(parts) or all(near(one, [other]) for one, other in zip(parts, theirs, strict=True)):
+            return f" (did you mean '{close}'?)"
+    return ""
 
 
 def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None:

@@ -235,3 +235,54 @@ def test_a_trace_without_its_offline_rows_is_played_and_said_so(capsys: Any) -> 
     found = run("simulate", "policy=deadline", f"workload.path={written()}", "offline.own=false")
     assert (found["online"]["arrived"], found["offline"]["arrived"]) == (ROWS - int(OFFLINE.sum()), 0)
     assert f"{ROWS - int(OFFLINE.sum())} online and 0 offline requests; offline load: none" in capsys.readouterr().out
+
+
+# --- Times and classes as logs write them -----------------------------------------------------------------------------
+@pytest.mark.parametrize("moments", [
+    ("2026-11-27 12:44:36", "2026-11-27 12:45:36"), ("27/Nov/2026:12:44:36 +0000", "27/Nov/2026:13:45:36 +0100"),
+    ("[27/Nov/2026:12:44:36 +0000]", "[27/Nov/2026:12:45:36 +0000]"), ("1795783476123", "1795783536123"),
+    ('"Fri, 27 Nov 2026 12:44:36 GMT"', '"Fri, 27 Nov 2026 12:45:36 GMT"')])
+@pytest.mark.parametrize("name", ["arrival_s", "time_local"])
+def test_arrivals_are_dates_or_stamps_under_any_name(moments: tuple[str, str], name: str) -> None:
+    rows = "\n".join(f"{moment},300,20" for moment in moments)
+    Path("log.csv").write_text(f"{name},prompt_tokens,output_tokens\n{rows}\n")
+    trace = read_trace("log.csv", columns={} if name == "arrival_s" else {"arrival_s": name})
+    assert trace.arrival_s.tolist() == [0.0, 60.0]
+
+
+def test_dates_of_a_parquet_are_dates_in_windows_too() -> None:
+    moments = np.array(["2026-11-27T12:00:00", "2026-11-27T12:01:00", "2026-11-27T12:02:00"], "datetime64[us]")
+    table = pa.table({"arrival_s": moments, "prompt_tokens": [1, 2, 3], "output_tokens": [1, 1, 1]})
+    pq.write_table(table, "log.parquet")
+    assert read_trace("log.parquet", start_s=30.0, end_s=90.0).prompt_tokens.tolist() == [2]
+
+
+@pytest.mark.parametrize(("arrivals", "ends"), [((0, 60), (1.7e9, 1.7e9 + 70)), ((1.7e9, 1.7e9 + 60), (9, 70)),
+                                               ((0, 60), (9, 20))])
+def test_ends_of_another_clock_are_refused(arrivals: tuple[float, ...], ends: tuple[float, ...]) -> None:
+    rows = "\n".join(f"{at},300,20,s,{end}" for at, end in zip(arrivals, ends, strict=True))
+    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,session,end_s\n{rows}\n")
+    with pytest.raises(UserError, match=r"field 'end_s'.*a time after the row's 'arrival_s', of the same clock"):
+        read_trace("log.csv")
+
+
+def test_classes_in_any_letter_case_and_priorities_are_read() -> None:
+    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens,class,priority\n"
+                               "0,10,2,Online,0\n1,10,2,OFFLINE,1\n2,10,2,online,1\n")
+    assert read_trace("log.csv").online.tolist() == [True, False, True]
+    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,10,2,0\n1,10,2,1\n")
+    [warning, _] = read_trace("log.csv").notes
+    assert "column 'priority' looks like classes of requests (0, 1)" in warning and "columns.class=priority" in warning
+    assert read_trace("log.csv", columns={"class": "priority"}).class_names == ("p0", "p1")
+
+
+def test_hashes_of_64_bits_and_of_full_blocks_alone_are_read() -> None:
+    large = 2**64 - 5
+    rows = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [large, 7]},
+            {"timestamp": 9, "input_length": 1024, "output_length": 5, "hash_ids": [large, 7]}]
+    Path("full.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    trace = read_trace("full.jsonl")
+    assert trace.prefix_hashes is not None and trace.prefix_hashes[1].tolist() == [-5, 7, -5, 7]
+    Path("full.csv").write_text(f"timestamp,input_length,output_length,hash_ids\n0,1100,5,{large} 7\n")
+    hashes = read_trace("full.csv").prefix_hashes
+    assert hashes is not None and hashes[1].tolist() == [-5, 7]

@@ -9,7 +9,7 @@ import pytest
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.envs.config import episode_config
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, check_keys
 from ooco_gym.protocol import Predictor
 from ooco_gym.scenario import Scenario
 
@@ -27,11 +27,13 @@ POOL = {"chip": "ascend_910c"}
     (lambda: Scenario(slo={"ttft": 1}).load_slo(), "slo: unknown key 'ttft' (did you mean 'ttft_s'?)"),
     (lambda: episode_config("gating_v0", scenario={"sed": 1}),
      "env scenario: unknown key 'sed' (did you mean 'seed'?)"),
+    (lambda: check_keys("hydra", ["hydra.foo"], ["hydra.job", "hydra.run"]), "hydra: unknown key 'hydra.foo'|"),
+    (lambda: check_keys("all", ["hydro.jib"], ["hydra.job"]), "all: unknown key 'hydro.jib' (did you mean 'hydra.job'"),
 ])
 def test_an_unknown_key_is_named_with_the_nearest(load: Callable[[], Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         load()
-    assert str(caught.value).startswith(message)
+    assert f"{caught.value}|".startswith(message)
 
 
 def test_a_window_begins_at_the_time_asked_for_even_before_the_warm_up_would():

@@ -106,6 +106,23 @@ def _check(config: dict[str, Any]) -> None:
         raise UserError(f"'{name}' has no parameters, so there is nothing to tune; it is played as it is")
 
 
+def _mend(journal: Path) -> None:
+    """Takes the last line off a journal that was torn in it, so that what is written next does not join it."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    def torn() -> int:
+        data = journal.read_bytes() if journal.is_file() else b""
+        return len(data) - (data.rfind(b"\n") + 1)
+
+    if torn():
+        lock = JournalFileSymlinkLock(str(journal))  # others may be writing it
+        lock.acquire()
+        try:
+            os.truncate(journal, journal.stat().st_size - torn())
+        finally:
+            lock.release()
+
+
 class Windows:
     """Windows to be played by one policy after the other, kept as they stand after the warm-up where they can be."""
 
@@ -211,6 +228,7 @@ class _Search:
         try:
             if given and str(given).endswith(JOURNAL):
                 Path(given).parent.mkdir(parents=True, exist_ok=True)
+                _mend(Path(given))
                 storage = optuna.storages.JournalStorage(JournalFileBackend(str(given)))
             return optuna.create_study(storage=storage, study_name=f"{self.name} {digest}", direction="maximize",
                                        load_if_exists=True)

@@ -88,8 +88,13 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         UserError: a mistake in the command line; nothing has been written then.
     """
     folder, task = _folder_of(command, request), Task(command.name, command.function, os.getcwd())
-    with session(command, multirun or any(one.is_hydra_override() for one in request.overrides)) as app:
+    launchers = multirun or any(one.is_hydra_override() or one.key_or_group == PRESETS for one in request.overrides)
+    with session(command, launchers) as app:
         cfg = check(command, request)
+        launcher = str(cfg.hydra.runtime.choices.get("hydra/launcher"))
+        if not multirun and launcher != "basic":
+            raise UserError(f"hydra/launcher={launcher} plays the points of a sweep, and this is a single run: add -m, "
+                            "or leave the launcher out")
         for override in request.overrides:  # what presets do, and how long they take
             if override.key_or_group == PRESETS and (said := command.presets().get(str(override.value()))):
                 print(f"{override.value()}: {said}", file=sys.stderr, flush=True)

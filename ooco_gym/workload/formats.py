@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.table_reader import Table
@@ -15,6 +17,7 @@ from ooco_gym.workload.trace import MAX_TOKENS, SECONDS
 from ooco_gym.workload.unfolding import FORMS
 
 EPOCH_S = 1e8       # three years: later than any trace is long
+LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -114,6 +117,9 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
         raise UserError(f"format={format} and columns.{next(iter(given))} exclude each other: a format "
                         "knows its columns")
     form = _recognised(table) if format == "auto" else FORMATS[format]
+    arrivals = given.get("arrival_s", form.columns["arrival_s"])
+    if time_unit == "auto" and (given or form.own) and arrivals in table.columns:
+        time_unit = _unit_of(table, arrivals)
     if given or (time_unit != "auto" and form.own):
         form = TraceFormat("your columns", {**OURS, **given})
     for field in (*given.values(), *form.required):
@@ -126,8 +132,6 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
     if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and "hash_ids" not in table.columns:
         raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, and nothing tells whether "
                         f"'timestamp' counts milliseconds, as there, or seconds: say {played('time_unit=s')}, or ms")
-    if time_unit == "auto" and given and table.holds_dates(form.columns["arrival_s"]):
-        time_unit = "date"
     if time_unit != "auto":
         form = replace(form, unit=time_unit)
     if block_tokens is None:
@@ -142,6 +146,17 @@ def _recognised(table: Table) -> TraceFormat:
         return FORMATS[table.form]
     found = set(table.columns)
     return max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
+
+
+def _unit_of(table: Table, field: str) -> str:
+    """The unit that a column of times shows by itself: dates, or numbers too large for seconds; else `auto`."""
+    if table.holds_dates(field):
+        return "date"
+    values = table.numbers_of(field)
+    largest = 0.0 if values is None else float(np.nanmax(values, initial=0.0))
+    if largest < LATEST_S:
+        return "auto"
+    return next((unit for unit, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "auto")
 
 
 def played(setting: str) -> str:

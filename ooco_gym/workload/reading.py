@@ -23,7 +23,7 @@ from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.classes import CLASS_WORDS, NAME, NAMED
-from ooco_gym.workload.formats import FORMATS, OWN, UNITS, TraceFormat, few, format_of, played
+from ooco_gym.workload.formats import EPOCH_S, FORMATS, LATEST_S, OWN, UNITS, TraceFormat, few, format_of, played
 from ooco_gym.workload.keyed import scattered
 from ooco_gym.workload.rows import TOLD, loaded, named
 from ooco_gym.workload.sessions import previous_turns
@@ -42,12 +42,12 @@ from ooco_gym.workload.trace import (
 from ooco_gym.workload.unfolding import FORMS
 
 DATE = "a date and time such as 2023-11-16 18:15:46.680590"
-LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
 MAX_NS = 2**63 - 1
 USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens to a hash that are looked for
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
+PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
 TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms: `calibrate replay` compares them
 LOOKED_AT = 10_000      # values of a column that is not read
 
@@ -194,7 +194,10 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
 def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.ndarray) -> np.ndarray | None:
     """When requests were answered, as `_ticks`; None where that is not told."""
     if "end_s" in there:
-        return _ticks(table, there["end_s"], form.unit)
+        ends, second = _ticks(table, there["end_s"], form.unit), form.per_second
+        good = (ends >= ticks - second) & (ends - ticks < EPOCH_S * second)
+        table.demand(good, there["end_s"], f"a time after the row's '{there['arrival_s']}', of the same clock and unit")
+        return ends
     if "elapsed_s" not in there:
         return None
     return ticks + _seconds(table, there["elapsed_s"], "a number of seconds >= 0, or nothing") * form.per_second
@@ -230,7 +233,11 @@ def _roots(session: np.ndarray, parent: np.ndarray) -> np.ndarray:
 def _classes(table: Table, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Places in the classes' names, int8[n], and these."""
     expected = f"online, offline or a class's name: {NAMED}"
-    texts = table.texts(field, expected).combine_chunks().dictionary_encode()
+    texts = table.texts(field, expected).combine_chunks()
+    small = pc.call_function("utf8_lower", [texts])
+    usual = pc.call_function("is_in", [small], pc.SetLookupOptions(pa.array(DEFAULT_CLASSES)))
+    texts = pc.call_function("if_else", [usual, small, pc.call_function("replace_substring_regex", [texts], (
+        pc.ReplaceSubstringOptions(r"^(\d+)(?:\.0)?$", r"p\1")))]).dictionary_encode()
     table.demand(texts.is_valid().to_numpy(zero_copy_only=False), field, expected)
     names, ids = tuple(texts.dictionary.to_pylist()), texts.indices.to_numpy(zero_copy_only=False)
     named = np.array([NAME.fullmatch(name) is not None for name in names], bool)
@@ -262,7 +269,8 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
     given, wanted = counts > 0, -(-prompt // size)
     fits = [other for other in USUAL_BLOCKS if np.array_equal(counts[given], -(-prompt[given] // other))]
     heads = form.said or (form.block_tokens is None and ("block_tokens" in there or not fits))
-    good = ~given | (counts == wanted) | ((counts < wanted) & heads)
+    full = (counts == prompt // size) & (form.block_tokens is not None)  # where a block that is not full has no hash
+    good = ~given | (counts == wanted) | full | ((counts < wanted) & heads)
     if not good.all():
         row = int(np.argmin(good))
         say = f"block_tokens={fits[0] if fits else 'N'}"
@@ -317,14 +325,16 @@ def _unread(table: Table, form: TraceFormat) -> list[str]:
     read, notes = form.there(table), []
     left_out = [name for name in table.columns if name not in (*read.values(), form.parent, *TIMES)]
     for name in left_out if "class" not in read else ():
-        column = table.columns[name]
-        if not pa.types.is_string(column.type):
+        column, priority = table.columns[name], named(name) in PRIORITIES
+        if not (priority or pa.types.is_string(column.type)) or pa.types.is_nested(column.type):
             continue
         values = sorted(str(value) for value in column[:LOOKED_AT].drop_null().unique().to_pylist())
-        if len(values) <= MOST_CLASSES and any(one.casefold() in CLASS_WORDS for one in values):
-            key = f"columns.class={name}"
+        if priority * 2 <= len(values) <= MOST_CLASSES and (priority or any(
+                one.casefold() in CLASS_WORDS for one in values)):
+            key, numbers = f"columns.class={name}", ", numbers as p0, p1, …" * values[0].isdigit()
             notes.append(f"warning: column '{name}' looks like classes of requests ({few(values)}) and is not read: "
-                         f"all requests count as online; {key} reads it (of a file that is played, workload.{key})")
+                         f"all requests count as online; {key} reads it (of a file that is played, workload.{key})"
+                         f"{numbers}")
     return [*notes, *([f"columns left out: {few(left_out)}"] if left_out else [])]
 
 
@@ -417,9 +427,11 @@ def _in_order(path: Path) -> np.ndarray | None:
         if not numbered or any(name not in schema.names for name in OWN.required) or any(
                 named(name) in TOLD for name in schema.names):
             return None     # to names of sessions only the whole file gives numbers, and some rows may be no load
+        if pa.types.is_temporal(schema.field("arrival_s").type):
+            return None
         arrival_s = np.asarray(files.read_parquet(path, columns=["arrival_s"])["arrival_s"], np.float64)
     except (*BROKEN, TypeError):
         return None
-    ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and np.all(
-        arrival_s[1:] >= arrival_s[:-1])
+    ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and arrival_s[
+        -1] < LATEST_S and np.all(arrival_s[1:] >= arrival_s[:-1])
     return arrival_s if ordered else None

@@ -35,6 +35,7 @@ Cast = Callable[[Column], Column | None]
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
 
@@ -97,7 +98,7 @@ class Table:
 
     def holds_dates(self, field: str) -> bool:
         """Tells whether a column holds dates (as such or as text) rather than numbers."""
-        column = self.columns[field]
+        column = self.columns[field].drop_null()
         return _tried(_as_numbers, column[:1]) is None and _tried(_as_moments, column[:1]) is not None
 
     def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
@@ -197,6 +198,10 @@ def _as_moments(column: Column) -> Column | None:
     if not _is_text(column):
         return None
     text = _as_texts(column)
+    months = MONTHS if _compute.any(_compute.match_substring_regex(text, r"\d[/ ][A-Z][a-z]{2}[/ ]")).as_py() else ()
+    for month, name in enumerate(months, 1):  # as nginx writes them, or HTTP
+        pattern = rf"^\[?(?:\w{{3}}, )?(\d\d)[/ ]{name}[/ ](\d{{4}})[: ]([\d:.]+) ?(.*?)\]?$"
+        text = _compute.replace_substring_regex(text, pattern, rf"\2-{month:02d}-\1 \3 \4")
     for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
                          (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
         text = _compute.replace_substring_regex(text, pattern, put)
@@ -210,7 +215,11 @@ def _as_lists(column: Column) -> Column | None:
     if _is_text(column):  # 3 7, or as Python writes lists
         text = _compute.replace_substring_regex(_as_texts(column), r"^\[(.*)\]$", r"\1")
         lists = _compute.utf8_split_whitespace(_as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
-    found = lists.cast(pa.list_(pa.int64()))
+    found = _tried(lambda one: one.cast(pa.list_(pa.int64())), lists)
+    if found is None:  # numbers of 64 bits without a sign, as hashes are
+        whole = lists.cast(pa.list_(pa.uint64())).combine_chunks()
+        values = np.array(whole.values, np.uint64).view(np.int64)
+        found = pa.chunked_array([pa.ListArray.from_arrays(whole.offsets, pa.array(values), mask=whole.is_null())])
     return None if _compute.list_flatten(found).null_count else found
 
 
@@ -370,11 +379,13 @@ def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> Column:
     """Returns values of one type as that, lists of whole numbers as such, and any others as text."""
     values = [row.get(name) for row in rows]
     # pyarrow would follow lists in lists by recursion, and end the process where the stack does.
-    kind = pa.list_(pa.int64()) if any(isinstance(value, (list, dict)) for value in values) else None
-    try:
-        return pa.chunked_array([pa.array(values, kind)])
-    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
-        return pa.chunked_array([pa.array(map(_json_text, values), pa.string())])
+    listed = any(isinstance(value, (list, dict)) for value in values)
+    for kind in (pa.list_(pa.int64()), pa.list_(pa.uint64())) if listed else (None, pa.uint64()):
+        try:
+            return pa.chunked_array([pa.array(values, kind)])
+        except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
+            pass
+    return pa.chunked_array([pa.array(map(_json_text, values), pa.string())])
 
 
 def _json_text(value: Any) -> str | None:

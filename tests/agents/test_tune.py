@@ -191,6 +191,17 @@ def test_many_processes_search_by_one_journal(tmp_path, monkeypatch):
     assert len(more.open_or_done()) == 7 and not more.run() and len(more.done()) == 7
 
 
+def test_a_torn_journal_loses_its_last_line_alone(tmp_path):
+    journal = tmp_path / "tune.journal"
+    settings_ = config(tmp_path, storage=str(journal), trials=2)
+    assert not tune._Search(settings_).run()
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:-9])
+    more = tune._Search({**settings_, "trials": 3})
+    assert journal.read_bytes().startswith(whole) and len(more.done()) == 2
+    assert not more.run() and len(tune._Search({**settings_, "trials": 3}).done()) == 3, "what came after is read"
+
+
 def test_no_policy_is_played_twice_on_the_training_windows(tmp_path, monkeypatch):
     """Also where a search goes on: what was played before is known from its trials."""
     calls = []

@@ -183,3 +183,15 @@ def test_a_figure_that_is_but_a_lower_bound_is_marked(toy: SimpleNamespace, monk
     assert figures["online.ttft_p99_s_censored"] == [None, 1] and "online.ttft_p50_s_censored" not in figures
     _, shown = Sweep.read(toy.cwd / "sweep").show(["online.ttft_p99_s", "online.ttft_p50_s"])
     assert shown.rows[0][-2].startswith("> 3.5") and shown.rows[0][-1].startswith("1.5")
+
+
+@pytest.mark.parametrize("word", ["+preset=cluster.yaml", "hydra/launcher=joblib"])
+def test_a_launcher_is_used_by_a_sweep_and_refused_by_a_single_run(toy: SimpleNamespace, word: str) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    (toy.cwd / "cluster.yaml").write_text("defaults:\n  - override /hydra/launcher: joblib\nrate: 0.25\n")
+    code, _, err = toy.run("play", word, "out=one")
+    assert code == 2 and "hydra/launcher=joblib plays the points of a sweep" in err and "add -m" in err
+    (toy.cwd / "cluster.yaml").write_text("defaults:\n  - override /hydra/launcher: joblib\n"
+                                          "hydra: {launcher: {backend: nonsense}}\n")
+    code, _, err = toy.run("play", "-m", "+preset=cluster.yaml", "seed=1,2", "out=many")
+    assert code == 2 and "a worker ended" in err, "it is the launcher that a preset sets, with its settings"

@@ -133,7 +133,7 @@ def test_times_in_a_finer_unit_are_pointed_out(tmp_path: Path, name: str, kind: 
     assert f"if they are {said}, import the file with time_unit=" in notes
 
 
-@pytest.mark.parametrize("name", ["mooncake", "burstgpt", "ooco_gym"])
+@pytest.mark.parametrize("name", ["mooncake", "burstgpt"])
 @kinds
 def test_milliseconds_since_1970_read_as_seconds_are_refused(tmp_path: Path, name: str, kind: str) -> None:
     time = FORMATS[name][0]
