@@ -38,6 +38,10 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: a count, a share, a seed or a rule is none, or no rule answers these decisions.
     """
     config = plain(cfg)
+    if config["learnable"]:
+        from agents.lookahead.learnable import main as judge
+
+        return judge(config)
     started = time.monotonic()
     config["env"] = {**group(config, "env"), "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
     _check(config)

@@ -1,0 +1,237 @@
+"""`ooco-gym headroom learnable=true`: is there anything in single decisions that a model can learn (docs/headroom.md)?
+
+Decisions of whole windows, sampled along the partner's play, are played out once for each legal action, the partner
+going on after it: all on the window's own future, so that outcomes of one decision differ by the action alone. A ridge
+regression of these outcomes on what the agent observes is fitted on some windows and chooses on others. Its gain over
+the best constant choice, found on the same windows as the model, is what a network could hope for from single
+decisions; a placebo, the same with the outcomes of each decision dealt anew among its actions, says what of it is
+noise. Intervals are over windows: decisions of one window share its future.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import check_ours, make_env, split_seeds
+from agents.lookahead.rollout import Rollout
+from agents.settings import group, number, seeds, whole
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.features import candidate_table
+from ooco_gym.files import write_json
+from ooco_gym.jobs import in_processes
+from ooco_gym.metrics.statistics import interval
+from ooco_gym.report import Table, track
+
+FOLDS = 5  # of windows: a model chooses in each after it was fitted to the others
+PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; which one, windows left out of the fit say
+
+
+@dataclass(frozen=True)
+class Played:
+    """One decision, played out for each of its n legal actions.
+
+    Attributes:
+        window: in which it was taken.
+        choices: int64[n], what a constant choice calls each: an action's number, or a place in a list of levels.
+        features: float64[n, d], what is known of each action.
+        outcomes: float64[n], reward of the episode where it is taken.
+    """
+
+    window: int
+    choices: np.ndarray
+    features: np.ndarray
+    outcomes: np.ndarray
+
+
+# --- Estimating -------------------------------------------------------------------------------------------------------
+def gains(decisions: Sequence[Played]) -> np.ndarray:
+    """What the model's choice has over the constant one in each decision, both found on other windows: float64[n]."""
+    found, windows = np.zeros(len(decisions)), np.array([one.window for one in decisions])
+    for fold in range(FOLDS):
+        inside = windows % FOLDS == fold
+        known = [one for one, is_inside in zip(decisions, inside, strict=True) if not is_inside]
+        weights, constant = _fitted(known), best_constant(known)
+        for index in np.flatnonzero(inside).tolist():
+            one = decisions[index]
+            mine = int(np.argmax(one.features @ weights))
+            found[index] = one.outcomes[mine] - one.outcomes[_place(one, constant)]
+    return found
+
+
+def shuffled(decisions: Sequence[Played], seed: int) -> list[Played]:
+    """The placebo: the outcomes of each decision, dealt anew among its actions."""
+    draws = np.random.default_rng(seed)
+    return [Played(one.window, one.choices, one.features, draws.permutation(one.outcomes)) for one in decisions]
+
+
+def best_constant(decisions: Sequence[Played]) -> int:
+    """The choice with the best mean outcome, each decision's mean taken off; one that is rarely legal counts as what
+    is taken in its place, the partner's."""
+    totals: dict[int, float] = {}
+    base = 0.0
+    for one in decisions:
+        centred = one.outcomes - one.outcomes.mean()
+        base += centred[0]
+        for choice, outcome in zip(one.choices.tolist(), centred.tolist(), strict=True):
+            totals[choice] = totals.get(choice, 0.0) + outcome - centred[0]
+    return max(totals, key=lambda choice: base + totals[choice])
+
+
+def _place(one: Played, choice: int) -> int:
+    """Where a choice is among the actions; the partner's place where it is not legal."""
+    same = np.flatnonzero(one.choices == choice)
+    return int(same[0]) if same.size else 0
+
+
+def _fitted(decisions: Sequence[Played]) -> np.ndarray:
+    """Weights of a ridge regression of outcomes on features, each decision's mean taken off both."""
+    rows, values, windows = _centred(decisions)
+    apart = windows % 2 == 0
+    errors = [float(((rows[apart] @ _ridge(rows[~apart], values[~apart], penalty) - values[apart]) ** 2).sum())
+              for penalty in PENALTIES]
+    return _ridge(rows, values, PENALTIES[int(np.argmin(errors))])
+
+
+def _centred(decisions: Sequence[Played]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = np.concatenate([one.features - one.features.mean(axis=0) for one in decisions])
+    values = np.concatenate([one.outcomes - one.outcomes.mean() for one in decisions])
+    return rows, values, np.repeat([one.window for one in decisions], [len(one.outcomes) for one in decisions])
+
+
+def _ridge(rows: np.ndarray, values: np.ndarray, penalty: float) -> np.ndarray:
+    scale = np.maximum(rows.std(axis=0), 1e-9)
+    scaled = rows / scale
+    return np.linalg.solve(scaled.T @ scaled + penalty * np.eye(rows.shape[1]), scaled.T @ values) / scale
+
+
+# --- Playing ----------------------------------------------------------------------------------------------------------
+def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
+    """What is known of each action (int64[n, parts]): the candidate that it takes, which fixed action it is, and each
+    of these kinds with the observation's `cluster`; of levels, where each stands, its square and the same.
+
+    Returns:
+        float64[n, d].
+    """
+    observation = env._observation()
+    cluster = np.asarray(observation["cluster"], np.float64)
+    controls = env.episodes.controls
+    if controls is not None:
+        levels = actions / np.maximum(controls.counts - 1, 1)
+        kinds = levels
+        own = np.concatenate([levels, levels**2], axis=1)
+    else:
+        table = np.asarray(candidate_table(observation["candidates"]), np.float64)
+        taken = actions[:, 0] - b.FIXED
+        kinds = np.stack([actions[:, 0] == fixed for fixed in range(b.FIXED)] + [taken >= 0], axis=1).astype(np.float64)
+        own = np.concatenate([kinds, np.where((taken >= 0)[:, None], table[np.maximum(taken, 0)], 0.0)], axis=1)
+    crossed = (kinds[:, :, None] * cluster[None, None, :]).reshape(len(actions), -1)
+    return np.concatenate([own, crossed], axis=1)
+
+
+def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tuple[int, int]]) -> dict[str, Any]:
+    """The partner's play of one window, `share` of its decisions played out for every legal action."""
+    place, (seed, window) = numbered
+    env = make_env(config["env"]).unwrapped
+    total, reward = _partners(env, seed, window, {}, None)
+    draws = np.random.default_rng([seed, window])
+    asked = set(draws.choice(total, min(share, total), replace=False).tolist())
+    found: dict[int, Played] = {}
+    _partners(env, seed, window, found, (asked, place))
+    return {"decisions": total, "reward": reward, "played": list(found.values())}
+
+
+def _partners(env: Any, seed: int, window: int, found: dict[int, Played],
+              wanted: tuple[set[int], int] | None) -> tuple[int, float]:
+    """Plays a window as the partner does, and plays out the wanted decisions; returns (decisions, reward)."""
+    env.reset(seed=seed, options={"window": window})
+    look, taken, reward = Rollout(env, bases=["partner"]), 0, 0.0
+    while env.episodes.open(0):
+        if wanted is not None and taken in wanted[0]:
+            actions, _, outcomes = look.values()
+            if len(actions) > 1:
+                choices = actions[:, 0] if actions.shape[1] == 1 else np.arange(len(actions))
+                found[taken] = Played(wanted[1], choices, features_of(env, actions), outcomes)
+        _, paid, *_ = env.step(env.partner_action())
+        taken, reward = taken + 1, reward + float(paid)
+    return taken, reward
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+def main(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Plays decisions out, fits, and writes learnable.json.
+
+    Raises:
+        UserError: a count that is none, or an environment that is not ours.
+    """
+    started = time.monotonic()
+    for key, least in (("episodes", FOLDS), ("workers", 1), ("decisions", FOLDS)):
+        whole(config, key, least)
+    for key in ("window_s", "warmup_s"):
+        if config[key] is not None:
+            number(config, key)
+    env = {**group(config, "env"), **{key: config[key] for key in ("window_s", "warmup_s") if config[key] is not None}}
+    check_ours(env, "headroom")
+    names = seeds(config["seeds"]) or split_seeds(env, "train")
+    windows = [(place, (int(names[place % len(names)]), place // len(names))) for place in range(config["episodes"])]
+    share = -(-int(config["decisions"]) // len(windows))
+    records = list(_records({**config, "env": env}, share, windows))
+    summary = {"env": env["id"], "episodes": len(windows), **judged(records, int(names[0])),
+               "wall_s": time.monotonic() - started}
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "learnable.json", summary)
+    table(summary).show()
+    print(words(summary))
+    return summary
+
+
+def _records(config: Mapping[str, Any], share: int, windows: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    play = partial(play_window, config, share)
+    workers = int(config["workers"])
+    played = in_processes(play, windows, workers) if workers > 1 else map(play, windows)
+    yield from track(played, "playing decisions out", total=len(windows))
+
+
+def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
+    """The gain of the model's choice in a decision and that of the placebo, with intervals over windows, and what they
+    would come to if every decision of a window gained as much."""
+    decisions = [one for record in records for one in record["played"]]
+    a_window = float(np.mean([record["decisions"] for record in records]))
+    reward = float(np.mean([record["reward"] for record in records]))
+    spread = float(np.mean([one.outcomes.std() for one in decisions]))
+    model, placebo = (_over_windows(gains(of), decisions) for of in (decisions, shuffled(decisions, seed)))
+    return {"decisions": len(decisions), "decisions_a_window": a_window, "reward_a_window": reward, "spread": spread,
+            "model": model, "placebo": placebo,
+            "relative_gain": model["mean"] * a_window / abs(reward) if reward else None,
+            "learnable": bool(model["low"] > max(0.0, placebo["mean"]))}
+
+
+def _over_windows(values: np.ndarray, decisions: Sequence[Played]) -> dict[str, float]:
+    """Mean and 95 % interval of the windows' means."""
+    windows = np.array([one.window for one in decisions])
+    means = np.array([values[windows == window].mean() for window in np.unique(windows)])
+    return dict(zip(("mean", "low", "high"), map(float, interval(means)), strict=True))
+
+
+def table(summary: Mapping[str, Any]) -> Table:
+    """The model beside the placebo."""
+    rows = [(name, f"{one['mean']:+.4g}", f"{one['low']:+.4g} to {one['high']:+.4g}")
+            for name in ("model", "placebo") for one in [summary[name]]]
+    return Table(f"Learnable in {summary['env']}", ("chosen by", "reward of a decision over the best constant choice",
+                                                    "95 % over windows"), rows, align="lrr")
+
+
+def words(summary: Mapping[str, Any]) -> str:
+    """What came out, in sentences."""
+    relative = summary["relative_gain"]
+    share = "" if relative is None else f" ({relative:+.1%} of a window's reward if every decision gained as much)"
+    says = "Learnable" if summary["learnable"] else "Nothing learnable shown"
+    return (f"{says}: {summary['decisions']:,} decisions of {summary['episodes']} windows; outcomes of a decision have a "
+            f"standard deviation of {summary['spread']:.4g}{share}.")
