@@ -233,5 +233,5 @@ def words(summary: Mapping[str, Any]) -> str:
     relative = summary["relative_gain"]
     share = "" if relative is None else f" ({relative:+.1%} of a window's reward if every decision gained as much)"
     says = "Learnable" if summary["learnable"] else "Nothing learnable shown"
-    return (f"{says}: {summary['decisions']:,} decisions of {summary['episodes']} windows; outcomes of a decision have a "
+    return (f"{says}: {summary['decisions']:,} decisions of {summary['episodes']} windows; the outcomes of one have a "
             f"standard deviation of {summary['spread']:.4g}{share}.")

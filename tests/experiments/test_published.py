@@ -70,7 +70,8 @@ def test_one_row_prints_the_command_that_gives_its_figures(tmp_path, cases, monk
     monkeypatch.chdir(tmp_path)
     assert published.main(["tiny", "0"]) == 0
     said = capsys.readouterr().out
-    command = "ooco-gym simulate policy=vllm_fcfs policy.max_num_seqs=2 workload.path=outputs/published/tiny_0/trace.parquet"
+    trace = "outputs/published/tiny_0/trace.parquet"
+    command = f"ooco-gym simulate policy=vllm_fcfs policy.max_num_seqs=2 workload.path={trace}"
     assert said.startswith(command)
     assert "TPOT, ms: 10 / " in said
     assert published.main(["tiny", "2"]) == 2 and "unknown row 'tiny 2'" in capsys.readouterr().err
