@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from agents.settings import plain
 from ooco_gym.commands.simulate import say_played
-from ooco_gym.errors import UserError, is_whole, unknown
+from ooco_gym.errors import UserError, finite, is_whole, unknown
 from ooco_gym.policy import policy_of
 from ooco_gym.report import show_notes
 
@@ -191,6 +191,11 @@ class SplitEpisodes(gym.Wrapper):
         """Starts a random window of the split; `seed` and `options` are not used."""
         chosen = self._seeds[int(self._random.integers(len(self._seeds)))]
         return self.env.reset(seed=chosen, options={"window": int(self._random.integers(self._window_count))})
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As of the environment, whose reward must be a number."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, finite("the environment's reward", reward), terminated, truncated, info
 
     def action_masks(self) -> np.ndarray:
         """The legality of each action, bool (A,)."""

@@ -12,12 +12,21 @@ from ooco_gym.errors import UserError, extras_of, is_number, is_whole
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds
 
 
+MOST = {"n_envs": 4096, "n_steps": 1 << 20, "batch_size": 1 << 20, "hidden": 1 << 13, "population": 1 << 14,
+        "windows": 1 << 16, "pool": 1 << 20, "finalists": 1 << 16, "episodes": 1 << 20, "decisions": 1 << 24,
+        "checks": 1 << 20, "trials": 1 << 20, "sample": 1 << 16, "repeats": 1 << 16}
+"""The most that counts may be which memory grows with; of other counts it is `MOST_OF_ALL`."""
+MOST_OF_ALL = 10**12
+
+
 def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = None, most: int | None = None) -> int:
     """The whole number at `key`, of at least `least` and at most `most`; `name` is what the user calls the key."""
     value = place.get(key)
     if not is_whole(value) or value < least or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
         raise UserError(f"{name or key} must be a whole number of at least {least}{upper}, got {value!r}")
+    if value > (bound := MOST.get(key, MOST_OF_ALL)):
+        raise UserError(f"{name or key} must be at most {bound:,}, got {value}")
     return value
 
 

@@ -234,8 +234,12 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"'{path}' was changed after it was written (its SHA-256 differs)")
     if result["suite_sha256"] != _digest(suite):
         raise UserError(f"'{path}' is of suite {result['suite']} with other tasks than suite {suite['name']} has here")
-    if as_json(scores(suite, result["tasks"], result["references"])) != {
-            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}:
+    try:
+        same = as_json(scores(suite, result["tasks"], result["references"])) == {
+            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # of what is no number, or not there
+        same = False
+    if not same:
         raise UserError(f"'{path}': its scores are not those of its windows; it was edited")
     return result
 

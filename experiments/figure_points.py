@@ -26,7 +26,7 @@ from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, placed, sustain
 from experiments.plan import Planner
 from experiments.plays import profiled, simulated
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError, check_keys, finite
 from ooco_gym.own_code import check
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
@@ -112,10 +112,10 @@ def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
         return partial(simulated, **play) if play else simulated
     module, _, name = str(named).partition(":")
     try:
-        check(module, f"play.function={named}", data=True)
+        check(module, f"play.function={named}", data=True, called=True)
         function = getattr(importlib.import_module(module), name)
         if function.__module__ != module:  # what a module of ours has imported is none of ours
-            check(function.__module__, f"play.function={named}", data=True)
+            check(function.__module__, f"play.function={named}", data=True, called=True)
     except (ImportError, AttributeError) as error:
         raise UserError(f"play.function={named} cannot be imported ({error}); expected MODULE:NAME") from error
     return partial(function, **play)
@@ -221,4 +221,6 @@ def _number(path: Any, figures: Mapping[str, Any], at: Mapping[str, Any]) -> flo
     value: Any = figures
     for part in str(path).split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return float("nan") if value is None else float(value)
+    if value is None or isinstance(value, float):
+        return float("nan" if value is None else value)
+    return finite(f"the figure '{path}'", value)

@@ -20,6 +20,7 @@ NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_
            "pd_handover_s")
 FIRST_TOKENS = ("prefill", "decode")
 LONGEST_HANDOVER_S = 60.0
+MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # requests of a batch and tokens of a block, instances of a group
 SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
 
 
@@ -118,8 +119,9 @@ class Cluster:
         for key in ("max_batch", "block_tokens", "max_num_batched_tokens", "max_num_seqs"):
             if not is_whole(getattr(cluster, key)):
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key)!r} must be a whole number")
-        if cluster.max_batch < 2 or cluster.block_tokens < 1:
-            raise UserError(f"cluster '{cluster.name}': max_batch must be at least 2 and block_tokens at least 1")
+        if not 2 <= cluster.max_batch <= MOST or not 1 <= cluster.block_tokens <= MOST:
+            raise UserError(f"cluster '{cluster.name}': max_batch must be from 2 to {MOST}, block_tokens from 1 to "
+                            f"{MOST}")
         return cluster
 
     def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
@@ -160,8 +162,8 @@ def _pool(group: Any, role: str) -> Pool:
         if not is_whole(getattr(pool, key)) and not (key == "kv_blocks" and pool.kv_blocks is None):
             raise UserError(f"cluster pool '{role}': {key}={getattr(pool, key)!r} must be a whole number")
     for key in ("count", "data_parallel"):
-        if getattr(pool, key) < 1:
-            raise UserError(f"cluster pool '{role}': {key}={getattr(pool, key)} must be at least 1")
+        if not 1 <= getattr(pool, key) <= MOST_INSTANCES:
+            raise UserError(f"cluster pool '{role}': {key}={getattr(pool, key)} must be from 1 to {MOST_INSTANCES}")
     if pool.data_parallel > 1 and role != "mixed":
         raise UserError(f"cluster pool '{role}': data_parallel={pool.data_parallel} is for mixed instances; leave "
                         "it out, or give mixed instances")

@@ -27,6 +27,11 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception: what tidies up after Ctrl-C tidies up after it."""
 
 
+def ended_itself(error: SystemExit) -> str:
+    """What is said where Python of the user's own ends the process."""
+    return f"Python of your own ended the process (SystemExit: {error.code}); expected that it raises an error, or none"
+
+
 def signal_of(error: KeyboardInterrupt) -> dict[str, str]:
     """What a summary says of the signal that stopped a training or a search."""
     return {"signal": "SIGTERM" if isinstance(error, Terminated) else "SIGINT"}
@@ -94,6 +99,18 @@ def is_number(value: Any) -> bool:
     """Whether a value is a finite number, Python's or NumPy's, and no flag."""
     size: Any = abs(value) if isinstance(value, Real) and not isinstance(value, bool) else float("inf")
     return bool(size <= sys.float_info.max)
+
+
+def finite(what: str, value: Any) -> float:
+    """A finite number, where Python of the user's own says it.
+
+    Raises:
+        UserError: it is none.
+    """
+    value = value.item() if getattr(value, "size", 0) == 1 else value
+    if not is_number(value):
+        raise UserError(f"{what} is {str(value)[:80]!r}; expected a finite number")
+    return float(value)
 
 
 def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -> int:

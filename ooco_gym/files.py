@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import tempfile
 import warnings
 import zipfile
@@ -78,20 +79,21 @@ def user_folder() -> Path:
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is renamed to `path`, on failure removed. `kind` stands
-    before its name in a sentence about it, such as `trace `.
+    """Yields a new file beside `path`, of a name that none foresees; on success it is renamed to `path`, on failure
+    removed. `kind` stands before its name in a sentence about it, such as `trace `.
 
     Raises:
         UserError: the folder of `path` cannot be created, or a folder is in the file's place.
         DiskFullError: the disk takes no more.
     """
     final = Path(path)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp{final.suffix}")
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp{final.suffix}")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create folder '{final.parent}': {error.strerror}") from error
     try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # it follows no link
         yield temporary
         os.replace(temporary, final)
     except OSError as error:

@@ -12,12 +12,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from ooco_gym import own_code
+from ooco_gym.errors import UserError, ended_itself
 from ooco_gym.report.terminal import plain_warnings
 
 Item = TypeVar("Item")
@@ -88,8 +89,22 @@ def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] |
     if preload and "forkserver" in multiprocessing.get_all_start_methods():
         kind = _ForkServer()
         kind.set_forkserver_preload(list(preload))
-    return ProcessPoolExecutor(workers, mp_context=kind, initializer=_begin,
-                               initargs=(begin, arguments, os.environ.get(own_code.NAMED)))
+    return _Pool(workers, mp_context=kind, initializer=_begin,
+                 initargs=(begin, arguments, os.environ.get(own_code.NAMED)))
+
+
+class _Pool(ProcessPoolExecutor):
+    """One in which what ends a worker is an error of its work, and does not end whoever waits for it as well."""
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        return super().submit(_called, fn, *args, **kwargs)
+
+
+def _called(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as error:
+        raise UserError(ended_itself(error)) from error
 
 
 @contextmanager

@@ -61,13 +61,14 @@ def reading_back() -> Iterator[None]:
         _READING.reset(before)
 
 
-def check(code: str, where: str, data: bool = False) -> None:
+def check(code: str, where: str, data: bool = False, called: bool = False) -> None:
     """Refuses Python that only data names.
 
     Args:
         code: the path of a file, or the name of a module.
         where: what names it, for the sentence.
         data: whether that is data, command line or not.
+        called: whether something in it is called, so that it is no matter whether it has been imported already.
 
     Raises:
         UserError: it is not named.
@@ -75,17 +76,19 @@ def check(code: str, where: str, data: bool = False) -> None:
     code = os.path.realpath(code) if code.endswith(".py") else code
     named = os.environ.get(NAMED)
     free = named is None and not data and not _READING.get()
-    if free or code.partition(".")[0] in _OURS or code in json.loads(named or "[]") or _is_loaded(code):
+    if free or code.partition(".")[0] in _OURS or code in json.loads(named or "[]"):
+        return
+    if not called and _is_loaded(code):
         return
     raise UserError(f"{where} names Python to run, '{code}', which a file that is read back may not: it is run only "
                     f"where the command line names it, too; if you trust it, add {WORD}={code} (in Python, import it "
                     "before)")
 
 
-def _is_loaded(path: str) -> bool:
-    """Whether this process has run a file already."""
+def _is_loaded(code: str) -> bool:
+    """Whether this process has run a file or a module already."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return path.endswith(".py") and any(file and os.path.realpath(file) == path for file in files)
+    return code in sys.modules or any(file and os.path.realpath(file) == code for file in files)
 
 
 def _collect(text: str, folder: Path, found: set[str]) -> None:

@@ -25,6 +25,7 @@ KEPT_UP_SERVICE: float = _COMPARISONS["kept_up_service"]
 """The same by reference GPU time."""
 KEPT_UP_ONE_RUN: float = _COMPARISONS["kept_up_one_run"]
 """The same of one run by itself, below which its backlog is said to grow."""
+MOST_TOKENS = 2**31 - 1  # of a request
 BASELINE = "vllm_priority"
 """The policy that others are compared with where it plays and none is named."""
 
@@ -53,8 +54,8 @@ class Slo:
             raise UserError(f"slo.tpot_from='{self.tpot_from}' must be first_token or first_decode")
         if self.gap_s is not None and not (is_number(self.gap_s) and 0 < self.gap_s < 1e6):
             raise UserError(f"slo.gap_s={self.gap_s!r} must be a positive number of seconds, or null")
-        if not is_number(self.tpot_min_tokens) or self.tpot_min_tokens < 2:
-            raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens!r} must be a number of at least 2")
+        if not is_number(self.tpot_min_tokens) or not 2 <= self.tpot_min_tokens <= MOST_TOKENS:
+            raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens!r} must be a number from 2 to {MOST_TOKENS}")
 
 
 @dataclass(frozen=True)

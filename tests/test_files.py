@@ -86,3 +86,18 @@ def test_traces_among_the_temporary_files_are_ones_own(tmp_path: Path, monkeypat
     made_anothers(tmp_path / "of_uid", "writable", monkeypatch)
     with pytest.raises(UserError, match="its traces are not used; set OOCO_GYM_DATA"):
         data_folder()
+
+
+def test_a_link_in_the_way_of_a_file_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one of the name that it is written under, nor one in its own place."""
+    theirs = tmp_path / "theirs"
+    theirs.write_text("before")
+    (tmp_path / "x.json").symlink_to(theirs)
+    with atomic_write(tmp_path / "x.json") as temporary:
+        temporary.write_text("{}")
+    assert theirs.read_text() == "before" and not (tmp_path / "x.json").is_symlink()
+    monkeypatch.setattr("secrets.token_hex", lambda size: "known")
+    (tmp_path / ".y.json.known.tmp.json").symlink_to(theirs)
+    with pytest.raises(FileExistsError), atomic_write(tmp_path / "y.json") as temporary:
+        temporary.write_text("{}")
+    assert theirs.read_text() == "before"

@@ -34,11 +34,10 @@ from agents.environments import (
 )
 from agents.evaluation.scoring import METRICS
 from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run
-from agents.settings import plain
 from ooco_gym.commands.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, finite
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.policy.registry import module_of_file
 from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, Policy
@@ -97,12 +96,15 @@ class FunctionPlayer:
 
     def _checked(self, space: Any, mask: np.ndarray, action: Any) -> Any:
         if isinstance(space, spaces.Discrete):
-            number = int(action) if np.size(action) == 1 else -1
+            number = int(finite(f"the answer of '{self.name}'", action))
             if not space.contains(number) or not mask[number]:
                 raise UserError(f"'{self.name}' answers {action!r}, which is not legal here; expected one of "
                                 f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")
             return number
-        value = np.asarray(action, space.dtype)
+        try:
+            value = np.asarray(action, space.dtype)
+        except (TypeError, ValueError):
+            value = None
         if not space.contains(value):
             raise UserError(f"'{self.name}' answers {action!r}; expected an action of {space}")
         return value
@@ -240,7 +242,7 @@ class _Episode:
     def step(self, action: Any) -> bool:
         """Takes one action; returns True at the end of the episode."""
         self.observation, reward, terminated, truncated, info = self.env.step(action)
-        self.reward += float(reward)
+        self.reward += finite("the environment's reward", reward)
         self.decisions += 1
         self.done = bool(terminated or truncated)
         if self.done:
@@ -370,13 +372,13 @@ def digest_of(folder: str | Path) -> str:
 
 def environment_of(folder: str | Path) -> dict[str, Any]:
     """The `env` configuration that a policy was trained under; empty where its folder does not say."""
-    return plain(_training_of(folder)[0].get("env") or {})
+    return _part(_training_of(folder)[0], "env")
 
 
 def start_of(folder: str | Path) -> str | None:
     """What a policy still is where its learning found nothing better, in words; None where it is something learned."""
     config, timesteps = _training_of(folder)
-    imitated = ((config.get("agent") or {}).get("imitate") or {}).get("rule")
+    imitated = _part(_part(config, "agent"), "imitate").get("rule")
     return None if timesteps != 0 else f"a copy of {imitated}" if imitated else "an untrained network"
 
 
@@ -384,7 +386,13 @@ def _training_of(folder: str | Path) -> tuple[dict[str, Any], int | None]:
     """The configuration of a policy's training, and the decisions after which it was kept; None: that is not known."""
     manifest, *files = (Path(folder) / name for name in (MANIFEST_FILE, CONFIG_FILE, SUMMARY_FILE))
     if manifest.is_file():
-        training = read_mapping(manifest).get("training") or {}
-        return training.get("config") or {}, training.get("timesteps")
+        training = _part(read_mapping(manifest), "training")
+        return _part(training, "config"), training.get("timesteps")
     config, summary = (read_mapping(path) if path.is_file() else {} for path in files)
-    return config, (summary.get("best") or {}).get("timesteps")
+    return config, _part(summary, "best").get("timesteps")
+
+
+def _part(whole: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A mapping in what is read back; empty where there is none."""
+    value = whole.get(key)
+    return value if isinstance(value, dict) else {}

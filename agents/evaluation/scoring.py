@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.errors import finite
 from ooco_gym.metrics.crossed import (
     Estimate,
     estimate,
@@ -41,7 +42,9 @@ Records = Sequence[Mapping[str, Any]]
 def values(records: Records, metric: str) -> np.ndarray:
     """Returns the metric of each window, in the records' order."""
     key = METRICS[metric][0]
-    return np.array([record["reward"] if key is None else record["summary"][key] for record in records], float)
+    said = [(one, one["reward"] if key is None else one["summary"].get(key)) for one in records]
+    return np.array([finite(f"{key or 'the reward'} of window {one['window']} of seed {one['seed']}", value)
+                     for one, value in said])
 
 
 def grid(records: Records, metric: str) -> np.ndarray:

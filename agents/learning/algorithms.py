@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.search.optimisers import CMA
-from agents.settings import check_numbers, number, positive, positive_or_null, whole
+from agents.settings import MOST, check_numbers, number, positive, positive_or_null, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
 Settings = Mapping[str, Any]
@@ -86,7 +86,10 @@ def check_agent(agent: Settings) -> None:
     if agent.get("n_steps") is None:
         positive(agent, "rollout_s", name="agent.rollout_s")
     else:
-        whole(agent, "n_steps", 2, name="agent.n_steps")
+        decisions = whole(agent, "n_steps", 2, name="agent.n_steps") * agent["n_envs"]
+        if decisions > MOST["n_steps"]:
+            raise UserError(f"agent.n_steps={agent['n_steps']} of agent.n_envs={agent['n_envs']} are {decisions:,} "
+                            f"decisions between two updates; expected at most {MOST['n_steps']:,}")
     positive_or_null(agent, "target_kl", "no end to an update", name="agent.target_kl")
     for key, value in discounts_of(agent).items():
         if not is_number(value) or not 0.0 < value <= 1.0:

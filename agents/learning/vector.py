@@ -78,6 +78,8 @@ class GymnasiumVecEnv(VecEnv):
         """Steps all places; returns observations, float32 rewards, dones and a list of infos."""
         begun = time.perf_counter()
         self._observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
+        if not np.isfinite(rewards).all():
+            raise UserError("the environment gives rewards that are not finite; expected numbers to learn from")
         self.taken_s += time.perf_counter() - begun
         self._infos, dones = infos, terminated | truncated
         self._returns += rewards

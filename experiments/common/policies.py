@@ -16,6 +16,8 @@ from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS, baseline_among
 from ooco_gym.resources import conf_root
 
+MOST_SEEDS, LONGEST_SEED = 1_000_000, 18  # how many, and digits of one
+
 
 # --- Options --------------------------------------------------------------------------------------------------------
 def names_of(options: Mapping[str, Any], plural: str = "policies", singular: str = "policy") -> list[str]:
@@ -57,6 +59,10 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
         UserError: not a list of different whole numbers, and not a number of at least 1.
     """
     value = SEEDS if value is None else value
+    ends = str(value).split(":")
+    if any(end.isdecimal() and len(end) > LONGEST_SEED for end in ends) or (
+            all(map(str.isdecimal, ends)) and int(ends[-1]) - int(ends[0]) * (len(ends) > 1) > MOST_SEEDS):
+        raise UserError(f"{key}={str(value)[:80]} has more than {MOST_SEEDS:,} seeds; expected fewer")
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise UserError(f"{key}={value} must be at least 1, or a list such as [1,2,3]")
@@ -65,7 +71,6 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
         if len(set(value)) < len(value):
             raise UserError(f"{key}={list(value)} has a seed twice; expected different whole numbers")
         return tuple(value)
-    ends = str(value).split(":")
     if len(ends) == 2 and all(end.isdecimal() for end in ends) and int(ends[0]) < int(ends[1]):
         return tuple(range(int(ends[0]), int(ends[1])))
     raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3), a list such as [1,2,3] or a range "

@@ -6,6 +6,7 @@ last entry of a list given to a group.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -30,6 +31,7 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.own_code import WORD
 from ooco_gym.resources import load_yaml
 
+MOST_POINTS = 100_000  # of a sweep
 COUNT_OR_LIST = ("seeds",)  # keys of which 3 means 1, 2, 3
 NUMBER, TEXT, LIST, MAPPING = "a number", "text", "a list", "a group of keys"
 KINDS = ((bool, "true or false"), ((int, float), NUMBER), (str, TEXT), (list, LIST), (Mapping, MAPPING))
@@ -189,6 +191,8 @@ def check(command: Command, request: Request) -> DictConfig:
         UserError: the first mistake found: an unknown key, a value of another kind, or what is required is missing.
     """
     chosen, given = [], {}
+    if math.prod(len(values_of(one)) for one in request.overrides if one.is_sweep_override()) > MOST_POINTS:
+        raise UserError(f"a sweep has at most {MOST_POINTS:,} points, all values of a key with all of the others")
     for override in request.overrides:
         key = override.key_or_group
         is_group = key in command.groups or key.startswith("hydra/") or (override.is_add() and key == PRESETS)
@@ -239,6 +243,9 @@ def values_of(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     override.config_loader = GlobalHydra.instance().config_loader()
+    ends: Any = override.value()
+    if isinstance(ends, RangeSweep) and abs((ends.stop or 0) - (ends.start or 0)) > MOST_POINTS * abs(ends.step):
+        raise UserError(f"{override.input_line}: a sweep has at most {MOST_POINTS:,} points")
     found = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     if not found:
         raise UserError(f"{override.input_line}: a sweep plays all values of lists, such as a,b or range(0,10); to "

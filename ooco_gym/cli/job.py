@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ooco_gym.cli.commands import PLAIN
 from ooco_gym.cli.config import one_line
 from ooco_gym.documents import read_mapping
-from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interrupt
+from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, ended_itself, raise_interrupt
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_json
 from ooco_gym.report.terminal import remarks
 from ooco_gym.version import __version__
@@ -28,6 +28,7 @@ from ooco_gym.version import __version__
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 KILLED = ("a worker process was killed before its work was done, most likely as memory ran out: take fewer of them "
           "(workers=1) or a smaller load; the same command goes on from what it has kept of the finished work")
+LACKING = "memory ran out: take fewer requests, seeds or episodes at a time, or smaller sizes"
 SUMMARY, CONFIG = "summary.json", "config.yaml"
 
 
@@ -77,13 +78,15 @@ class Task:
                 files = (SUMMARY, *files)
             end_if_interrupted(summary)
             return Outcome(OK, out, files=files)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise_interrupt(error)
+            if isinstance(error, SystemExit):
+                return Outcome(MISTAKE, out, ended_itself(error))
             package = (getattr(error, "name", "") or "").partition(".")[0]
             if isinstance(error, UserError):
                 return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
-            if isinstance(error, BrokenProcessPool):
-                return Outcome(MISTAKE, out, KILLED, left=True)
+            if isinstance(error, (BrokenProcessPool, MemoryError)):
+                return Outcome(MISTAKE, out, KILLED if isinstance(error, BrokenProcessPool) else LACKING, left=True)
             if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
                 return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
                                              f"install ooco-gym[{EXTRAS[package]}]")

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, find, names
-from ooco_gym.errors import Terminated, UserError
+from ooco_gym.errors import Terminated, UserError, ended_itself
 from ooco_gym.files import FULL, full_disk
 from ooco_gym.own_code import named_in
 from ooco_gym.report.terminal import notes
@@ -46,6 +46,9 @@ def _main(words: list[str]) -> int:
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return MISTAKE
+    except SystemExit as error:
+        print(f"error: {ended_itself(error)}", file=sys.stderr)
         return MISTAKE
     except OSError as error:
         if error.errno not in FULL:

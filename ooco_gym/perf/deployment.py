@@ -73,7 +73,7 @@ class Deployment:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
         if self.known_kv_blocks is not None:
-            whole_number("kv_blocks", self.known_kv_blocks, 2)
+            whole_number("kv_blocks", self.known_kv_blocks, 2, 10**12)
         timing_form(self.timing)
         reason = split_error(self.model, self.tp, self.pp)
         ranks = f" x data_parallel={self.data_parallel}" if self.data_parallel > 1 else ""

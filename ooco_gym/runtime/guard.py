@@ -133,7 +133,7 @@ class Guarded:
                 return None, self._failed(BUDGET)
             if not self._allowed(answer, observation, mask):
                 return None, self._failed(NONSENSE, f": {str(answer)[:80]}")
-        except Exception as error:  # whatever it is: the engine must go on
+        except (Exception, SystemExit) as error:  # whatever it is: the engine must go on
             return None, self._failed(RAISED, f": {' '.join(str(error).split())[:200]}")
         self._failures = 0
         return answer, None

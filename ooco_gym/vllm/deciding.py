@@ -1,8 +1,8 @@
 """What is around a rule inside vLLM: it is asked for each iteration, its answer is looked at before anything is done,
 and what it does is counted. A rule never stops the server.
 
-A rule that raises or answers nonsense is passed over for that iteration. After `MOST_IN_A_ROW` failures it rests for
-`REST_S`. A learned policy (`Adjuster`) sets the rule's parameters anew every so often.
+A rule that raises, answers nonsense or stalls is passed over for that iteration. After `MOST_IN_A_ROW` failures it
+rests for `REST_S`. A learned policy (`Adjuster`) sets the rule's parameters anew every so often.
 
 Where `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` shows the counters beside its
 own; else `metrics_port` serves them by themselves. They also go to the log, once a minute.
@@ -33,6 +33,7 @@ from ooco_gym.vllm.settings import LEARNED, STOCK, Settings
 
 LOG = logging.getLogger("vllm.ooco_gym")
 MOST_IN_A_ROW, REST_S = 10, 10.0
+STALL_S = 1.0  # of one decision: what is answered later is not followed
 INTERVAL_S = 1.0  # between two looks of a learned policy, where its bundle says none
 _BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 _LOG_EVERY_S = 60.0
@@ -208,7 +209,7 @@ class Decider:
                                 f"none; expected one of {', '.join(RULES)}")
             learned = Adjuster(settings, rule, self.watch)
         self.settings, self.rule, self.learned = settings, rule, learned
-        self._failures, self._rest_until = 0, 0.0
+        self._failures, self._rest_until, self._asked = 0, 0.0, False
         LOG.info("ooco-gym: scheduling by the rule '%s'", settings.rule)
 
     def decide(self, describe: Callable[[], Engine], waits: Callable[[Any], bool]) -> Plan | None:
@@ -230,10 +231,13 @@ class Decider:
             check(plan, engine, running, waits)
         except NonsenseError as error:
             return self._failed("answered nonsense", str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._failed("raised", f"{type(error).__name__}: {error}")
-        self._failures = 0
-        self.watch.decided(self.clock() - began)
+        took_s = self.clock() - began
+        self.watch.decided(took_s)
+        if took_s > STALL_S and self._asked:  # the first time compiled code may be loaded
+            return self._failed("stalled", f"{took_s:.1f} s")
+        self._failures, self._asked = 0, True
         return None if self.settings.shadow else plan
 
     def _failed(self, reason: str, detail: str) -> None:
@@ -275,7 +279,7 @@ def _foreign(name: str, values: Mapping[str, Any]) -> Rule:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)(dict(values))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"rule '{name}' cannot be made ({type(error).__name__}: {error}); expected module:attribute of "
                         "what is called with parameters and has compose(engine, belief)") from error
 
@@ -335,7 +339,7 @@ class Adjuster:
         self._next_s = engine.now_s + self._every_s
         try:
             self._rule.adjust(self._policy.decide(self.observe(engine, belief)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._watch.fell_back("could not be adjusted", f"{type(error).__name__}: {error}")
             self._rule.set(self._own)
             return

@@ -362,7 +362,7 @@ class OocoScheduler(Scheduler):
             settings: Settings = read_settings()[0]
             self.ooco.use(settings)
             self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             LOG.warning("ooco-gym: '%s' has changed, but stays unused: %s", self._ooco_file, error)
 
     def _ooco_refuse(self) -> None:
