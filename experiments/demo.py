@@ -139,5 +139,5 @@ def searches_section(found: Mapping[str, Mapping[str, Any]]) -> list[Section]:
              f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
              for name, one in found.items()]
     return [Section("How it was learned", lines, notes=[
-        "CMA-ES over whole episodes (docs/search.md). The same seed gives the same policies on any machine; the "
+        "CMA-ES over whole episodes (docs/training.md). The same seed gives the same policies on any machine; the "
         "seconds are this machine's."])]

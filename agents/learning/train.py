@@ -26,7 +26,7 @@ from ooco_gym.files import atomic_write
 def main(cfg: Any) -> dict[str, Any]:
     """Trains and returns the summary; the folder `cfg.out` then holds all that evaluate and export need.
 
-    An agent that searches whole episodes (`agents.search.episodes`) leaves other files: docs/search.md.
+    An agent that searches whole episodes (`agents.search.episodes`) leaves other files: docs/training.md.
 
     Files: `policy.zip` (best on validation), `policy_last.zip`, `config.yaml`, `progress.csv`, `checkpoints/`, and the
     logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all

@@ -4,7 +4,7 @@ A generation's candidates (`agents.search.space`) play the same windows (`ooco_g
 reference in these windows (`agents.search.judging`), and CMA-ES (`agents.search.optimisers`) is told. Candidates
 that are behind after a few windows play no more of them. The policy as it ships is the first candidate of all; every
 few generations the best and the mean of the distribution play windows of the validation split, and what is best there
-is kept, if it is not behind the policy as it ships on its own windows either (docs/search.md).
+is kept, if it is not behind the policy as it ships on its own windows either (docs/training.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011; with the cons
 parameters, each from its range (`agents.search.space`); each trial plays the same training windows. Feasible first:
 the constraint is that the upper 95 % limit of the violation rate keeps the limit, the objective is offline service. The
 best trials and the policy as it ships are then played on validation windows, and the best of them there is kept
-(docs/search.md).
+(docs/training.md).
 """
 
 from __future__ import annotations

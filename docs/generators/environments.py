@@ -328,8 +328,8 @@ def index(root: Path) -> str:
         NOTE, "# Environments", "",
         f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its partner policy "
         "decides. Observations, rewards, episodes and arguments are [the same in all](common.md). After this page you "
-        "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` and the name below.",
-        "",
+        "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` "
+        "and the name below.", "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
         *_worth(root), *_ahead(root), *_rules(), ""])
 
@@ -369,8 +369,8 @@ def _worth(root: Path) -> list[str]:
 def _ahead(root: Path) -> list[str]:
     """What looking ahead adds to the best heuristic, where windows as long as episodes were played.
 
-    `results/headroom.json` maps ids to what `ooco-gym headroom env=…` writes as `summary.json`. What looking ahead gains
-    in shorter windows is mostly what their end cuts off.
+    `results/headroom.json` maps ids to what `ooco-gym headroom env=…` writes as `summary.json`. What looking ahead
+    gains in shorter windows is mostly what their end cuts off.
     """
     service, late = "offline_reference_gpu_s_per_s", "violation_rate"
     rows = []
@@ -382,9 +382,10 @@ def _ahead(root: Path) -> list[str]:
                       policy, _figure(row["difference"][service], "+.3f"), _figure(row[late], percent))
                      for policy, row in by_name.items() if policy.startswith("clairvoyant")]
     return ["### What looking ahead adds", "",
-            "A [clairvoyant rollout](../evaluation.md#headroom) beside the best heuristic, on 20 windows of 600 s; means "
-            "with 95 % intervals.", "",
-            table(("id", "best heuristic", "service", "violations", "look-ahead", "its gain", "its violations"), rows), ""]
+            "A [clairvoyant rollout](../evaluation.md#headroom) beside the best heuristic, on 20 windows of 600 s; "
+            "means with 95 % intervals.", "",
+            table(("id", "best heuristic", "service", "violations", "look-ahead", "its gain", "its violations"), rows),
+            ""]
 
 
 def _figure(interval: Mapping[str, float | None], form: Any) -> str:

@@ -42,18 +42,14 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
     """The table of a cell's page."""
     columns = (
         Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
-        Column("cluster", "cluster", align="l"),
         Column("offline requests/s (95 %)", lambda row: rate(row["max_offline_rate"])),
         mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
         mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
         *([mean_column("offline computed tokens/s", "offline_computed_tokens_per_s", ",.0f")]
           if all("offline_computed_tokens_per_s" in row for row in rows_of(summary, cell)) else []),
-        mean_column("all total tokens/s", "overall_total_tokens_per_s", ",.0f"),
         Column(f"total tokens over {summary['baseline']}'s (95 %)", ratio),
         mean_column("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
-        mean_column("of GPU time", "wasted_gpu_share", lambda share: percent(share, 1)),
-        mean_column("hit rate", "hit_rate", _whole_percent), mean_column("violations", "violations", percent),
-        mean_column("TTFT", "ttft_violations", percent), mean_column("TPOT", "tpot_violations", percent),
+        mean_column("violations", "violations", percent),
         Column("seeds over", "seeds_over", _whole_percent), Column("limited by", "limited_by", align="l"),
         *([Column(f"{summary.get('lead')} is ahead by", lambda row: lead(row["lead"]))] if summary.get("lead") else []))
     return Table.of(columns, rows_of(summary, cell))
@@ -152,13 +148,9 @@ def _legend(summary: Mapping[str, Any]) -> str:
 
 
 def _origin(summary: Mapping[str, Any]) -> str:
-    known = summary["simulations"] - summary["simulated_anew"]
-    took = summary["cpu_s"] / 60
     windows = dict.fromkeys(f"{cell.get('window_s', summary['window_s']):g}" for cell in summary["cells"])
     return (f"{summary['simulations']:,} simulations of {' and '.join(windows)} s (and warm-up and drain) on seeds "
-            f"{', '.join(str(seed) for seed in summary['seeds'])}: {took:.0f} minutes of one core's time in all, "
-            f"{took / summary['workers']:.0f} on {summary['workers']} free ones. This page was made in "
-            f"{summary['wall_s'] / 60:.0f} minutes, with {known:,} simulations from the cache.")
+            f"{', '.join(str(seed) for seed in summary['seeds'])}.")
 
 
 if __name__ == "__main__":

@@ -188,14 +188,11 @@ def test_the_page_says_what_it_shows(summary):
     assert "| `vllm_fcfs` | mixed | none |" in glance
     assert "even without offline work: not ranked" in glance and "Tuned on seeds 101, 102" in glance
     assert "`online_priority:cap_share=0.7`" in detail and "`vllm_fcfs` †" in detail
-    assert "1,200 simulations of 14400 s (and warm-up and drain) on seeds 1, 2, 3: 40 minutes of one core's" in detail
-    assert "20 on 2 free ones. This page was made in 10 minutes, with 0 simulations from the cache." in detail
+    assert "1,200 simulations of 14400 s (and warm-up and drain) on seeds 1, 2, 3." in detail
     assert detail.rstrip().endswith("Note: the window is short.")
     assert "Policies that know it have `prefix_caching=on`" in detail
     lines = [line for line in detail.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 5
-    ran_on = {line.split(" | ")[0].strip("| `"): line.split(" | ")[1] for line in lines[2:]}
-    assert (ran_on["vllm_priority"], ran_on["base_pd"]) == ("mixed_7b", "pair_7b")
 
 
 @pytest.fixture
