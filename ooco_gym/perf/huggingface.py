@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,8 @@ def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         UserError: a family that is none of `FAMILIES`, a key that is missing, or an architecture with no fields here.
     """
-    family = str(config["model_type"])
+    config = {**config, **(config.get("text_config") or {})}  # of a model that sees, what of it reads and writes
+    family = re.sub(r"(_5)?_vl|_text$", "", str(config["model_type"]))
     if family not in FAMILIES:
         raise unknown(f"model_type of {where}", family, FAMILIES)
 
@@ -39,7 +41,8 @@ def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         "name": name, "layers": layers, "hidden": hidden, "heads": heads, "vocab": key("vocab_size"),
         "kv_heads": key("num_key_value_heads", default=heads), "head_dim": key("head_dim", default=hidden // heads),
         "intermediate": key("intermediate_size"), "tied_embeddings": key("tie_word_embeddings", default=False),
-        "max_position": key("max_position_embeddings", default=0),
+        "max_position": _positions(key("max_position_embeddings", default=0),
+                                   key("rope_scaling", "rope_parameters", default={})),
         "dtype_bytes": _DTYPES.get(str(key("torch_dtype", "dtype", default="bfloat16")), 2),
         "qkv_bias": key("attention_bias", default=False), "sources": {"architecture": f"{where}, config.json"},
         **FAMILIES[family]}
@@ -57,9 +60,18 @@ def model_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise UserError(f"{where}: keys of {key('qk_nope_head_dim')} and values of {values['head_dim']} elements "
                             "are not simulated; expected equal widths")
     if config.get("sliding_window") and key("use_sliding_window", default=True):
-        kinds = key("layer_types", default=["sliding_attention"] * layers)
-        values |= {"window": key("sliding_window"), "window_layers": kinds.count("sliding_attention")}
+        kinds = config.get("layer_types")
+        looking = layers - key("max_window_layers", default=0) if kinds is None else kinds.count("sliding_attention")
+        values |= {"window": key("sliding_window"), "window_layers": looking} if looking > 0 else {}
     return values | _bytes(key("quantization_config", default={}), where)
+
+
+def _positions(positions: int, scaling: Mapping[str, Any]) -> int:
+    """How long a request may be where positions are scaled, as vLLM derives it."""
+    kind, factor = str(scaling.get("rope_type", scaling.get("type", ""))), scaling.get("factor", 1.0)
+    if "yarn" in kind:
+        return round(scaling.get("original_max_position_embeddings", positions) * factor)
+    return round(positions * factor) if kind in ("linear", "dynamic") else positions
 
 
 def _bytes(quantised: Mapping[str, Any], where: str) -> dict[str, float]:

@@ -31,10 +31,12 @@ def console() -> Console:
 
 def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
     """Prints what a reader should not overlook, one line each, as a note or as the warning that it says it is."""
+    from rich.markup import escape
+
     screen = screen or console()
     for note in notes:
         kind = "warning" if note.startswith("warning: ") else "note"
-        screen.print(f"[yellow]{kind}[/yellow] {note.removeprefix('warning: ')}", highlight=False)
+        screen.print(f"[yellow]{kind}[/yellow] {escape(note.removeprefix('warning: '))}", highlight=False)
 
 
 # --- Progress --------------------------------------------------------------------------------------------------------

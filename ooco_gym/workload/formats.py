@@ -21,7 +21,7 @@ LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 19
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("class", *SECONDS, "session", "think_s", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
+OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 
 
@@ -68,9 +68,16 @@ class TraceFormat:
     def there(self, table: Table) -> dict[str, str]:
         """Returns which of our columns a file has, and under which name."""
         found = {ours: field for ours, field in self.columns.items() if field in table.columns}
-        if self.own and "hash_ids" in table.columns:
-            found.setdefault("prefix_hashes", "hash_ids")
+        for ours, theirs in (("prefix_hashes", "hash_ids"), ("session", "session_id")):
+            if self.columns.get(ours) == ours and theirs in table.columns:
+                found.setdefault(ours, theirs)
         return found
+
+    def untimed(self, table: Table) -> bool:
+        """Whether turns of sessions have a delay after the one before, in the place of a time."""
+        there = self.there(table)
+        return {"delay", "session"} <= set(there) and (
+            "arrival_s" not in there or table.columns[there["arrival_s"]].null_count > 0)
 
 
 OWN = TraceFormat("ooco_gym", OURS, own=True)
@@ -79,10 +86,11 @@ OWN = TraceFormat("ooco_gym", OURS, own=True)
 AZURE = TraceFormat("azure", {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens",
                               "output_tokens": "GeneratedTokens"}, "date")
 
-# Mooncake traces (github kvcache-ai/Mooncake): JSON lines with prefix block hashes.
+# Mooncake traces (github kvcache-ai/Mooncake): JSON lines with prefix block hashes; with sessions, whose later turns
+# have a delay in place of a time, as AIPerf and Dynamo write them.
 MOONCAKE = TraceFormat("mooncake", {"arrival_s": "timestamp", "prompt_tokens": "input_length",
-                                    "output_tokens": "output_length", "prefix_hashes": "hash_ids"}, "ms",
-                       block_tokens=512)
+                                    "output_tokens": "output_length", "prefix_hashes": "hash_ids",
+                                    "session": "session_id", "delay": "delay"}, "ms", block_tokens=512)
 
 # Qwen-Bailian traces (github alibaba-edu/qwen-bailian-usagetraces-anon): Mooncake's columns, but seconds, hashes of
 # single blocks of 16 tokens, and conversations by the request that each goes on with.
@@ -93,7 +101,14 @@ BAILIAN = TraceFormat("bailian", {**MOONCAKE.columns, "session": "chat_id"}, par
 BURSTGPT = TraceFormat("burstgpt", {"arrival_s": "Timestamp", "prompt_tokens": "Request tokens",
                                     "output_tokens": "Response tokens", "session": "Session ID"})
 
-FLAT = (OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT)
+# Answers of OpenAI's interface, a line each: chat completions and completions, responses, and the Batch API's.
+OPENAI = tuple(TraceFormat(f"openai{name}", {
+    "arrival_s": f"{where}{created}", "prompt_tokens": f"{where}usage.{prompt}_tokens",
+    "output_tokens": f"{where}usage.{output}_tokens"}) for name, where, created, prompt, output in (
+        ("", "", "created", "prompt", "completion"), ("_responses", "", "created_at", "input", "output"),
+        ("_batch", "response.body.", "created", "prompt", "completion")))
+
+FLAT = (OWN, AZURE, MOONCAKE, BAILIAN, BURSTGPT, *OPENAI)
 NESTED = tuple(TraceFormat(name, OURS, form.unit, chained=name == "weka") for name, form in FORMS.items())
 FORMATS = {item.name: item for item in (*FLAT, *NESTED)}
 
@@ -121,15 +136,16 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
     if time_unit == "auto" and (given or form.own) and arrivals in table.columns:
         time_unit = _unit_of(table, arrivals)
     if given or (time_unit != "auto" and form.own):
-        form = TraceFormat("your columns", {**OURS, **given})
+        known = {ours: theirs for ours, theirs in form.columns.items() if form in OPENAI and theirs in table.columns}
+        form = TraceFormat("your columns", {**OURS, **known, **given})
     for field in (*given.values(), *form.required):
-        if field not in table.columns:
+        if field not in table.columns and not (field == form.columns["arrival_s"] and form.untimed(table)):
             hint = f"; say which of them it is: {played(f'columns.{field}=NAME')}" if field in REQUIRED else ""
             close = nearest(field, set(table.columns) - set(form.columns.values()))
             raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
                             f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
                             f"{few(table.columns)}{hint}")
-    if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and "hash_ids" not in table.columns:
+    if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and not {"hash_ids", "delay"} & set(table.columns):
         raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, and nothing tells whether "
                         f"'timestamp' counts milliseconds, as there, or seconds: say {played('time_unit=s')}, or ms")
     if time_unit != "auto":

@@ -301,9 +301,12 @@ def resolve_workload(spec: Source) -> Workload:
     spec = of_trace(spec)
     if not isinstance(spec, Mapping):
         text = os.fspath(spec)
-        return Workload(text, tuple(map(_resolved, parse_workload(text))))
+        parts = tuple(map(_resolved, parse_workload(text)))
+        closed = any(not isinstance(part.source, WorkloadSpec) and part.source.untimed for part in parts)
+        return Workload(text, parts, sessions=CLOSED if closed else OPEN)
     values = plain(spec)
-    mode, think = check_mode(values.pop("sessions", None)), values.pop("think_s", None)
+    given = values.pop("sessions", None)
+    mode, think = check_mode(given), values.pop("think_s", None)
     if think is not None and mode == OPEN:
         raise UserError(f"workload: think_s={think} is of closed sessions; say workload.sessions=closed, too")
     if mode == CLOSED:
@@ -317,7 +320,10 @@ def resolve_workload(spec: Source) -> Workload:
     if values.get("path") is not None:
         path = str(values["path"])
         file = _opened(path, **{key: values[key] for key in HOW if values.get(key) is not None})
-        return Workload(path, (WorkloadPart(path, file),), factor)
+        if file.untimed and given == OPEN:
+            raise UserError(f"workload.sessions=open: trace '{path}' has turns without times, which can only wait for "
+                            "the turn before; leave it out")
+        return Workload(path, (WorkloadPart(path, file),), factor, CLOSED if file.untimed else OPEN)
     if values.get("mix") is not None:
         return replace(resolve_workload(str(values["mix"])), factor=factor)
     one = load_spec(values)

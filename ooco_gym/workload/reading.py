@@ -47,6 +47,7 @@ USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens to a hash
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
+UNTIMED = "turns without times wait for the turn before: sessions are closed"
 PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
 TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms: `calibrate replay` compares them
 LOOKED_AT = 10_000      # values of a column that is not read
@@ -121,7 +122,10 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
     there = form.there(table)
     try:
         table, left_out = loaded(table, there, only, distinct)
-        ticks, found = _ticks(table, there["arrival_s"], form.unit), _columns(table, form, there)
+        found = _columns(table, form, there)
+        waits = _delays(table, there, found, form) if form.untimed(table) else None
+        ticks = (_ticks(table, there["arrival_s"], form.unit) if waits is None else
+                 _planned(table, there, form, found, waits))
         hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
         ends = _ends(table, form, there, ticks)
     except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
@@ -130,10 +134,12 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
     ticks = ticks[kept]
     origin = form.origin(ticks.min())
     moved = [f"times{' since 1970' * (form.unit != 'date')} count from the first request"] if origin else []
-    notes = [*moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
+    untimed = [] if waits is None else [f"{UNTIMED}, and their delays are {UNITS[form.unit][0]} after the turn before"]
+    notes = [*untimed, *moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
-        notes.append(f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before")
+        notes += [] if waits is not None else [
+            f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before"]
         order = np.argsort(ticks, kind="stable")
         ticks, kept = ticks[order], kept[order]
     if len(kept) < table.rows or late:
@@ -189,6 +195,31 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
     table.demand(values < LATEST_S * UNITS[unit][1], field, f"{expected} before the year 2286; if these are "
                  f"{UNITS[finer][0]}, say so: {played(f'time_unit={finer}')}")
     return values
+
+
+def _delays(table: Table, there: Mapping[str, str], found: dict[str, Any], form: TraceFormat) -> np.ndarray:
+    """Seconds that turns wait after the one before, float64[n], NaN where none is told, which are think times."""
+    waits = _seconds(table, there["delay"], f"a number of {UNITS[form.unit][0]} >= 0, or nothing") / form.per_second
+    found.setdefault("think_s", waits)
+    return waits
+
+
+def _planned(table: Table, there: Mapping[str, str], form: TraceFormat, found: Mapping[str, Any],
+             waits: np.ndarray) -> np.ndarray:
+    """Times in the file's unit, float64[n]: what has none arrives its delay after the turn before it, which is the
+    earliest that it can; a first turn at 0."""
+    ticks = np.full(table.rows, np.nan)
+    if "arrival_s" in there:
+        ticks = table.numbers(there["arrival_s"], f"a number of {UNITS[form.unit][0]}, or nothing", np.nan).copy()
+    session = found["session"]
+    previous = previous_turns(session)[0]
+    begun = np.fmin.reduce(ticks) if np.isfinite(ticks).any() else 0.0
+    for row in range(table.rows):  # in the file's order, so that the one before has its time
+        if np.isnan(ticks[row]):
+            before = ticks[previous[row]] if previous[row] >= 0 else begun
+            ticks[row] = before + np.nan_to_num(waits[row]) * form.per_second
+    table.demand(np.isfinite(ticks) & (ticks >= 0), there["delay"], "a time or a delay")
+    return ticks
 
 
 def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.ndarray) -> np.ndarray | None:
@@ -349,6 +380,7 @@ class TraceFile:
         rows: requests.
         first_s: arrival of the first, seconds.
         last_s: arrival of the last, seconds.
+        untimed: whether turns have delays in the place of times, so that sessions must be closed.
     """
 
     def __init__(self, path: Path, format: str = "auto", **how: Any) -> None:
@@ -359,6 +391,7 @@ class TraceFile:
             self._whole = read_trace(path, **self._how)
             arrival_s = self._whole.arrival_s
         self._arrival_s = arrival_s
+        self.untimed = self._whole is not None and any(note.startswith(UNTIMED) for note in self._whole.notes)
         self.rows, self.first_s, self.last_s = len(arrival_s), float(arrival_s[0]), float(arrival_s[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -145,14 +145,15 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
                 f"and lengths as one before), the first at {table.place(row)}"]
         if there.all():
             return table, []
-    column = table.columns[read["arrival_s"]]
-    if not distinct and table.rows - len(column.unique()) < max(1.0, DOUBLED_SHARE * table.rows):
+    few_rows, arrivals = max(1.0, DOUBLED_SHARE * table.rows), table.columns.get(read.get("arrival_s", ""))
+    times_there = 1 if arrivals is None else len(arrivals.unique())  # all at one time: a batch that is handed in
+    if not distinct and (times_there == 1 or table.rows - times_there < few_rows):
         return table, []
     first = _firsts(table, list(table.columns))
     doubled = int(np.count_nonzero(~first))
     if distinct and doubled:
         return table.take(np.flatnonzero(first)), [f"left out {doubled:,} of {table.rows:,} rows, equal to one before"]
-    if distinct or doubled < max(1.0, DOUBLED_SHARE * table.rows) or len(column.unique()) == 1:
+    if distinct or doubled < few_rows:
         return table, []
     return table, [f"warning: {doubled:,} of {table.rows:,} rows are equal to one before in every column, the first at "
                    f"{table.place(int(np.argmin(first)))}, and are played as requests of their own; "
@@ -172,9 +173,10 @@ def _firsts(table: Table, names: Sequence[str]) -> np.ndarray:
 
 
 def _models(table: Table, free: Sequence[str]) -> list[str]:
-    for name in [name for name in free if named(name) in MODELS]:
+    for name in [name for name in free if named(name) in (*MODELS, "benchmark")]:
         values = sorted(table.columns[name].cast(pa.string()).drop_null().unique().to_pylist())
         if len(values) > 1:
-            return [f"warning: column '{name}' names {len(values)} models ({few(values)}), whose requests are all "
-                    f"played on one; {played(f'only.{name}={values[0]}')} chooses those of one"]
+            return [f"warning: column '{name}' names {len(values)} {'model' if named(name) in MODELS else name}s "
+                    f"({few(values)}), whose requests are all played as of one; "
+                    f"{played(f'only.{name}={values[0]}')} chooses those of one"]
     return []

@@ -340,11 +340,23 @@ def _read_json(path: Path, data: bytes) -> Table:
     form, kept = None, {}
     for number, one in _json_objects(path, data):
         form = form_of(one) if not lines and form is None else form
-        found = [one] if form is None else _unfolded(path, number, form, one, kept)
+        found = [_flat(one) if any(isinstance(value, dict) for value in one.values()) else one
+                 ] if form is None else _unfolded(path, number, form, one, kept)
         rows += found
         lines += [number] * len(found)
     names = dict.fromkeys(name for row in rows for name in row)
     return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
+
+
+def _flat(one: Mapping[str, Any], deep: int = 4) -> dict[str, Any]:
+    """An object whose keys have dots for what lies in objects in it: `usage.prompt_tokens`."""
+    found: dict[str, Any] = {}
+    for key, value in one.items():
+        if isinstance(value, dict) and deep:
+            found |= {f"{key}.{name}": item for name, item in _flat(value, deep - 1).items()}
+        else:
+            found[key] = value
+    return found
 
 
 def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:

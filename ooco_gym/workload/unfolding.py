@@ -16,6 +16,7 @@ from ooco_gym.workload.keyed import scattered
 from ooco_gym.workload.trace import BLOCK_TOKENS
 
 Rows = list[dict[str, Any]]
+CALLS = ("chat", "text_completion", "generate_content", "completion")  # of a model, by the GenAI conventions
 INPUTS = ("user_message", "tool_result")
 
 
@@ -102,19 +103,47 @@ def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 
 def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """Spans in the JSON of OpenTelemetry's protocol: vLLM has one for each request, from its arrival on."""
+    """Spans in the JSON of OpenTelemetry's protocol, of calls of a model by the GenAI conventions: vLLM has one for
+    each request, from its arrival on. Those of agents, which have the tokens of all calls in them, are passed over."""
     spans = [span for resource in one["resourceSpans"] for scope in resource.get("scopeSpans", ())
-             for span in scope.get("spans", ()) if span.get("name") == "llm_request"]
-    rows = []
-    for span in spans:
-        about = {item["key"]: float(next(iter(item["value"].values()))) for item in span["attributes"]
-                 if item["key"].startswith(("gen_ai.usage.", "gen_ai.latency."))}
-        rows.append({"arrival_s": int(span["startTimeUnixNano"]),
-                     "prompt_tokens": about.get("gen_ai.usage.prompt_tokens"),
-                     "output_tokens": about.get("gen_ai.usage.completion_tokens"),
-                     "ttft_s": about.get("gen_ai.latency.time_to_first_token"),
-                     "e2e_s": about.get("gen_ai.latency.e2e")})
-    return rows
+             for span in scope.get("spans", ())]
+    return [row for span in spans if (row := _call(span)) is not None]
+
+
+def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row of a span that calls a model, else None."""
+    about = {item["key"]: next(iter(item["value"].values())) for item in span.get("attributes") or ()
+             if item["key"].startswith(("gen_ai.", "error."))}
+
+    def number(*names: str) -> float | None:
+        return next((float(about[name]) for name in names if name in about), None)
+
+    prompt = number("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+    operation, failed = about.get("gen_ai.operation.name"), "error.type" in about or (
+        span.get("status") or {}).get("code") in (2, "STATUS_CODE_ERROR")
+    if operation not in CALLS if operation else prompt is None and span.get("name") != "llm_request":
+        return None
+    output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+    row = {"arrival_s": int(span["startTimeUnixNano"]), "prompt_tokens": prompt, "output_tokens": output,
+           "ttft_s": number("gen_ai.latency.time_to_first_token"), "e2e_s": number("gen_ai.latency.e2e")}
+    if "gen_ai.conversation.id" in about:
+        row |= {"session": about["gen_ai.conversation.id"], "end_s": int(span["endTimeUnixNano"])}
+    row |= {"error": str(about.get("error.type", "error"))} if failed else {}
+    return row | ({"model": about["gen_ai.request.model"]} if "gen_ai.request.model" in about else {})
+
+
+def _guidellm(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
+    """Benchmarks one after the other, each with its requests; those that failed or were cut off are passed over."""
+    rows = [(str(place), request) for place, part in enumerate(one["benchmarks"])
+            for request in part["requests"]["successful"]]
+    return [{"arrival_s": request.get("request_start_time", request.get("start_time")),
+             "prompt_tokens": request["prompt_tokens"], "output_tokens": request["output_tokens"], "benchmark": place,
+             "ttft_s": _seconds(request.get("time_to_first_token_ms"), 1e-3),
+             "e2e_s": request.get("request_latency")} for place, request in rows]
+
+
+def _seconds(value: float | None, unit_s: float) -> float | None:
+    return None if value is None else value * unit_s
 
 
 class Form(NamedTuple):
@@ -128,12 +157,14 @@ class Form(NamedTuple):
 # Conversations of coding agents (github callanjfox/kv-cache-tester, and InferenceX: huggingface
 # semianalysisai/cc-traces-weka-*); rounds of coding agents with the waits for their tools (github uw-syfi/TraceLab);
 # request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`); records of NVIDIA AIPerf (`profile_export.jsonl`); spans of
-# vLLM (`--otlp-traces-endpoint`) as the OpenTelemetry collector writes them; results of `vllm bench serve
+# vLLM (`--otlp-traces-endpoint`) and of clients by the GenAI conventions, as the OpenTelemetry collector writes them;
+# guidellm's `benchmarks.json`; results of `vllm bench serve
 # --save-result --save-detailed` and of SGLang's `bench_serving --output-details`.
 FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
          "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), "date", _tracelab),
          "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
          "aiperf": Form(frozenset({"metadata", "metrics"}), "ns", _aiperf),
+         "guidellm": Form(frozenset({"benchmarks"}), "s", _guidellm),
          "otel": Form(frozenset({"resourceSpans"}), "ns", _otel),
          "bench_serve": Form(frozenset({"input_lens", "output_lens"}), "s", _bench_serve)}
 

@@ -192,6 +192,6 @@ def test_a_launcher_is_used_by_a_sweep_and_refused_by_a_single_run(toy: SimpleNa
     code, _, err = toy.run("play", word, "out=one")
     assert code == 2 and "hydra/launcher=joblib plays the points of a sweep" in err and "add -m" in err
     (toy.cwd / "cluster.yaml").write_text("defaults:\n  - override /hydra/launcher: joblib\n"
-                                          "hydra: {launcher: {backend: nonsense}}\n")
+                                          "hydra: {launcher: {prefer: nonsense}}\n")
     code, _, err = toy.run("play", "-m", "+preset=cluster.yaml", "seed=1,2", "out=many")
     assert code == 2 and "a worker ended" in err, "it is the launcher that a preset sets, with its settings"

@@ -68,6 +68,21 @@ def test_a_hugging_face_config_is_the_shipped_model(tmp_path: Path, config: dict
     assert deploy(str(path), tp=8).kv_tokens == deploy(name, tp=8).kv_tokens
 
 
+@pytest.mark.parametrize(("change", "field", "value"), [
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, "max_position",
+     131072),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "max_position", 81920),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "max_position", 40960),
+    ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, "window_layers", 20),
+    ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 48}, "window", 0),
+    ({"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text", "num_hidden_layers": 40}},
+     "layers", 40)])
+def test_windows_and_nested_parts_of_a_config_are_read(tmp_path: Path, change: dict, field: str, value: int):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(QWEN | change))
+    assert getattr(load_model(str(path)), field) == value
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"model_type": "qwen9"}, "unknown model_type of model 'config' 'qwen9'"),
     ({"hidden_size": None}, "key 'hidden_size' is missing"),

@@ -21,7 +21,7 @@ EXPECTED: dict[str, tuple[int, int, list[float], int, float | None]] = {
     "weka": (3, 7, [1.5, 0.5, 1.75, 3.5, 3.0, 0.5, 6.0], 64, 1046 / 1681),
     "tracelab": (2, 8, [15.75] * 8, 512, 25_600 / 42_250), "dynamo": (3, 7, [2.3] * 7, 64, 0.45),
     "aiperf": (5, 4, [0.15] * 4, 512, None), "bench_serve": (0, 0, [], 512, None),
-    "otel": (0, 0, [], 512, None)}
+    "otel": (0, 0, [], 512, None), "guidellm": (0, 0, [], 512, None)}
 
 
 def sample(name: str) -> Path:
@@ -82,7 +82,7 @@ def broken(name: str, **changes: Any) -> dict[str, Any]:
     ("aiperf", {"metrics": {}}, "line 11, field 'prompt_tokens': found nothing"),
     ("dynamo", {"event": {"event_type": "request_end", "request": {}}}, "line 12: .*key 'replay' is missing"),
     ("otel", {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "llm_request"}]}]}]},
-     "line 6: not of the form 'otel': key 'attributes' is missing"),
+     "line 6: not of the form 'otel': key 'startTimeUnixNano' is missing"),
     ("bench_serve", {"output_lens": [1]}, "line 2: not of the form 'bench_serve'"),
     ("bench_serve", {"input_lens": [0] * 10}, "line 2, field 'prompt_tokens': found 0")])
 def test_what_is_wrong_is_placed(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
