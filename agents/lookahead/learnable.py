@@ -1,4 +1,4 @@
-"""`ooco-gym headroom learnable=true`: is there anything in single decisions that a model can learn (docs/headroom.md)?
+"""`ooco-gym headroom learnable=true`: is there anything in single decisions that a model can learn (docs/evaluation.md)?
 
 Decisions of whole windows, sampled along the partner's play, are played out once for each legal action, the partner
 going on after it: all on the window's own future, so that outcomes of one decision differ by the action alone. A ridge

@@ -1,4 +1,4 @@
-"""`ooco-gym calibrate chain`: measure an engine, fit it, simulate it, compare (docs/measuring.md).
+"""`ooco-gym calibrate chain`: measure an engine, fit it, simulate it, compare (docs/calibration.md).
 
 The engine serves three loads in real time, and the simulator serves the same requests with what was fitted to designed
 batches of the same engine. Whole iterations are fitted in microseconds, as a sum of what the batch holds: an iteration

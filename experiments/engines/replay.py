@@ -147,7 +147,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     if cfg.run is None:
         raise UserError("ooco-gym calibrate replay needs run=DIR: a folder with requests.parquet and engine.json "
-                        "(docs/measuring.md)")
+                        "(docs/calibration.md)")
     prompts = None if cfg.prompts is None else Path(str(cfg.prompts)).expanduser()
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute(), prompts), Path(cfg.out)
     if cfg.tp is not None:
@@ -215,7 +215,7 @@ def _unknown_prompts(run: Recorded) -> list[str]:
         return []
     return ["the engine kept prefixes (prefix_caching in engine.json), and nothing says which prompts begin alike: "
             "here each finds only blocks of its own, so that waiting times may come out too long; give column "
-            f"{HASHES} or {TOKEN_IDS[0]} of requests.parquet, or prompts=FILE (docs/measuring.md)"]
+            f"{HASHES} or {TOKEN_IDS[0]} of requests.parquet, or prompts=FILE (docs/calibration.md)"]
 
 
 def _allreduce(run: Recorded, chip: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What an engine's iterations take: fitted to a measurement of that very engine, or learned while it serves.
 
-`Fitted` evaluates what `ooco-gym calibrate chain` fits to `ooco-gym calibrate measure` (docs/measuring.md),
+`Fitted` evaluates what `ooco-gym calibrate chain` fits to `ooco-gym calibrate measure` (docs/calibration.md),
 from the `latency.json` beside the chip. `Learned` begins with a prior and moves it by the iterations that it is shown.
 """
 
