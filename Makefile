@@ -69,7 +69,7 @@ test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
 	OOCO_GYM_ENGINE_PYTHON=$(subst $(space),$(comma),$(abspath $(subst $(comma), ,$(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)))) \
 	  OOCO_GYM_REQUESTS=$(ORACLE_REQUESTS) $(BIN)/python -m pytest tests/oracle $(PYTEST_FLAGS)
 
-# Random clusters, traces, policies and environments against every invariant (docs/reliability.md): each night
+# Random clusters, traces, policies and environments against every invariant (docs/outputs.md): each night
 # make fuzz N=100000 SEED=$(date +%j)
 fuzz: $(VENV)/.all
 	$(BIN)/python -m tests.reliability.fuzz N=$(N) seed=$(SEED) $(if $(PROCESSES),processes=$(PROCESSES))

@@ -27,7 +27,7 @@ Where the paper is silent or says two things, the choice is ours and a parameter
 - Best-effort requests may fill the memory so that none of them can go on, each with slots in host memory or a block
   short; the one that arrived last is then dropped, one an iteration, and if no request at all can run, until one can.
 
-What other readings come to is measured in docs/baselines/bros.md.
+What other readings come to is measured in docs/readings.md.
 """
 
 from baselines.bros_model import (

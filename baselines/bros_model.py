@@ -8,7 +8,7 @@ come back from host memory (profiling the link finds its bandwidth and no base);
 The paper samples sequence lengths "at exponential intervals of 2" up to context length times largest batch. Ours:
 batches that do not fit the KV memory are left out, and the fit is of relative errors (of absolute ones, the largest
 batches alone would count). L^n L^a of a batch is the product of its sums, as (3) and (4) say; attention's work is
-rather the sum of the requests' own products, which the model therefore misses (docs/baselines/bros.md).
+rather the sum of the requests' own products, which the model therefore misses (docs/readings.md).
 
 Sums of the batch that is being composed lie in State.memory behind what BROS keeps from one iteration to the next.
 """

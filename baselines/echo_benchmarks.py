@@ -3,7 +3,7 @@
 The paper does not print its benchmarks. Ours are batches drawn at random, priced by the cost tables: prompts alone at
 lengths in equal steps of their logarithm; decode batches whose size and mean context are log-uniform, whose contexts
 spread log-normally, and which fit the memory; and such batches beside one chunk of a prompt. Coefficients by least
-squares, none negative. What batches drawn apart are off by: docs/baselines/echo.md.
+squares, none negative. What batches drawn apart are off by: docs/readings.md.
 """
 
 from __future__ import annotations

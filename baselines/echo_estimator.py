@@ -8,7 +8,7 @@ a ((s + q)^2 - s^2) + b q, so that a cached prefix is paid for once. The coeffic
 
 The i-th token of a request is due D(i) = TTFT + (i - 1) TPOT after its arrival (5.1), so that early tokens leave slack;
 a request past its deadline stops offline work. Online requests' KV memory is expected to stay within mean + 2 standard
-deviations of the past hour (5.3); what they lack of that is left free. Other readings: docs/baselines/echo.md.
+deviations of the past hour (5.3); what they lack of that is left free. Other readings: docs/readings.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Read otherwise than printed, each for a reason:
 Left open, so parameters: whether the budget also shortens online prefills (`budget_binds_online`: Algorithm 1 as
 printed calls the same function in both phases; section 4.1 speaks of it in the second one only, and with it, no small
 budget leaves online service as it is); S_d (`decode_tokens`); the fairness ratio (`utility`). The cost of a request is
-what it adds to the predicted latency of the batch, and the intercept counts once. Others: docs/baselines/hygen.md.
+what it adds to the predicted latency of the batch, and the intercept counts once. Others: docs/readings.md.
 """
 
 import numpy as np

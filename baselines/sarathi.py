@@ -9,7 +9,7 @@ one first, the offline one with what is left of the budget; online requests take
 Read so where the papers leave it open: decodes count in the token budget, as in Sarathi (HyGen's Algorithm 1 as printed
 takes off prefills only); a request is admitted once its whole context fits, as Sarathi's engine reserves it; the KV
 memory of a preempted request is dropped and computed again ("maintain their execution state", HyGen 4.1). Other
-readings: docs/baselines/hygen.md.
+readings: docs/readings.md.
 
 Ours: HyGen's memory budget m is what is free, so that decodes are charged as their blocks fill; the victim is the last
 admitted, as in Sarathi's engine.
