@@ -6,6 +6,7 @@ statement, its test and a plot. `experiments.figure_points` plays it, `experimen
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -37,6 +38,7 @@ class Figure(NamedTuple):
 
     name: str
     spec: Mapping[str, Any]
+    asked: str  # as it was named: a name, or a file of one's own
 
 
 def names_of(asked: Any, group: str = "figure") -> list[str]:
@@ -68,6 +70,7 @@ def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: S
     Raises:
         UserError: a key is missing or misspelt.
     """
+    asked = name
     if name.endswith((".yaml", ".yml")):
         path = Path(name).absolute()
         name, spec = f"{path.parent.name}/{path.stem}", load_yaml(group, str(path))
@@ -83,7 +86,7 @@ def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: S
     for key, value in (changes if quick else {}).items():
         inner = isinstance(value, Mapping) and isinstance(spec.get(key), Mapping)
         spec[key] = {**spec[key], **value} if inner else value
-    return Figure(name, spec)
+    return Figure(name, spec, asked)
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -147,5 +150,5 @@ def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Seq
              "verdict": verdict, "why": spec.get("not_comparable") or spec.get("why") or "", "tests": tests,
              "seeds": list(seeds), "quick": quick, "points": len(rows), "simulations": jobs.different - asked,
              "wall_s": time.perf_counter() - begun,
-             "command": f"ooco-gym figure name={figure.name}{' quick=true' if quick else ''}"}
+             "command": f"ooco-gym figure name={shlex.quote(figure.asked)}{' quick=true' if quick else ''}"}
     return as_json(found, 6), rows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-FIRST_LINE_S, LINE_EVERY_S = 4.0, 30.0  # of progress where there is no terminal
+FIRST_LINE_S, LINE_EVERY_S = 2.0, 30.0  # of progress where there is no terminal
 WIDTH = 160  # columns of a table where output goes to a file or a pipe
 Item = TypeVar("Item")
 

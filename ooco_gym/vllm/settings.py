@@ -8,7 +8,8 @@ changes, while the server runs: `rule: vllm` switches back to vLLM's own schedul
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ooco_gym.vllm.rules import RULES, make_rule
 PREFIX = "OOCO_GYM_VLLM"
 STOCK, LEARNED = "vllm", "learned"
 THIS_MACHINE = "127.0.0.1"  # the interface that no other machine reaches
+LONGEST_S = {"ttft_s": 120.0, "tpot_s": 5.0}  # of a promise; beyond it milliseconds are suspected
 _TEXTS, _NUMBERS = ("rule", "bundle", "belief", "metrics_address"), ("ttft_s", "tpot_s", "metrics_port")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -140,4 +142,19 @@ def _classes(given: Any, where: str) -> tuple[Class, ...]:
         found.append(Class(str(name), int(one["priority"]), *slo))
     if not any(one.online for one in found):
         raise UserError(f"{where}: none of the classes has ttft_s and tpot_s; expected at least one with a promise")
+    for line in _doubts(found):
+        print(f"warning: {where}: {line}", file=sys.stderr, flush=True)
     return tuple(sorted(found, key=lambda one: one.priority))
+
+
+def _doubts(classes: Sequence[Class]) -> list[str]:
+    """What of classes is allowed and looks like a slip, a sentence each."""
+    lines = [f"classes.{one.name}.{key}={value:g} is in seconds, and so long a promise binds nothing; {value:g} ms are "
+             f"{value / 1000:g}" for one in classes for key, most in LONGEST_S.items()
+             if (value := getattr(one, key)) is not None and value > most]
+    first = min(classes, key=lambda one: one.priority)
+    if not first.online:
+        online = next(one.name for one in classes if one.online)
+        lines.append(f"classes.{first.name} has no promise and the lowest priority number, {first.priority}, which in "
+                     f"vLLM is served first, before '{online}'; exchange them")
+    return lines

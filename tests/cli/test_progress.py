@@ -49,3 +49,7 @@ def test_seen_on_a_terminal_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> No
     assert "nearly done" in screen.getvalue()
     monkeypatch.setenv("CI", "true")
     assert not watched()
+
+
+def test_the_first_line_comes_within_five_seconds_of_a_start() -> None:
+    assert terminal.FIRST_LINE_S <= 2.0, "and Python and Hydra take up to three before it"

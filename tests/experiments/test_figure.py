@@ -61,6 +61,7 @@ def test_a_figure_is_one_yaml(own: Path) -> None:
     found = json.loads(Path("F/summary.json").read_text())["figures"]
     assert [one["name"] for one in found] == ["mine/late"] and found[0]["verdict"] == "reproduced"
     assert {"paper", "figure", "statement", "ours", "ci_low", "ci_high", "verdict", "command"} <= set(found[0])
+    assert found[0]["command"] == f"ooco-gym figure name={own}", "which can be typed again"
     assert found[0]["points"] == 4 and found[0]["simulations"] == 8
     assert "Late requests by offline load" in Path("F/figures.html").read_text()
     assert main([*words, "quick=true", "out=Q"]) == 0

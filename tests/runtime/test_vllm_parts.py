@@ -47,6 +47,19 @@ def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     assert read_settings({}) == (Settings(), None)
 
 
+@pytest.mark.parametrize(("classes", "said"), [
+    ({"chat": {"priority": 0, "ttft_s": 2000, "tpot_s": 0.05}, "batch": {"priority": 1}},
+     ["classes.chat.ttft_s=2000 is in seconds, and so long a promise binds nothing; 2000 ms are 2"]),
+    ({"chat": {"priority": 1, "ttft_s": 2, "tpot_s": 0.05}, "batch": {"priority": 0}},
+     ["classes.batch has no promise and the lowest priority number, 0", "before 'chat'; exchange them"]),
+    ({"chat": {"priority": 0, "ttft_s": 2, "tpot_s": 0.05}, "batch": {"priority": 1}}, [])])
+def test_what_looks_like_a_slip_is_a_warning(classes: dict[str, Any], said: list[str],
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(parse_settings({"classes": classes}).classes) == 2
+    err = capsys.readouterr().err
+    assert all(one in err for one in said) and err.count("warning: settings: ") == bool(said)
+
+
 @pytest.mark.parametrize("values,message", [
     ({"rul": "deadline"}, "rule"), ({"rule": "dedline"}, "rule is 'dedline'"),
     ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one with a promise"),
