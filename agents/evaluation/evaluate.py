@@ -49,12 +49,14 @@ ALL_SHIFTS = "all"
 
 class Entrant(NamedTuple):
     """A policy under evaluation: its label, and of a learned one its training runs (name → folder). What a search over
-    whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does."""
+    whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does. `drawn`: its actions
+    are drawn as in training."""
 
     label: str
     policy: str
     runs: dict[str, str]
     searched: bool = False
+    drawn: bool = False
 
 
 class Job(NamedTuple):
@@ -66,6 +68,7 @@ class Job(NamedTuple):
     learned: bool
     run: str | None
     games: list[Window]
+    drawn: bool = False
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -82,6 +85,8 @@ def main(cfg: Any) -> dict[str, Any]:
     env = config["env"] = group(config, "env")
     env |= {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
     entrants = _entrants(config.get("policies"))
+    if config.get("stochastic"):
+        entrants += [one._replace(label=f"{one.label}, drawn", drawn=True) for one in entrants if one.runs]
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
     games = windows(seeds, whole(config, "episodes", 1))
@@ -168,6 +173,8 @@ def _entrants(policies: Any) -> list[Entrant]:
 
 def _of_one(label: str, policy: str) -> list[Entrant]:
     """One policy as given; of the folder of a training sweep each of its points, seeds of one together."""
+    if policy.endswith(".zip") and os.path.isfile(policy):
+        return [Entrant(label, policy, {label: policy})]
     if not os.path.isdir(policy):
         return [Entrant(label, policy, {})]
     found = searched_policy(policy)
@@ -194,8 +201,8 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                 if name == entrant.policy:  # in the partner's seat a file's policy has no rule that could be asked here
                     check_heuristic(name, env)
                 players = [(where, name, None)]
-            jobs += [Job(entrant.label, where, policy, bool(entrant.runs), run, list(games[i : i + SIDE_BY_SIDE]))
-                     for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
+            jobs += [Job(entrant.label, where, policy, bool(entrant.runs), run, list(games[i : i + SIDE_BY_SIDE]),
+                         entrant.drawn) for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
     return jobs
 
 
@@ -227,7 +234,7 @@ def player_of(job: Job) -> Player:
     if not job.learned:
         return Heuristic(job.policy)
     limit_torch_threads()
-    return load_learned(job.policy).player(job.policy)
+    return load_learned(job.policy).player(job.policy, job.games[0] if job.drawn else None)
 
 
 def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> list[Job]:

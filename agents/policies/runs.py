@@ -68,6 +68,15 @@ class LoadedRun:
         action_mask (batch, A) and decision (batch, D)."""
         return self.actor.answer(*observation)[0]
 
+    def draw_batch(self, generator: np.random.Generator, *observation: np.ndarray) -> np.ndarray:
+        """Returns actions as `decide_batch` does, drawn from the policy's distribution, as training draws them."""
+        logits = self.actor.answer(*observation)[1]
+        noisy = logits + generator.gumbel(size=logits.shape)
+        if not self.actor.levels:
+            return noisy.argmax(axis=1)
+        ends = np.cumsum(self.actor.levels)[:-1]
+        return np.stack([part.argmax(axis=1) for part in np.split(noisy, ends, axis=1)], axis=1)
+
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
     """The arrays of a saved model by their names, and how many decisions it has learned from.
@@ -93,27 +102,30 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def load_run(folder: str | Path) -> LoadedRun:
-    """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under.
+    """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under; or
+    one of the folder's files by its path, such as `policy_last.zip`.
 
     Raises:
         UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
     """
-    path = Path(folder)
+    path, kept = Path(folder), POLICY_FILE
+    if path.suffix == ".zip":
+        path, kept = path.parent, path.name
     if not path.is_dir():
         raise UserError(f"run folder '{folder}' does not exist; expected the 'out' of an 'ooco-gym train' run")
     found = searched_policy(path)
     if found is not None:
         raise UserError(f"'{folder}' holds a search over whole episodes, whose policy needs no network: give {found} "
                         "wherever a policy's name is accepted")
-    for name in (POLICY_FILE, CONFIG_FILE):
+    for name in (kept, CONFIG_FILE):
         if not (path / name).is_file():
             raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of "
                             "'ooco-gym train'")
     require("train")
     try:
-        return LoadedRun(read_config(path), path / POLICY_FILE)
+        return LoadedRun(read_config(path), path / kept)
     except (KeyError, RuntimeError) as error:  # arrays of another network than the configuration says
-        raise UserError(f"'{path / POLICY_FILE}' does not fit the environment and the network of {CONFIG_FILE} beside "
+        raise UserError(f"'{path / kept}' does not fit the environment and the network of {CONFIG_FILE} beside "
                         f"it, one of which has changed since: {' '.join(str(error).split())[:200]}") from error
 
 
