@@ -6,12 +6,18 @@ so that an engine that wants `ooco_gym.runtime` alone loads no simulator.
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.errors import UserError
 from ooco_gym.version import __version__
+
+COMMAND_LINE = sys.orig_argv[1:3] == ["-m", "ooco_gym.cli"] or sys.argv[0].endswith("/ooco-gym")
+if COMMAND_LINE and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `cli.main`: Ctrl-C among imports would be a traceback
 
 if TYPE_CHECKING:
     from agents.evaluation.evaluate import evaluate

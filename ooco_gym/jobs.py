@@ -28,16 +28,25 @@ Result = TypeVar("Result")
 @contextmanager
 def _unheard() -> Iterator[None]:
     """Keeps Ctrl-C from processes that begin in this block until `_begin` ignores it there: among their imports it
-    would be a traceback each. This process hears one that comes meanwhile at the block's end."""
+    would be a traceback each. This process hears one that comes meanwhile, or SIGTERM, at the block's end, to whichever
+    of its threads it came: a process that it does not know yet, it could not end."""
     if not hasattr(signal, "pthread_sigmask"):  # no POSIX
         yield
         return
     resource_tracker.ensure_running()  # it sets the mask by itself where it has to begin
+    heard: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, frame: heard.append(number))
+                for number in (signal.SIGINT, signal.SIGTERM)
+                if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not None}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in heard[:1]:
+            signal.raise_signal(number)
 
 
 class _Unheard:
@@ -116,13 +125,17 @@ def processes(workers: int, begin: Callable[..., None] | None = None,
     try:
         yield executor
     except BaseException as error:
-        working = list((executor._processes or {}).values())  # gone from there after the next line
-        executor.shutdown(wait=False, cancel_futures=True)
-        if not isinstance(error, Exception):
-            for worker in working:
-                worker.terminate()
+        drop(executor, ends=not isinstance(error, Exception))
         raise
     executor.shutdown()
+
+
+def drop(executor: ProcessPoolExecutor, ends: bool) -> None:
+    """Drops what has not begun, and where all `ends`, every worker before: one that begins, which the pool does not
+    know yet, would miss what goes with it."""
+    for worker in multiprocessing.active_children() if ends else ():
+        worker.terminate()
+    executor.shutdown(wait=False, cancel_futures=True)
 
 
 def in_processes(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:

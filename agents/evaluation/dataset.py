@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -20,6 +21,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.report.terminal import progress
 
 DATA_FOLDER = "data"  # of a Minari data set, below its name
+UNFINISHED = ".unfinished"  # where it is written, before it is whole
 _ROOT = "MINARI_DATASETS_PATH"
 
 
@@ -39,13 +41,15 @@ def main(cfg: Any) -> dict[str, Any]:
     name = str(config["name"] or f"ooco_gym/{str(env['id']).rpartition('/')[2].lower()}")
     if (out / name).exists():
         raise UserError(f"'{out / name}' holds a data set already; give another out or name")
+    unfinished = out / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a start that was killed
     job, buffers, generator = jobs_of(env, str(config["policy"]), games)[0], [], np.random.default_rng(seed)
     player = player_of(job)
     with closing(make_env(job.env)) as made, progress("playing", len(games)) as bar:
         for game in games:
             buffers.append(episode(made, player, game, random, generator))
             bar.advance()
-        with _written_below(out), warnings.catch_warnings():
+        with _written_below(unfinished), warnings.catch_warnings():
             import minari
 
             warnings.simplefilter("ignore", UserWarning)  # Minari asks for an author, an address and a link
@@ -55,6 +59,9 @@ def main(cfg: Any) -> dict[str, Any]:
                 observation_space=made.observation_space, data_format="arrow", algorithm_name=str(config["policy"]),
                 description=f"{config['policy']} in {env['id']}, {random:g} of the actions random and legal; "
                             "infos: parts of the reward, and seconds of simulated time of each step")
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(unfinished / name, out / name)
+        shutil.rmtree(unfinished, ignore_errors=True)
     rewards = [float(sum(one.rewards)) for one in buffers]
     print(f"{data.total_steps:,} decisions of {len(buffers)} windows, mean reward {np.mean(rewards):.4g}: {out / name}")
     return {"command": "dataset", "env": env["id"], "policy": config["policy"], "folder": str(out / name / DATA_FOLDER),

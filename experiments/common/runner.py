@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from experiments.common.policies import policy_identity
 from experiments.common.store import Store, code_digest, key_of
-from ooco_gym.jobs import cores, pool
+from ooco_gym.jobs import cores, drop, pool
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.peak import file_stamps
 from ooco_gym.report.terminal import following, progress, remark, remarks
@@ -65,7 +65,9 @@ class Jobs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pool is not None:
+        if self._pool is not None and kind is not None and not issubclass(kind, Exception):
+            drop(self._pool, ends=True)
+        elif self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
 
     @property

@@ -151,7 +151,7 @@ def parse(word: str) -> Override:
     if value[:1] not in ("'", '"') and "{" not in value:
         if "/" in value and exists(value):
             word = f"{key}={_quoted(value)}"
-        elif "=" in value:
+        elif "=" in value or not value.isascii():
             word = f"{key}={_quoted_items(value)}"
     try:
         return OverridesParser.create().parse_override(word)

@@ -34,6 +34,11 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line, of this process by default, and returns the exit code: 0, 1 after a bug, 2 after a
     mistake, 130 after Ctrl-C, 143 after SIGTERM."""
+    names = (*sys.argv, os.environ.get("PWD", ""))
+    if argv is None and sys.getfilesystemencoding() == "ascii" and not all(map(str.isascii, names)):
+        # In a locale of ASCII alone Python would take names in UTF-8 apart; output stays as the locale has it.
+        os.execve(sys.executable, sys.orig_argv, {"PYTHONIOENCODING": "ascii:backslashreplace", **os.environ,
+                                                  "PYTHONUTF8": "1"})
     gc.set_threshold(10_000)  # what imports make stays: to look through it again and again takes a tenth of a start
     with _quiet_pipes():
         return _main(list(sys.argv[1:] if argv is None else argv))
@@ -41,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: list[str]) -> int:
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # as it was before the imports
         with notes(), tidy_end():
             return _dispatch(words)
     except UserError as error:

@@ -1,5 +1,7 @@
 """`ooco-gym dataset`: Minari reads what was written, and it is what the environment gave."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ import minari
 
 from agents.environments import make_env
 from agents.evaluation import dataset
+from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -49,3 +52,26 @@ def test_mistakes_are_named(tmp_path):
     dataset.main(config(tmp_path))
     with pytest.raises(UserError, match="holds a data set already"):
         dataset.main(config(tmp_path))
+
+
+def test_a_data_set_is_whole_or_not_there_and_begun_again_it_is_the_same(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start that was ended has written is no data set, and in nobody's way."""
+    def files(folder: Path) -> dict[str, int]:
+        return {str(one.relative_to(folder)): one.stat().st_size for one in folder.rglob("*.arrow")}
+
+    words = ["dataset", "env=gating_v0", "policy=shortest", "episodes=2", "window_s=20"]
+    assert main([*words, f"out={tmp_path / 'whole'}"]) == 0
+    made = minari.create_dataset_from_buffers
+
+    def ends(*given: object, **named: object) -> None:
+        made(*given, **named)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", ends)
+    assert main([*words, f"out={tmp_path / 'parts'}"]) == 130
+    assert not (tmp_path / "parts" / "ooco_gym").exists()
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", made)
+    assert main([*words, f"out={tmp_path / 'parts'}"]) == 0
+    assert files(tmp_path / "parts") == files(tmp_path / "whole") and len(files(tmp_path / "parts")) == 2
+    assert not (tmp_path / "parts" / ".unfinished").exists()
