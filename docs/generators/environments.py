@@ -42,7 +42,7 @@ PAGES = {
 }
 OWN = ("Action Space", "Candidates", "Observation Space", "Default Scenario")
 SHOWN = ("extends", "scenario", "partner", "window_s", "warmup_s", "candidates", "interval_s", "levels",
-         "shares", "controls", "action", "reward", "vary", "shifts")
+         "shares", "controls", "action", "reward", "vary")
 COMMON = ("Observation Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments", "Rendering",
           "Snapshots", "References", "Version History")
 _AS_TABLE = "`ooco_gym.candidate_table(observation[\"candidates\"])` is the table, a row for each candidate:"
@@ -200,8 +200,8 @@ def _own_slots(env: Any) -> str:
 
 
 def _feature_table(listed: Iterable[tuple[int, Any]]) -> str:
-    return table(("", "name", "unit", "scale", "meaning"),
-                 [(index, f"`{one.name}`", one.unit or "–", _scale(one), one.meaning) for index, one in listed])
+    return table(("", "name", "unit and scale", "meaning"),
+                 [(index, f"`{one.name}`", f"{one.unit} {_scale(one)}".strip(), one.meaning) for index, one in listed])
 
 
 def _scale(one: Any) -> str:
@@ -217,7 +217,8 @@ def _defaults(short: str) -> list[str]:
     text = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8")
     blocks = re.split(r"^(?=\w+:)", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
     shown = [block.rstrip() for block in blocks if block.partition(":")[0] in SHOWN]
-    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.",
+    shifts = ", ".join(f"`{shift}`" for shift in load_yaml("env", short)["shifts"])
+    return [f"`conf/env/{short}.yaml`, with the shifts {shifts}:",
             "```yaml\n" + "\n".join(shown) + "\n```"]
 
 

@@ -34,23 +34,17 @@ def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
     return [row for row in summary["results"] if row["cell"] == cell["name"]]
 
 
-def _whole_percent(share: float | None) -> str:
-    return percent(share, 0)
-
-
 def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
     """The table of a cell's page."""
     columns = (
         Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
-        Column("offline requests/s (95 %)", lambda row: rate(row["max_offline_rate"])),
         mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
         mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
         *([mean_column("offline computed tokens/s", "offline_computed_tokens_per_s", ",.0f")]
           if all("offline_computed_tokens_per_s" in row for row in rows_of(summary, cell)) else []),
-        Column(f"total tokens over {summary['baseline']}'s (95 %)", ratio),
         mean_column("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
         mean_column("violations", "violations", percent),
-        Column("seeds over", "seeds_over", _whole_percent), Column("limited by", "limited_by", align="l"),
+        Column("limited by", "limited_by", align="l"),
         *([Column(f"{summary.get('lead')} is ahead by", lambda row: lead(row["lead"]))] if summary.get("lead") else []))
     return Table.of(columns, rows_of(summary, cell))
 
