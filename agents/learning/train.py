@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,132 +72,204 @@ def _tracked_search(config: Mapping[str, Any]) -> Any:
 
 
 def _learn(config: dict[str, Any], out: Path, state: dict[str, Any] | None, started: float) -> dict[str, Any]:
-    """Environments, model, callbacks; learns, saves, and returns the summary."""
-    from agents.evaluation.players import close_all
-    from agents.learning import callbacks as cb
-    from agents.learning import imitation
-    from agents.learning.lagrangian import lagrangian
-    from agents.learning.loggers import build_logger, checked_logger
-    from agents.learning.state import model_of, restore, write_state
-    from agents.learning.vector import GymnasiumVecEnv, RewardScale
-    from agents.policies.networks import check_action_space, check_observation_space
-
-    agent, seed, logging = plain(config["agent"]), int(config["seed"]), checked_logger(config.get("logger"))
-    interrupts, imitated_as = cb.Interrupts(), None
+    """Learns, saves, and returns the summary."""
     with ExitStack() as opened:
-        # --- Environments and model ---
-        if state is None:
-            inner = training_env(config["env"], agent["n_envs"], seed, config.get("window_s"))
-            check_action_space(inner.single_action_space, config["env"]["id"])
-            venv: Any = GymnasiumVecEnv(inner, info_keys=())
-        else:
-            venv = state["venv"]
-        env: Any = RewardScale(venv)
-        opened.callback(env.close)
-        check_observation_space(env.observation_space)
-        if state is None:
-            if agent.get("n_steps") is None:
-                agent["n_steps"] = imitation.steps_of(venv, float(agent["rollout_s"]), seed)
-            model = build_model(env, agent, seed)
-        else:
-            model = model_of(state, env, agent)
-        if state is None:
-            env.reset()
-            if config.get("overwrite"):
-                runs.clear(out)  # nothing is wrong with the new one up to here
-        ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
-        with atomic_write(out / runs.CONFIG_FILE) as temporary:
-            temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        logger = build_logger(out, logging, config, None if state is None else int(model.num_timesteps))
-        opened.callback(logger.close)
-        model.set_logger(logger)
+        training = _Training(config, out, state, opened)
+        training.open()
+        training.watch()
+        training.learn()
+        training.save()
+    return training.summary(started)
 
-        # --- Callbacks ---
-        checks, every = plain(config.get("validation") or {}), config.get("checkpoint_every_steps")
-        clock = cb.Clock(config.get("max_wall_s"))
-        figures, progress = cb.Figures(logging["name"] != "none"), cb.Progress(config["total_timesteps"], clock)
-        opened.callback(progress.stop)
 
-        def keep() -> None:
-            if config.get("resumable", True):
-                write_state(out, model, callbacks, {"imitation": imitated_as, "timesteps": int(model.num_timesteps),
-                                                    "judged": validation is None or validation.judged})
+class _Training:
+    """One call of `train`: environments, model and callbacks, in the order in which they are made.
 
-        between = cb.Between(keep, int(every) if every else None, config.get("checkpoint_every_s"), interrupts, clock)
-        shares = cb.Shares()
-        callbacks: list[Any] = [shares, between, figures]
-        if agent.get("lagrangian"):
-            callbacks.append(lagrangian(config, agent, model, env))
-        if imitated(agent) is not None:
-            callbacks.append(cb.CriticFirst(int(agent["imitate"]["critic_first_updates"])))
-        validation: cb.Validation | None = None
-        length = with_length(config["env"], checks.get("window_s"))
-        if checks.get("windows"):
-            games, envs = windows(split_seeds(config["env"], "validation"), int(checks["windows"])), []
-            opened.callback(close_all, envs)
-            validation = cb.Validation(length, games, envs, out / runs.POLICY_FILE, checks, imitated(agent) is not None,
-                                       interrupts, clock, progress)
-            callbacks.append(validation)
+    Args:
+        config: as composed, checked.
+        out: the run's folder.
+        state: what a run that is resumed was left with; None for a new one.
+        opened: closes what is opened.
+    """
+
+    def __init__(self, config: dict[str, Any], out: Path, state: dict[str, Any] | None, opened: ExitStack) -> None:
+        from agents.learning import callbacks as cb
+        from agents.learning.loggers import checked_logger
+
+        self.config, self.out, self.state, self.opened = config, out, state, opened
+        self.agent, self.seed = plain(config["agent"]), int(config["seed"])
+        self.logging = checked_logger(config.get("logger"))
+        self.clock, self.interrupts = cb.Clock(config.get("max_wall_s")), cb.Interrupts()
+        self.imitated_as: dict[str, Any] | None = None
+        self.preparation_s = 0.0
+
+    # --- Environments and model ---
+    def open(self) -> None:
+        """Makes environments, model and logger; a new run's folder is cleared once nothing is wrong with them."""
+        from agents.evaluation.players import close_all
+        from agents.learning.loggers import build_logger
+        from agents.learning.vector import RewardScale
+        from agents.policies.networks import check_observation_space
+
+        self.venv: Any = self._vector() if self.state is None else self.state["venv"]
+        self.env: Any = RewardScale(self.venv)
+        self.opened.callback(self.env.close)
+        check_observation_space(self.env.observation_space)
+        self.model = self._model()
+        if self.state is None:
+            self.env.reset()
+            if self.config.get("overwrite"):
+                runs.clear(self.out)
+        self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
+        with atomic_write(self.out / runs.CONFIG_FILE) as temporary:
+            temporary.write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
+        known = None if self.state is None else int(self.model.num_timesteps)
+        self.logger = build_logger(self.out, self.logging, self.config, known)
+        self.opened.callback(self.logger.close)
+        self.model.set_logger(self.logger)
+        self.judges: list[Any] = []  # environments of the validation
+        self.opened.callback(close_all, self.judges)
+
+    def _vector(self) -> Any:
+        from agents.learning.vector import GymnasiumVecEnv
+        from agents.policies.networks import check_action_space
+
+        inner = training_env(self.config["env"], self.agent["n_envs"], self.seed, self.config.get("window_s"))
+        check_action_space(inner.single_action_space, self.config["env"]["id"])
+        return GymnasiumVecEnv(inner, info_keys=())
+
+    def _model(self) -> Any:
+        from agents.learning import imitation
+        from agents.learning.state import model_of
+
+        if self.state is not None:
+            return model_of(self.state, self.env, self.agent)
+        if self.agent.get("n_steps") is None:
+            self.agent["n_steps"] = imitation.steps_of(self.venv, float(self.agent["rollout_s"]), self.seed)
+        return build_model(self.env, self.agent, self.seed)
+
+    # --- Callbacks ---
+    def watch(self) -> None:
+        """Makes the callbacks, in the order in which they are asked, and gives them what a resumed run left."""
+        from agents.learning import callbacks as cb
+        from agents.learning.lagrangian import lagrangian
+        from agents.learning.state import restore
+
+        config, every = self.config, self.config.get("checkpoint_every_steps")
+        self.shares, self.figures = cb.Shares(), cb.Figures(self.logging["name"] != "none")
+        self.progress = cb.Progress(config["total_timesteps"], self.clock)
+        self.opened.callback(self.progress.stop)
+        self.between = cb.Between(self.keep, int(every) if every else None, config.get("checkpoint_every_s"),
+                                  self.interrupts, self.clock)
+        self.callbacks: list[Any] = [self.shares, self.between, self.figures]
+        if self.agent.get("lagrangian"):
+            self.callbacks.append(lagrangian(config, self.agent, self.model, self.env))
+        if imitated(self.agent) is not None:
+            self.callbacks.append(cb.CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
+        self.validation = self._validation()
+        if self.validation is not None:
+            self.callbacks.append(self.validation)
         if every:
-            callbacks.append(cb.Checkpoints(out / runs.CHECKPOINTS, int(every)))
+            self.callbacks.append(cb.Checkpoints(self.out / runs.CHECKPOINTS, int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
-        callbacks += [cb.ObservationStatistics(), progress]
-        if state is not None:
-            restore(model, callbacks, state)
-            imitated_as = state["trainer"]["imitation"]
+        self.callbacks += [cb.ObservationStatistics(), self.progress]
+        if self.state is not None:
+            restore(self.model, self.callbacks, self.state)
+            self.imitated_as = self.state["trainer"]["imitation"]
 
-        # --- Learning: an interrupt saves too ---
-        preparation_s, whole_rollouts = 0.0, True  # whether it stands between two rollouts, where its state can be kept
-        begun_at = int(model.num_timesteps)
-        progress.begin()
-        with interrupts:
+    def _validation(self) -> Any:
+        """What judges the policy now and then; None where nothing does."""
+        from agents.learning import callbacks as cb
+
+        checks = plain(self.config.get("validation") or {})
+        self.length = with_length(self.config["env"], checks.get("window_s"))
+        if not checks.get("windows"):
+            return None
+        games = windows(split_seeds(self.config["env"], "validation"), int(checks["windows"]))
+        return cb.Validation(self.length, games, self.judges, self.out / runs.POLICY_FILE, checks,
+                             imitated(self.agent) is not None, self.interrupts, self.clock, self.progress)
+
+    def keep(self) -> None:
+        """Keeps what `resume` goes on from."""
+        from agents.learning.state import write_state
+
+        if self.config.get("resumable", True):
+            judged = self.validation is None or self.validation.judged
+            write_state(self.out, self.model, self.callbacks, {
+                "imitation": self.imitated_as, "timesteps": int(self.model.num_timesteps), "judged": judged})
+
+    # --- Learning: an interrupt saves too ---
+    def learn(self) -> None:
+        """Learns to the end, to the limit on wall-clock time, or until it is interrupted; keeps its state where it
+        stands between two rollouts."""
+        self.begun_at, whole_rollouts = int(self.model.num_timesteps), True
+        self.progress.begin()
+        with self.interrupts:
             try:
-                if state is None:
-                    imitated_as = _prepare(SimpleNamespace(config=config, agent=agent, env=env, model=model))
-                    preparation_s = time.monotonic() - ready
-                    model._last_obs = model._last_original_obs = venv.latest  # not reset once more
-                    model._last_episode_starts = np.ones(env.num_envs, bool)
-                    between.keep()  # whoever ends it from now on can go on from here
-                interrupts.patient = True
-                with clock:
-                    with suppress(cb.Stop):
-                        model.learn(int(config["total_timesteps"]) - begun_at, callback=callbacks, log_interval=1,
-                                    reset_num_timesteps=False)
-                    with suppress(cb.Stop):
-                        if validation is not None and not validation.judged and not interrupts.asked:
-                            validation.validate()
+                if self.state is None:
+                    self._begin()
+                self.interrupts.patient = True
+                self._go_on()
             except KeyboardInterrupt:
-                interrupts.asked, whole_rollouts = True, False
+                self.interrupts.asked, whole_rollouts = True, False
             except UserError:
-                if state is None and not model.num_timesteps:
-                    runs.clear(out)  # refused before it learned: this is no run that another would have to spare
+                if self.state is None and not self.model.num_timesteps:
+                    runs.clear(self.out)  # refused before it learned: this is no run that another would have to spare
                 raise
             if whole_rollouts:
-                keep()
-            cb.save(model, out / runs.LAST_FILE)
-            if validation is None or validation.best is None:
-                cb.save(model, out / runs.POLICY_FILE)
-            logger.dump(model.num_timesteps)
+                self.keep()
 
-        learning_s = clock.learned_s
-        learning = shares.of_seconds(learning_s)
+    def _begin(self) -> None:
+        """Scales or imitates; whoever ends it from now on can go on from here."""
+        self.imitated_as = _prepare(self)
+        self.preparation_s = time.monotonic() - self.ready
+        self.model._last_obs = self.model._last_original_obs = self.venv.latest  # not reset once more
+        self.model._last_episode_starts = np.ones(self.env.num_envs, bool)
+        self.between.keep()
 
-    # --- Seconds, and decisions per second, are those of this call ---
-    stopped = "interrupt" if interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
-    decisions = int(model.num_timesteps) - begun_at
-    return {
-        "command": "train", "agent": recipe_of(agent), "env": config["env"]["id"],
-        "seed": seed, "timesteps": int(model.num_timesteps), "resumed": state is not None, "stopped_by": stopped,
-        **({"signal": interrupts.signal.name} if stopped == "interrupt" else {}), "episodes": figures.episodes,
-        "updates": int(model._n_updates), "wall_s": time.monotonic() - started, "setup_wall_s": ready - started,
-        "preparation_wall_s": preparation_s, "validation_wall_s": clock.validation_s, "learning_wall_s": learning_s,
-        "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
-        "learning_shares": learning,
-        "imitation": imitated_as, "best": None if validation is None else validation.best,
-        "validation": [] if validation is None else validation.history,
-        "validation_window_s": None if validation is None else length.get("window_s"), "logger": logging["name"],
-        "files": sorted(path.name for path in out.iterdir() if not path.name.startswith(".")),
-    }
+    def _go_on(self) -> None:
+        from agents.learning import callbacks as cb
+
+        with self.clock:
+            with suppress(cb.Stop):
+                self.model.learn(int(self.config["total_timesteps"]) - self.begun_at, callback=self.callbacks,
+                                 log_interval=1, reset_num_timesteps=False)
+            with suppress(cb.Stop):
+                if self.validation is not None and not self.validation.judged and not self.interrupts.asked:
+                    self.validation.validate()
+
+    def save(self) -> None:
+        """Saves the last policy, and as the best one where none was judged; notes what the seconds went to."""
+        from agents.learning import callbacks as cb
+
+        cb.save(self.model, self.out / runs.LAST_FILE)
+        if self.validation is None or self.validation.best is None:
+            cb.save(self.model, self.out / runs.POLICY_FILE)
+        self.logger.dump(self.model.num_timesteps)
+        self.learning_shares = self.shares.of_seconds(self.clock.learned_s)
+
+    def summary(self, started: float) -> dict[str, Any]:
+        """What came out; seconds, and decisions per second, are those of this call."""
+        stopped = "total_timesteps"
+        if self.interrupts.asked or self.between.expired:
+            stopped = "interrupt" if self.interrupts.asked else "max_wall_s"
+        decisions, learning_s = int(self.model.num_timesteps) - self.begun_at, self.clock.learned_s
+        validation = self.validation
+        return {
+            "command": "train", "agent": recipe_of(self.agent), "env": self.config["env"]["id"], "seed": self.seed,
+            "timesteps": int(self.model.num_timesteps), "resumed": self.state is not None, "stopped_by": stopped,
+            **({"signal": self.interrupts.signal.name} if stopped == "interrupt" else {}),
+            "episodes": self.figures.episodes, "updates": int(self.model._n_updates),
+            "wall_s": time.monotonic() - started, "setup_wall_s": self.ready - started,
+            "preparation_wall_s": self.preparation_s, "validation_wall_s": self.clock.validation_s,
+            "learning_wall_s": learning_s, "decisions": decisions,
+            "decisions_per_s": decisions / max(learning_s, 1e-9), "learning_shares": self.learning_shares,
+            "imitation": self.imitated_as, "best": None if validation is None else validation.best,
+            "validation": [] if validation is None else validation.history,
+            "validation_window_s": None if validation is None else self.length.get("window_s"),
+            "logger": self.logging["name"],
+            "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
+        }
 
 
 def _prepare(training: Any) -> dict[str, Any] | None:
