@@ -56,7 +56,7 @@ def hear(begun: threading.Event, sender: threading.Thread, done: list[int]) -> N
 
 
 def test_a_signal_to_another_thread_waits_until_a_process_has_begun() -> None:
-    """Else it would be raised in between, and the process that begins be one that nobody ends."""
+    """Else it would be raised in between, and the process that begins is never ended."""
     for number, raised in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)):
         before, begun, done = signal.signal(signal.SIGINT, signal.default_int_handler), threading.Event(), []
 

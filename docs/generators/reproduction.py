@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.marked import merged
-from experiments.figure_page import by_number, ours, ranges
+from experiments.figure_page import by_number, ours
 from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
 from ooco_gym.report import Column, Table
@@ -31,8 +31,6 @@ def body(figures: Sequence[Mapping[str, Any]]) -> str:
                Column("the paper states", "statement", align="l"),
                Column("ours (95 %)", lambda one: "; ".join(f"{test['what']}: {ours(test)}" for test in one["tests"]),
                       align="l"),
-               Column("counts as reproduced",
-                      lambda one: "; ".join(ranges(test["reproduced"]) for test in one["tests"]), align="l"),
                Column("verdict", lambda one: f"**{one['verdict']}**", align="l"), Column("why", "why", align="l"))
     for paper in dict.fromkeys(one["paper"] for one in figures):
         parts += [f"## {paper}", Table.of(columns, [one for one in figures if one["paper"] == paper]).markdown()]

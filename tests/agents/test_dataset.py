@@ -56,7 +56,7 @@ def test_mistakes_are_named(tmp_path):
 
 def test_a_data_set_is_whole_or_not_there_and_begun_again_it_is_the_same(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a start that was ended has written is no data set, and in nobody's way."""
+    """What a start that was ended has written is no data set, and in no one's way."""
     def files(folder: Path) -> dict[str, int]:
         return {str(one.relative_to(folder)): one.stat().st_size for one in folder.rglob("*.arrow")}
 
