@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 
@@ -400,57 +400,47 @@ def _service_and_late(row: Mapping[str, Any]) -> str:
 
 def _rules() -> list[str]:
     """Published rules by decision, and how they are played."""
-    parts = ["## Rules by decision", "", "What the published policies answer where the simulator asks. Each plays as "
-             "an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
-             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`), beside a partner for all other decisions, and "
-             "is a row of `ooco-gym headroom`. A name with `…=…` is a policy with a parameter set.", ""]
+    rows = []
     for name in features.DECISIONS:
         kind = kinds()[name]
         rules = rules_for(name) if kind.kind < CLOCK else settings_for_packing() if name == "pack" else []
         if rules:
-            rows = [(", ".join(f"`{policy}`" for policy in rule.policies), rule.says) for rule in rules]
-            what = "rule" if name != "pack" else "setting: the policy plays from the partner's seat"
-            parts += [f"### `{name}`: {kind.question}", "", table(("policy", what), rows), ""]
-    mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
-    return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
-            f"({mixed}) compose whole iterations: they play `batch` from the partner's seat, those that leave it open "
-            "also `admit`, most also `reclaim`, all of them all of [Serving](engines.md#serving-v0)."]
+            rows.append((f"`{name}`", kind.question,
+                         ", ".join(f"`{policy}`" for having in rules for policy in having)))
+    parts = ["## Rules by decision", "", "Published policies with an answer of their own where the simulator asks (of "
+             "`pack` a setting, which plays from the partner's seat); their docstrings say what they answer. Each plays "
+             "as an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
+             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`), and is a row of `ooco-gym headroom`. A name "
+             "with `…=…` is a policy with a parameter set.", "",
+             table(("decision", "asked", "policies"), rows), ""]
+    return [*parts, "What `control` turns are the parameters of the partner itself. Policies of "
+            "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the partner's seat, "
+            "those that leave it open also `admit`, most also `reclaim`, all of them all of "
+            "[Serving](engines.md#serving-v0)."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------
-class Rule(NamedTuple):
-    """A rule for a decision."""
-
-    policies: tuple[str, ...]  # that have it; with parameters, where one of them decides
-    says: str
-
-
 def shipped_policies() -> list[str]:
     """Names of the policies that come with this package; other packages' are not on our pages."""
     return names("policy")
 
 
-def rules_for(decision: str) -> list[Rule]:
-    """The distinct rules that pool policies have for a decision of the simulator, in the order of their names."""
+def rules_for(decision: str) -> list[tuple[str, ...]]:
+    """The policies that have each distinct rule of pools for a decision, in the order of the policies' names."""
     index = [point.name for point in POINTS].index(decision)
     found: dict[Any, list[Policy]] = {}
     for policy in _pool_policies():
         found.setdefault(policy.hooks()[index], []).append(policy)
-    return [Rule(tuple(name for policy in _owners(hook, having) for name in _spelled(policy, decision, hook)),
-                 _first_sentence(hook)) for hook, having in found.items()]
+    return [tuple(name for policy in _owners(hook, having) for name in _spelled(policy, decision, hook))
+            for hook, having in found.items()]
 
 
-def settings_for_packing() -> list[Rule]:
+def settings_for_packing() -> list[tuple[str, ...]]:
     """Policies that compose steps by a rule of their own with a setting for how full they are packed."""
     compose = [point.name for point in POINTS].index("compose")
-    return [Rule((policy.name,), f"`{param.name}={policy.values.get(param.name)}`: {param.doc}")
+    return [(f"{policy.name}:{param.name}={policy.values.get(param.name)}",)
             for policy in map(get_policy, shipped_policies()) if _is_own(policy, policy.hooks()[compose])
             for param in policy.params if param.name in PACK_SETTINGS]
-
-
-def mixed_policies() -> list[str]:
-    """Policies of mixed instances, which compose whole iterations."""
-    return [name for name in shipped_policies() if get_policy(name).mixed]
 
 
 def _pool_policies() -> Iterator[Policy]:
@@ -473,11 +463,6 @@ def _spelled(policy: Policy, decision: str, hook: Any) -> list[str]:
         if param.name == decision and param.choices and decision in hook.py_func.__code__.co_names:
             return [f"{policy.name}:{param.name}={choice}" for choice in param.choices]
     return [policy.name]
-
-
-def _first_sentence(hook: Any) -> str:
-    text = " ".join((inspect.getdoc(hook.py_func) or "").split())
-    return text.partition(". ")[0].rstrip(".")
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------

@@ -85,14 +85,13 @@ def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
     rules = document.rules_for(decision)
     pools = [get_policy(name) for name in document.shipped_policies() if not get_policy(name).mixed]
     assert len(rules) == len({policy.hooks()[index] for policy in pools})
-    named = {name.partition(":")[0] for rule in rules for name in rule.policies}
+    named = {name.partition(":")[0] for rule in rules for name in rule}
     for policy in pools:
         alike = {other.name for other in pools if other.hooks()[index] is policy.hooks()[index]}
         assert named & alike, policy.name
     env: Any = gym.make(f"ooco_gym/{ENV_OF[decision]}-v0", window_s=5.0, warmup_s=5.0)
     env.reset(seed=1)
     for rule in rules:
-        assert rule.says
-        for name in rule.policies:
+        for name in rule:
             action = int(ooco_gym.make_agent(name, env)())
             assert env.unwrapped.action_masks()[action] or action == 1
