@@ -17,8 +17,11 @@ from ooco_gym.commands.simulate import notes_of, say_clock, say_played, scenario
 from ooco_gym.metrics.costs import cost_figures
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
+from ooco_gym.render.deciding import conditions, costs_by_late, percentiles
 from ooco_gym.render.outcome import compare, metrics_of
+from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import compared
+from ooco_gym.report import joined, number
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -53,7 +56,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
              if key != "per_million_tokens" or options["price_per_chip_hour"] is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)
     named = {(name, on[name].load_cluster().name): runs for name, runs in summaries.items()}
-    metrics = metrics_of([get_policy(name).values for name in policies], [*options["metrics"], *costs], batch)
+    metrics = metrics_of([get_policy(name).values for name in policies], [*costs, *options["metrics"]], batch)
     rows = compare(named, metrics,
                    next(key for key in named if key[0] == baseline), float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
@@ -64,5 +67,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                                   for name, runs in summaries.items()})
     outcome = compared(summary, options)
     replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
-    write_report(Path(options["out"]) / "compare.html", [outcome])
+    known, (table, cost) = on[baseline].resolve(), (percentiles(summaries), summaries[baseline][0]["cost"])
+    each = [number(one) for runs in summaries.values() if (one := runs[0]["cost"].get("per_million_tokens"))]
+    tokens = joined(list(dict.fromkeys(each)))
+    paid = f" The cluster costs {number(cost['per_hour'])} an hour, a million tokens {tokens}." if each else ""
+    write_report(Path(options["out"]) / "compare.html", [outcome], more=[table] if table else [],
+                 conditions=conditions_table(summary), lead=conditions(known, options["price_per_chip_hour"]) + paid,
+                 plots=costs_by_late(outcome.found, outcome.budget))
     return summary

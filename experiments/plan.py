@@ -29,7 +29,8 @@ from ooco_gym.files import as_json, atomic_write
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
-from ooco_gym.report import Column, Section, Table, console, curve, number, percent, plot, write_page
+from ooco_gym.render.deciding import conditions, saved
+from ooco_gym.report import Column, Section, Table, command_line, console, curve, number, percent, plot, write_page
 from ooco_gym.report.pages import Plot
 
 if TYPE_CHECKING:
@@ -81,7 +82,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     table = batch_plan.table(rows, question) if batch else _table(rows, question, len(seeds), limits)
     plots = batch_plan.frontier(rows) if batch else _frontier(rows)
     table.show(console(), unbroken=2)
-    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], plots=plots)])
+    _, _, chips = base.load_cluster().hardware()
+    answer = saved(rows, " and ".join(dict.fromkeys(chips)))
+    price = options["price_per_chip_hour"]
+    lead = conditions(base.resolve(), None if price is None else float(price), min(row["chips"] for row in rows))
+    console().print(answer, highlight=False)
+    again = [Section("How to make this again", commands=[line])] if (line := command_line()) else []
+    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], plots=plots), *again],
+               f"{answer}\n{lead}")
     return {"schema": SCHEMA, "question": question, "limits": "" if batch else limits.words(), "offline_rate": rate,
             "seeds": list(seeds), "results": as_json(rows, 6), "simulations": jobs.different,
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
@@ -140,8 +148,10 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
     kind = f"{' and '.join(dict.fromkeys(chips))} chips with {model}"
     asked = f"The fewest {kind}" if options["chips"] is None else f"{options['chips']} {kind}"
     limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
+    promise = "the promise of its class" if scenario.classes else (
+        f"a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
     return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most {limit} of the online "
-            f"requests may violate a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
+            f"requests may violate {promise}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:

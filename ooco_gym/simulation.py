@@ -354,8 +354,9 @@ def computed_tokens(requests: np.ndarray) -> np.ndarray:
 
 
 def _sample(state: s.State, time_s: float) -> dict[str, Any]:
-    """What stands at a time on each instance: members by class, online requests that wait, share of the memory."""
+    """What stands at a time on each instance: members by class, requests that wait, share of the memory."""
     instances = state.instances
     return {"t_s": time_s, "urgent": instances["urgent_members"].copy(), "offline": instances["offline_members"].copy(),
             "online_waiting": instances["online_waiting"].copy(),
+            "offline_waiting": instances["offline_waiting"].copy(),
             "kv_share": 1.0 - instances["free_blocks"] / instances["total_blocks"]}

@@ -24,6 +24,7 @@ PAGE_FILE, REQUESTS_FILE = "simulate.html", "requests.parquet"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
+SAMPLES = 240  # of queues and memory, over a window that is short
 THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
 STEADY_S = 3600.0  # a window long enough to tell whether the backlog grows
 SEARCHED = "synthetic ones (offline=…) at the rate that is searched"
@@ -38,6 +39,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.metrics.costs import chips_of, cost_figures
     from ooco_gym.policy import policy_of
     from ooco_gym.render import outcome_of, write_report
+    from ooco_gym.render.deciding import conditions, depths
     from ooco_gym.render.page import class_table, conditions_table, policy_words
     from ooco_gym.simulation import simulate
 
@@ -46,7 +48,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     said = say_played(scenario)
     say_clock(scenario.given)
     with Console(stderr=True).status("simulating"):
-        run = simulate(scenario, policy=policy)
+        run = simulate(scenario, policy=policy, sample_s=min(60.0, max(1.0, scenario.duration_s / SAMPLES)))
     found = summarise(run)
     found["cost"] = cost_figures(found, chips_of(run.scenario.deployments), cfg.price_per_chip_hour)
     summary = {"schema": SCHEMA, **found, "params": run.params, "scenario": scenario.describe(),
@@ -66,7 +68,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         table.turned().show()
     console().print(outcome.answer(), highlight=False)
     show_notes([line for line in outcome.notes if line not in earlier])
-    write_report(Path(cfg.out) / PAGE_FILE, [outcome], more=classes, conditions=conditions_table(summary))
+    write_report(Path(cfg.out) / PAGE_FILE, [outcome], more=classes, conditions=conditions_table(summary),
+                 lead=f"{conditions(run.scenario, cfg.price_per_chip_hour)} {cost_words(found['cost']).capitalize()}.",
+                 plots=depths(run))
     return summary
 
 
@@ -176,9 +180,9 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 def cost_words(cost: Mapping[str, Any]) -> str:
     """What a run's chips cost, in words."""
-    of_all = f"; {number(cost['of_all'])} for all" if "of_all" in cost else ""
-    money = f", {number(cost['per_million_tokens'])} a million tokens{of_all}" if "per_hour" in cost else ""
-    return f"{cost['chips']} chips, {number(cost['chip_hours_per_million_tokens'])} chip-hours a million tokens{money}"
+    of_all = f", all of them {number(cost['of_all'])}" if "of_all" in cost else ""
+    money = f" and cost {number(cost['per_million_tokens'])}{of_all}" if "per_hour" in cost else ""
+    return f"a million tokens take {number(cost['chip_hours_per_million_tokens'])} chip-hours{money}"
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:

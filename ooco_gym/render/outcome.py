@@ -191,7 +191,7 @@ class Outcome:
 
     def answer(self) -> str:
         """Who keeps the online promises and serves most then, in a sentence; the tables have the differences."""
-        found, promise = self.found, f"at least {100 * (1 - self.budget):g} % of the online requests in time"
+        found, promise = self.found, f"the promise (at most {100 * self.budget:g} % late)"
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
             return self.sentence or self._done() or (

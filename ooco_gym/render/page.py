@@ -35,6 +35,7 @@ from ooco_gym.sim.state import FINISHED, PS_PER_S
 if TYPE_CHECKING:
     from ooco_gym.simulation import Run
 
+MOST_COLUMNS = 9  # of a table that is wider than a page: its rows become columns
 BINS, LEAST_BIN_S = 48, 60.0  # of a window: so many, fewer where they would be shorter
 CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
@@ -71,7 +72,8 @@ def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> 
 
 
 def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, more: Sequence[Table] = (),
-                 conditions: Table | None = None, title: str = "") -> Path:
+                 conditions: Table | None = None, title: str = "", lead: str = "",
+                 plots: Sequence[Plot] = ()) -> Path:
     """Writes the page of outcomes as one HTML file, atomically, with the command that makes it again.
 
     Args:
@@ -80,18 +82,22 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, m
         more: tables of the first one, below its own.
         conditions: what was played, where that is one scenario.
         title: of the page; empty: the first one's.
+        lead: a paragraph below the answer.
+        plots: of the first one, besides its own.
     """
     parts = []
     for index, one in enumerate(outcomes):
         tables = one.tables()
         tables[0] = replace(tables[0], title="")  # it is the page's, or the section's
+        tables = [table.turned() if len(table.head) > MOST_COLUMNS else table for table in tables]
         parts.append(Section(one.title if len(outcomes) > 1 else "", [one.answer()] if index else [],
-                             [*tables, *(more if index == 0 else ())], [*one.chart(), *one.plots], notes=one.notes))
+                             [*tables, *(more if index == 0 else ())],
+                             [*one.chart(), *(plots if index == 0 else ()), *one.plots], notes=one.notes))
     if conditions is not None:
         parts.append(Section("Conditions", tables=[conditions]))
     if line := command_line():
         parts.append(Section("How to make this again", commands=[line]))
-    return write_page(path, title or outcomes[0].title, parts, outcomes[0].answer())
+    return write_page(path, title or outcomes[0].title, parts, f"{outcomes[0].answer()}\n{lead}".rstrip())
 
 
 def conditions_table(summary: Row) -> Table:

@@ -95,7 +95,8 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section], lead: str = "") -> bytes:
-    """A whole page as HTML: title, a sentence under it, links to the sections, and the sections."""
+    """A whole page as HTML: title, a sentence under it (of several lines a paragraph each), links to the sections, and
+    the sections."""
     style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), b""
     if in_sweep():  # whose thousands of pages would each have Plotly in them
         sections = [replace(part, plots=()) for part in sections]
@@ -110,8 +111,8 @@ def page(title: str, sections: Sequence[Section], lead: str = "") -> bytes:
     head = (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n")
-    rest = (f"</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
-            f'<p class="lead">{_prose(lead)}</p>\n<nav>{links}</nav>\n{body}\n'
+    leads = "".join(f'<p class="lead">{_prose(line)}</p>\n' for line in lead.split("\n"))
+    rest = (f"</head>\n<body>\n<h1>{html.escape(title)}</h1>\n{leads}<nav>{links}</nav>\n{body}\n"
             f'<p class="note">Made by ooco-gym {__version__}.</p>\n</body>\n</html>\n')
     return head.encode() + script + rest.encode()
 

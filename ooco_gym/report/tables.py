@@ -156,11 +156,14 @@ class Table:
         """The table in HTML, with title and note; an interval in brackets stands on a line of its own."""
         kinds = ["", *(" class=text" if side == "l" else "" for side in self._sides()[1:])]
         head = "".join(f"<th{kind}>{html.escape(cell)}</th>" for cell, kind in zip(self.head, kinds, strict=True))
+        wide = len(self.head) > 3
+        kinds = [f'{kind} data-head="{html.escape(name)}"' if wide else kind
+                 for kind, name in zip(kinds, self.head, strict=True)]
         rows = "".join("<tr>" + "".join(f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(
             row, kinds, strict=True)) + "</tr>" for row in self.rows)
         title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
         note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
-        kind = ' class="words"' if len(self.head) == 2 else ""
+        kind = ' class="words"' if len(self.head) == 2 else ' class="wide"' if wide else ""
         return (f'{title}<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
                 f"</div>{note}")
 

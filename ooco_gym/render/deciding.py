@@ -1,0 +1,108 @@
+"""What whoever decides about money reads first: conditions in a sentence, costs, percentiles by class, depth of queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooco_gym.render.outcome import LATE, LEAST_LATE, Key, Row, heading
+from ooco_gym.report import Table, at_least, curve, duration, joined, number, plot
+from ooco_gym.report.pages import Plot
+from ooco_gym.report.tables import missing
+
+if TYPE_CHECKING:
+    from ooco_gym.scenario import ResolvedScenario
+    from ooco_gym.simulation import Run
+
+PERCENTILES = ("p50", "p90", "p99")
+MONEY, HOURS = "cost.per_million_tokens", "cost.chip_hours_per_million_tokens"
+
+
+def conditions(known: ResolvedScenario, price: float | None = None, chips: int | None = None) -> str:
+    """Chips, model, promises, window and price, in a sentence.
+
+    Args:
+        known: the scenario.
+        price: of a chip's hour, in any currency.
+        chips: how many of its kind, where that is not the scenario's own cluster.
+    """
+    model, _, names = known.cluster.hardware()
+    kinds = list(dict.fromkeys(names))
+    counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(one)} {one}" for one in kinds])
+    online = [one for one in known.classes[2:] if one.online] or [None]
+    slos = [f"{one.name + ': ' if one else ''}TTFT {(one or known.slo).ttft_s:g} s, TPOT "
+            f"{1000 * ((one or known.slo).tpot_s or 0.0):g} ms" for one in online]
+    paid = f"; a chip's hour costs {number(price)}" if price is not None else ""
+    return (f"On {counted} with {model}; {'; '.join(slos)}; {known.duration_s / 60:,.3g} min of arrivals from "
+            f"{known.start_s:,.0f} s on{paid}.")
+
+
+def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
+    """TTFT and TPOT of each policy and online class, means over seeds; None where no online request arrived."""
+    rows = []
+    for policy, each in runs.items():
+        named = {name for one in each for name, about in one.get("classes", {}).items() if about["online"]}
+        for name in sorted(named) or ["online"]:
+            parts = [one["classes"][name] if named else one["online"] for one in each]
+            if not any(part["arrived"] for part in parts):
+                continue
+            cells = []
+            for key in (f"{time}_{end}_s" for time in ("ttft", "tpot") for end in PERCENTILES):
+                values = np.array([part[key] for part in parts], float)
+                cells.append(at_least(duration(float(values.mean())), any(key in part["censored"] for part in parts)))
+            rows.append((policy, name, *cells))
+    head = (f"{time} {end.upper()}" for time in ("TTFT", "TPOT") for end in PERCENTILES)
+    return Table("Percentiles by class", ("policy", "class", *head), rows, align="llr") if rows else None
+
+
+def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list[Plot]:
+    """What a million tokens cost against what is late: who is left of and below another one is better in both."""
+    metric = next((one for one in (MONEY, HOURS) if all(one in rows for rows in found.values())), None)
+    known = {key: rows for key, rows in found.items() if metric and not missing(rows[metric]["mean"])
+             and not missing(rows[LATE]["mean"])}
+    if metric is None or len(known) < 2:
+        return []
+    costs = [rows[metric]["mean"] for rows in known.values()]
+    allowed = curve("", [100 * budget] * 2, [min(costs), max(costs)], -1, "dashes")
+    points = [curve(key[0], [100 * max(rows[LATE]["mean"], LEAST_LATE)], [rows[metric]["mean"]], colour, "markers",
+                    cliponaxis=False) for colour, (key, rows) in enumerate(known.items())]
+    return [plot("Cost against late: left and below is better; dashed: what is allowed", [allowed, *points],
+                 f"{heading(LATE)}, ≤ 0.01 at the edge", heading(metric), "x", xaxis_range=[-2, 2])]
+
+
+def depths(run: Run) -> list[Plot]:
+    """Requests that wait and run, and KV memory, over the window."""
+    if not len(run.samples.get("t_s", ())):
+        return []
+    start_s, end_s = run.window_s
+    t_s = run.samples["t_s"] - start_s
+    inside = (t_s >= 0) & (t_s <= end_s - start_s)
+    unit, unit_s = ("h", 3600.0) if end_s - start_s >= 7200.0 else ("min", 60.0)
+    x, axis = t_s[inside] / unit_s, f"time since the window's start ({unit})"
+    counts = {name: run.samples[key][inside].sum(axis=1) for name, key in (
+        ("online, waiting", "online_waiting"), ("online, running", "urgent"),
+        ("offline, waiting", "offline_waiting"), ("offline, running", "offline"))}
+    shown = [curve(name, x, values, colour) for colour, (name, values) in enumerate(counts.items()) if values.any()]
+    share = [curve(f"instance {index}", x, 100 * values, index)
+             for index, values in enumerate(run.samples["kv_share"][inside].T[:8])]
+    return [plot("Requests that wait and run", shown, axis), plot("KV memory in use (%)", share, axis,
+                                                                  yaxis_range=[0, 100])] if len(x) else []
+
+
+def saved(rows: Sequence[Mapping[str, Any]], chip: str) -> str:
+    """Who takes the fewest chips of a plan's rows, and what that spares beside the most, in a sentence."""
+    best, most = (pick(rows, key=lambda row: row["chips"]) for pick in (min, max))
+    if len(rows) == 1:
+        return f"`{best['policy']}` takes {best['chips']} {chip}{_hourly(best)}."
+    if best["chips"] == most["chips"]:
+        return f"All take {best['chips']} {chip}{_hourly(best)}."
+    price = None if best["cost_per_hour"] is None else most["cost_per_hour"] - best["cost_per_hour"]
+    less = "" if price is None else f", {number(price)} an hour less"
+    return f"`{best['policy']}` takes {best['chips']} {chip} instead of {most['chips']} (`{most['policy']}`){less}."
+
+
+def _hourly(row: Mapping[str, Any]) -> str:
+    return "" if row["cost_per_hour"] is None else f", {number(row['cost_per_hour'])} an hour"

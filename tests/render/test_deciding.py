@@ -1,0 +1,65 @@
+"""Whoever decides finds sentence, conditions and cost at the top of a page, and nothing is cut off on a phone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ooco_gym.cli.main import main
+from ooco_gym.render.deciding import saved
+from ooco_gym.report import Table
+
+CLASSES = "classes={chat: {ttft_s: 1, tpot_s: 0.04}, batch: {online: false}}"
+
+
+@pytest.fixture(autouse=True)
+def _trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+    rows = "\n".join(f"{0.5 * at},500,30,{('chat', 'batch')[at % 2]}" for at in range(120))
+    Path("log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}\n")
+
+
+def lead(page: str) -> str:
+    return " ".join(re.findall(r'<p class="lead">(.*?)</p>', page))
+
+
+def test_compare_has_conditions_cost_percentiles_and_cost_against_lateness() -> None:
+    assert main(["compare", "policies=[vllm_priority,deadline]", "workload.path=log.csv", "seeds=1", "workers=1",
+                 "price_per_chip_hour=3", CLASSES, "out=C"]) == 0
+    page = Path("C/compare.html").read_text()
+    assert "On 2 h100 with llama_3_1_8b; chat: TTFT 1 s, TPOT 40 ms; 1 min of arrivals" in lead(page)
+    assert "The cluster costs 6 an hour, a million tokens" in lead(page)
+    assert "Percentiles by class" in page and "TTFT P90" in page and "Cost against late" in page
+    assert "online requests in time (1/s)" in page and "<h2>Conditions</h2>" in page
+    assert "97 %" not in page and "at most 3 % late" in lead(page), "0.00 % late stands beside no other share"
+
+
+def test_plan_says_who_takes_fewer_chips_with_model_window_and_command() -> None:
+    assert main(["plan", "policies=[vllm_priority,deadline]", "workload.path=log.csv", "seeds=1", "workers=1",
+                 "price_per_chip_hour=3", "frontier=1", CLASSES, "search={last: 0.4}", "out=P"]) == 0
+    page = Path("P/plan.html").read_text()
+    assert "All take 1 h100, 3 an hour." in lead(page) and "llama_3_1_8b" in lead(page) and "of arrivals" in lead(page)
+    assert "the promise of its class" in page and "How to make this again" in page and "ooco-gym plan" in page
+
+
+def test_the_sentence_of_a_plan() -> None:
+    rows = [{"policy": "deadline", "chips": 3, "cost_per_hour": 9.0},
+            {"policy": "vllm_priority", "chips": 4, "cost_per_hour": 12.0}]
+    assert saved(rows, "h100") == "`deadline` takes 3 h100 instead of 4 (`vllm_priority`), 3 an hour less."
+    assert saved(rows[:1], "h100") == "`deadline` takes 3 h100, 9 an hour."
+    assert saved([{**row, "cost_per_hour": None} for row in rows], "h100").endswith("(`vllm_priority`).")
+
+
+def test_simulate_shows_queues_and_memory_over_time() -> None:
+    assert main(["simulate", "policy=deadline", "workload.path=log.csv", CLASSES, "out=S"]) == 0
+    page = Path("S/simulate.html").read_text()
+    assert "Requests that wait and run" in page and "KV memory in use (%)" in page
+    assert "On 2 h100 with llama_3_1_8b" in lead(page) and "chip-hours" in lead(page)
+
+
+def test_rows_of_wide_tables_are_cards_where_a_page_is_narrow() -> None:
+    found = Table("", ("policy", "late", 'the "cost"', "chips"), [("a", "1", "2", "3")]).html()
+    assert '<table class="wide">' in found and 'data-head="the &quot;cost&quot;"' in found
