@@ -201,8 +201,9 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
 
 def module_of_file(path: str) -> ModuleType:
     """The module of a Python file, read once in a process."""
+    existing = _existing(path)
     check(path, f"policy '{path}'")
-    return _module(os.path.abspath(_existing(path)))
+    return _module(os.path.abspath(existing))
 
 
 @lru_cache(maxsize=64)
