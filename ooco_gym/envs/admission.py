@@ -204,13 +204,11 @@ class AdmissionEnv(DecisionEnv):
     """Which waiting offline requests enter an engine that puts prompts and decodes of both classes into one batch.
 
     ## Description
-    Engines of today admit what waits in the order of arrival: vLLM's scheduler stops at the first request that does not
-    fit. Which offline request enters is worth a decision: short ones finish soon and free their memory, those whose
-    prefix is in the cache cost little, long ones hold memory that online requests will take from them, and none at all
-    may be best ahead of a burst. The partner composes the iteration: online decodes and prompts, offline requests that
-    run. Where it leaves time, tokens, a seat and memory for one that waits, it is asked which, until none fits any
-    more. A request that enters gets as long a chunk of its prompt as the partner's limits allow. The partner must be a
-    policy that composes iterations by `fill` (`ooco_gym/policy/latency_budget.py`), as `deadline` does.
+    vLLM's scheduler admits what waits in the order of arrival and stops at the first request that does not fit. Here
+    the partner composes the iteration: online decodes and prompts, offline requests that run. Where it leaves time,
+    tokens, a seat and memory for one that waits, it is asked which, until none fits any more. A request that enters
+    gets as long a chunk of its prompt as the partner's limits allow. The partner must be a policy that composes
+    iterations by `fill` (`ooco_gym/policy/latency_budget.py`), as `deadline` does.
 
     ## Action Space
     `Discrete(2 + K)`: 0 admits none, or no more (not legal where the iteration would be empty), 1 goes on as the

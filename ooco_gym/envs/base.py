@@ -52,10 +52,9 @@ class DecisionEnv(gym.Env):
     ## Episode End
     An episode is truncated after `window_s` and never terminated. The load then goes on under the partner until every
     online request of the window has finished or missed its SLO; what that adds is in the last reward. A decision is
-    asked only where two actions at least are legal beside the partner's; the partner takes all others. A window without
-    a decision ends with its first step, in which only the partner's action is legal. That is common where decisions are
-    rare: evictions where memory is plentiful, pulls beside a partner that lets no offline request decode on relaxed
-    instances. A cluster or partner with which no decision can ever come up is refused.
+    asked only where two actions at least are legal beside the partner's. A window without a decision ends with its
+    first step, in which only the partner's action is legal. A cluster or partner with which no decision can ever come
+    up is refused.
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),

@@ -211,13 +211,11 @@ class BatchingEnv(DecisionEnv):
     """How the next iterations of an engine are filled that puts prompts and decodes of both classes into one batch.
 
     ## Description
-    Engines of today compute chunks of prompts beside decodes. A long iteration computes many tokens, and delays every
-    online request that decodes in it; how much delay these can take depends on what they are ahead of their deadlines,
-    and that on what came before. HyGen (arXiv 2501.14808) fills every iteration up to one latency budget, vLLM up to
-    one number of tokens. Here both are chosen anew at each iteration with a choice, or every `interval_s` of each
-    instance: how long it may take, and up to which shares of that time online prompts and offline work may fill it. The
-    rule inside (`fill` in `ooco_gym/policy/latency_budget.py`) turns that into tokens by believed latencies. Online
-    decodes are in every iteration. Iterations of online decodes alone leave no choice.
+    HyGen (arXiv 2501.14808) fills every iteration up to one latency budget, vLLM up to one number of tokens. Here both
+    are chosen anew at each iteration with a choice, or every `interval_s` of each instance: how long it may take, and
+    up to which shares of that time online prompts and offline work may fill it. `fill`
+    (`ooco_gym/policy/latency_budget.py`) turns that into tokens by believed latencies. Online decodes are in every
+    iteration; iterations of online decodes alone leave no choice.
 
     ## Action Space
     `Discrete(2 + K)`: 0 online decodes alone (legal where there are any), 1 what the partner would do, `2 + k` a time

@@ -114,10 +114,9 @@ class ControlEnv(DecisionEnv):
     """The parameters of a deployed policy, turned up and down around their tuned values every few seconds.
 
     ## Description
-    What an engineer would dare to deploy first: a published policy takes every single decision, and an agent turns its
-    knobs (margins on the SLO, how many are drawn and pulled, how eager the gate is, whether arrivals interrupt), a step
-    or two away from where they were tuned, once in `interval_s` seconds. Nothing that it does can leave the bounds that
-    the policy itself has.
+    A published policy takes every single decision, and an agent turns its knobs (margins on the SLO, how many are drawn
+    and pulled, how eager the gate is, whether arrivals interrupt), a step or two away from where they were tuned, once
+    in `interval_s` seconds.
 
     ## Action Space
     `MultiDiscrete([L] * P)`: for each of P parameters one of L levels around its tuned value, which is level (L - 1)/2

@@ -101,11 +101,9 @@ class EvictionEnv(DecisionEnv):
 
     ## Description
     Online requests need KV memory: to be prefilled on a relaxed instance, to move to a strict one, to grow while they
-    decode. Offline requests that are resident there give way (OOCO, arXiv 2511.21862, section 3.4.1): what they have
-    computed is lost, and they are prefilled anew with all that they had generated. One is chosen at a time until the
-    memory suffices. Where the memory is for a request that can wait, none need give way yet: it is asked again when
-    something has changed. On pools an evicted request keeps nothing; what a mixed instance keeps of a prefix is its
-    block manager's affair.
+    decode. Offline requests that are resident there give way (OOCO, arXiv 2511.21862, section 3.4.1) and are prefilled
+    anew with all that they had generated. One is chosen at a time until the memory suffices. Where the memory is for a
+    request that can wait, none need give way yet: it is asked again when something has changed.
 
     ## Action Space
     `Discrete(2 + K)`: 0 lets the newcomer wait (not legal where a running batch needs the memory), 1 does what the
@@ -125,10 +123,9 @@ class EvictionPredictedEnv(EvictionEnv):
     """Eviction where a length predictor says how long outputs will be; all else is as in Eviction-v0.
 
     ## Description
-    The scenario has a length predictor (`lengths`, in `conf/env/evictionpredicted.yaml` of log-normal error 0.3). What
-    it lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
-    and how far off that may be. Rules of the policy `ooco_lengths` are given the same, and nothing is given the truth,
-    unless `lengths` is `true`. A request that outlives its prediction is believed to go on.
+    The scenario has a length predictor (`lengths`, of log-normal error 0.3). Each candidate's observation has what it
+    lets one believe: how many tokens the request will still generate, and how far off that may be. The rules of
+    `ooco_lengths` are given the same. A request that outlives its prediction is believed to go on.
 
     ## Candidates
     The partner's choice, the one that is worth least for the memory that it still takes (`ooco_lengths:evict=density`),

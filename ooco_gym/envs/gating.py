@@ -80,11 +80,10 @@ class GatingEnv(DecisionEnv):
     """The gate of OOCO's relaxed pool as a decision of one's own; a partner policy takes all other decisions.
 
     ## Description
-    An online service and offline work share a cluster of latency-relaxed and latency-strict instances (OOCO, arXiv
-    2511.21862). Whenever a relaxed instance has no online request to prefill, and offline requests wait for a prefill
-    that fits its KV memory, it may go on decoding the offline requests that are resident, or start a prefill. Prefills
-    make larger decode batches and feed the strict instances, but an online arrival interrupts them, and what was
-    computed is lost; residents may lose their memory to online prefills later.
+    Whenever a relaxed instance has no online request to prefill, and offline requests wait for a prefill that fits its
+    KV memory, it may go on decoding the offline requests that are resident, or start a prefill. Prefills make larger
+    decode batches and feed the strict instances, but an online arrival interrupts them, and what was computed is lost;
+    residents may lose their memory to online prefills later.
 
     ## Action Space
     `Discrete(2 + K)`: 0 holds (decode what is resident; asked again after the next decode step, or after

@@ -55,16 +55,11 @@ class GatingV1Env(ControlEnv):
     """The gate of a relaxed pool as an answer that holds for seconds; a partner policy takes all other decisions.
 
     ## Description
-    An online service and offline work share a cluster of latency-relaxed and latency-strict instances (OOCO, arXiv
-    2511.21862), whose memory is short. A relaxed instance prefills offline requests where it has nothing online to
-    prefill, and decodes them. Let in too many, and they are evicted as they grow or as online prompts come: all that
-    they had computed is computed again. Let in too few, and the instance idles. Here an answer says which share of a
-    relaxed instance's blocks must stay free after an offline prefill, and holds for `interval_s` seconds: what a single
-    start is worth is lost in noise, what five seconds of starting or holding are worth is not.
-
-    The reward pays offline work as it is computed (`progress`, a potential whose change is the reward: Ng et al. 1999)
-    and takes it back where it is lost, so that an eviction costs at once and not when the request would have finished.
-    The decisions one by one, which waiting request starts a prefill many times a second, are [Gating-v0](#gating-v0).
+    A relaxed instance prefills offline requests where it has nothing online to prefill, and decodes them. Let in too
+    many, and they are evicted as they grow or as online prompts come; let in too few, and the instance idles. An answer
+    says which share of a relaxed instance's blocks must stay free after an offline prefill, and holds for `interval_s`
+    seconds. The reward pays offline work as it is computed (`progress`, a potential whose change is the reward: Ng et
+    al. 1999) and takes it back where it is lost. The decisions one by one are [Gating-v0](#gating-v0).
 
     ## Action Space
     `MultiDiscrete([8])`: the share of the blocks of a relaxed instance that must stay free, from 0 to 1, with which an

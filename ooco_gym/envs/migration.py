@@ -157,10 +157,10 @@ class MigrationEnv(DecisionEnv):
 
     ## Description
     Offline requests are prefilled on relaxed instances and decode there. A strict instance whose steps leave time
-    within the TPOT SLO may pull some of them over (OOCO, arXiv 2511.21862, section 3.4.3, Algorithm 1): they fill its
-    steps and free the relaxed instance. But what is pulled takes KV memory, and an online burst soon evicts it: then
-    all that it had is computed anew. Algorithm 1 asks for latency and memory to spare first; here the question comes
-    without that guard (`pull_guard` says how it stands), and the picks are made one by one.
+    within the TPOT SLO may pull some of them over (OOCO, arXiv 2511.21862, section 3.4.3, Algorithm 1). What is pulled
+    takes KV memory, and an online burst may evict it: then all that it had is computed anew. Algorithm 1 asks for
+    latency and memory to spare first; here the question comes without that guard (`pull_guard` says how it stands), and
+    the picks are made one by one.
 
     ## Action Space
     `Discrete(2 + K)`: 0 ends the picks (pulls none, or no more), 1 does what the partner would do (first pick
@@ -180,10 +180,9 @@ class MigrationPredictedEnv(MigrationEnv):
     """Migration where a length predictor says how long outputs will be; all else is as in Migration-v0.
 
     ## Description
-    The scenario has a length predictor (`lengths`, in `conf/env/migrationpredicted.yaml` of log-normal error 0.3). What
-    it lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
-    and how far off that may be. Rules of the policy `ooco_lengths` are given the same, and nothing is given the truth,
-    unless `lengths` is `true`. A request that outlives its prediction is believed to go on.
+    The scenario has a length predictor (`lengths`, of log-normal error 0.3). Each candidate's observation has what it
+    lets one believe: how many tokens the request will still generate, and how far off that may be. The rules of
+    `ooco_lengths` are given the same. A request that outlives its prediction is believed to go on.
 
     ## Candidates
     The one that the partner would pick next, the one that is believed to finish soonest, the one whose predicted output

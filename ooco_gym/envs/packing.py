@@ -86,9 +86,8 @@ class PackingEnv(DecisionEnv):
     ## Description
     OOCO's Algorithm 2 (arXiv 2511.21862, section 3.4.4) adds offline decodes to a strict step while its believed
     latency stays within a share of the TPOT SLO; HyGen (arXiv 2501.14808) fills a mixed iteration up to a latency
-    budget. That share is a fixed figure there. TPOT is a mean over a request's life: a full step is safe while the
-    requests that decode are ahead of their promise, or few, or about to end, and an empty one buys back time after a
-    burst. Here the share is chosen anew at each control interval (`interval_s`), without looking at single requests.
+    budget. That share is a fixed figure there; here it is chosen anew at each control interval (`interval_s`), without
+    looking at single requests.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is never legal, 1 takes the partner's own value, `2 + k` takes level k.

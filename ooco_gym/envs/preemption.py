@@ -57,8 +57,7 @@ class PreemptionEnv(DecisionEnv):
     ## Description
     An online request arrives at a relaxed instance that is in the midst of an offline prefill or decode step. OOCO
     (arXiv 2511.21862, section 3.4.1) always stops at the next layer boundary, and what that iteration has computed is
-    lost. Where there is slack in the TTFT SLO, the iteration may as well finish: each one that does is work saved, each
-    promise that breaks is one of the few that may.
+    lost. Where there is slack in the TTFT SLO, the iteration may as well finish.
 
     ## Action Space
     `Discrete(3)`: 0 lets the iteration finish, 1 does what the partner would do, 2 stops it at the next layer.

@@ -182,18 +182,14 @@ class ReclaimingEnv(DecisionEnv):
     """Which running offline request gives way where an engine's KV memory is short, and what becomes of its memory.
 
     ## Description
-    Contexts grow, and online prompts arrive, until the blocks of an engine are short for what must run next. vLLM then
-    preempts the running request that was admitted last, or of the least priority the one that arrived last
-    (`_preempt_request`), and computes its context again later; its users ask for the one with the fewest computed
-    tokens (vLLM RFC 54644). What a request has computed, how soon it would have finished and freed its blocks by
-    itself, and how much has to be freed, say what its loss is worth. Before an iteration is composed, it is asked who
-    gives way if blocks lack for what must run: the next token of every request that decodes; then, as far as the
-    iteration's tokens go, online prompts under way; then whole contexts of the first 8 online requests that wait, while
-    there is a seat. One request gives way at a time until the blocks suffice; it waits again among the offline ones, by
-    arrival. Its memory is lost (*recompute*), or goes to the host's memory (*swap*), where that has room, and comes
-    back when the request is admitted again: both ways the transfer lengthens an iteration. Then the partner composes
-    the iteration. The partner is any policy of mixed instances that tells online from offline requests and counts
-    blocks of one owner.
+    Where the blocks of an engine are short for what must run next, vLLM preempts the running request that was admitted
+    last, or of the least priority the one that arrived last (`_preempt_request`), and computes its context again later;
+    its users ask for the one with the fewest computed tokens (vLLM RFC 54644). Before an iteration is composed, it is
+    asked who gives way if blocks lack for what must run: the next token of every request that decodes; then, as far as
+    the iteration's tokens go, online prompts under way; then whole contexts of the first 8 online requests that wait,
+    while there is a seat. One request gives way at a time until the blocks suffice. Its memory is lost (*recompute*),
+    or goes to the host's memory (*swap*), where that has room; both ways the transfer lengthens an iteration. The
+    partner is any policy of mixed instances that tells online from offline requests and counts blocks of one owner.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is never legal, 1 leaves it to the partner, which takes what it needs as it composes this

@@ -80,8 +80,7 @@ class RoutingEnv(DecisionEnv):
     ## Description
     Of many latency-relaxed instances one must prefill an arriving request; then one of many latency-strict ones must
     decode it, or it decodes where it is (offline requests), or waits for memory (online ones). Published routers
-    compare backlogs (OOCO and xLLM) or counts (vLLM); lengths are skewed, so that both are wrong at times, and what is
-    sent together evicts or slows down what is there.
+    compare backlogs (OOCO and xLLM) or counts (vLLM).
 
     ## Action Space
     `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), 1 does what the partner would do, `2 + k` takes

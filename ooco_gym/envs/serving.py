@@ -150,13 +150,10 @@ class ServingEnv(DecisionEnv):
 
     ## Description
     The decisions of [Reclaiming-v0](#reclaiming-v0), [Batching-v0](#batching-v0) and [Admission-v0](#admission-v0) on
-    the same engines, and, where there are several, which of them takes a request that arrives; each is asked when it is
-    due, and `decision` says which it is. What one decides, the others meet: a request that is sent to an engine must be
-    computed within the time that its iterations are given, an iteration that is filled to its end admits none, and who
-    enters holds memory that prompts to come will want. Where blocks lack for what must run, it is asked first which
-    request gives way; then how the iteration is filled; then, where that leaves time, tokens, a seat and memory, which
-    waiting offline requests enter. The partner answers what it is left: arrivals that have one engine to go to,
-    iterations without a choice.
+    the same engines, and, where there are several, which of them takes a request that arrives; `decision` says which it
+    is. Where blocks lack for what must run, it is asked first which request gives way; then how the iteration is
+    filled; then, where that leaves time, tokens, a seat and memory, which waiting offline requests enter. The partner
+    answers arrivals that have one engine to go to, and iterations without a choice.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (online decodes alone; no more requests enter), 1 does what the
