@@ -6,6 +6,7 @@ a point that an earlier start has ended well is left as it is.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import shutil
@@ -134,14 +135,24 @@ def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
+        taken = os.open(folder, os.O_RDONLY)  # and locked as long as this process lives, however it ends
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"out={given} cannot be used: '{error.filename}' is no folder") from None
     except OSError as error:
         raise UserError(f"out={given} cannot be used: {error.strerror}; expected a folder") from None
     outcomes: list[Outcome] = []
     try:
+        fcntl.flock(taken, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(taken)
+        raise UserError(f"out={given}: another command writes into '{folder}' at this time; choose another out, or "
+                        "wait until it has ended") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
         yield outcomes
     finally:
+        os.close(taken)
         refused = [Path(one.out) for one in outcomes if one.code == MISTAKE and not one.left]
         for path in refused:
             if path != folder or folder in new:

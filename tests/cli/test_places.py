@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -75,3 +76,14 @@ def test_names_in_utf_8_where_the_locale_knows_ascii_alone(tmp_path: Path) -> No
                                env=environment, capture_output=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr.decode()
         assert (folder / "A" / "summary.json").is_file()
+
+
+def test_a_folder_that_another_command_writes_into_is_refused(toy: SimpleNamespace) -> None:
+    """Until that one has ended, however it did."""
+    (toy.cwd / "results").mkdir()
+    other = os.open(toy.cwd / "results", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    code, _, said = toy.run("play", "out=results")
+    assert code == 2 and "another command writes into" in said
+    os.close(other)
+    assert toy.run("play", "out=results")[0] == 0 == toy.run("play", "out=results")[0]
