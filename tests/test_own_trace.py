@@ -111,6 +111,12 @@ def test_columns_of_other_names_are_asked_for_by_the_key_to_give(capsys: Any) ->
     Path("log.csv").write_text("when,in,out\n0,300,20\n")
     assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
     assert "workload.columns.arrival_s=NAME" in capsys.readouterr().err
+    Path("log.csv").write_text("startTime,prompt_tokens,completion_tokens\n0,300,20\n")
+    assert main(["simulate", "policy=ooco", "workload.path=log.csv", "out=out"]) == 2
+    assert "workload.columns.arrival_s=startTime" in capsys.readouterr().err
+    words = ["workload.columns.arrival_s=startTime", "out=out"]
+    assert main(["simulate", "policy=ooco", "workload.path=log.csv", *words]) == 2
+    assert "workload.columns.output_tokens=completion_tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

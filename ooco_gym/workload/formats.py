@@ -21,6 +21,8 @@ LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 19
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
+LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "ts", "date"), "prompt_tokens": (
+    "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # in names
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 
@@ -140,7 +142,10 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
         form = TraceFormat("your columns", {**OURS, **known, **given})
     for field in (*given.values(), *form.required):
         if field not in table.columns and not (field == form.columns["arrival_s"] and form.untimed(table)):
-            hint = f"; say which of them it is: {played(f'columns.{field}=NAME')}" if field in REQUIRED else ""
+            ours = next((name for name in REQUIRED if form.columns[name] == field), "")
+            asked = ours and (form in (OWN, *OPENAI) or form.name == "your columns")
+            hint = f"; say which of them it is: {played(f'columns.{ours}={_likely(table, ours)}')}" if (
+                asked and field not in given.values()) else ""
             close = nearest(field, set(table.columns) - set(form.columns.values()))
             raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
                             f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
@@ -162,6 +167,12 @@ def _recognised(table: Table) -> TraceFormat:
         return FORMATS[table.form]
     found = set(table.columns)
     return max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
+
+
+def _likely(table: Table, ours: str) -> str:
+    """The column that sounds most like one of ours; NAME where none does."""
+    found = [name for word in LIKELY[ours] for name in table.columns if word in name.casefold()]
+    return next((name for name in found if "tok" in name.casefold()), found[0] if found else "NAME")
 
 
 def _unit_of(table: Table, field: str) -> str:

@@ -122,10 +122,10 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
     there = form.there(table)
     try:
         table, left_out = loaded(table, there, only, distinct)
+        timed = not form.untimed(table)
+        ticks = _ticks(table, there["arrival_s"], form.unit) if timed else np.zeros(0)
         found = _columns(table, form, there)
-        waits = _delays(table, there, found, form) if form.untimed(table) else None
-        ticks = (_ticks(table, there["arrival_s"], form.unit) if waits is None else
-                 _planned(table, there, form, found, waits))
+        ticks = ticks if timed else _planned(table, there, form, found)
         hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
         ends = _ends(table, form, there, ticks)
     except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
@@ -134,12 +134,11 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
     ticks = ticks[kept]
     origin = form.origin(ticks.min())
     moved = [f"times{' since 1970' * (form.unit != 'date')} count from the first request"] if origin else []
-    untimed = [] if waits is None else [f"{UNTIMED}, and their delays are {UNITS[form.unit][0]} after the turn before"]
+    untimed = [] if timed else [f"{UNTIMED}, and their delays are {UNITS[form.unit][0]} after the turn before"]
     notes = [*untimed, *moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
-        notes += [] if waits is not None else [
-            f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before"]
+        notes += [f"sorted by time: {late} of {len(ticks)} requests were earlier than the one before"] if timed else []
         order = np.argsort(ticks, kind="stable")
         ticks, kept = ticks[order], kept[order]
     if len(kept) < table.rows or late:
@@ -197,27 +196,17 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
     return values
 
 
-def _delays(table: Table, there: Mapping[str, str], found: dict[str, Any], form: TraceFormat) -> np.ndarray:
-    """Seconds that turns wait after the one before, float64[n], NaN where none is told, which are think times."""
-    waits = _seconds(table, there["delay"], f"a number of {UNITS[form.unit][0]} >= 0, or nothing") / form.per_second
-    found.setdefault("think_s", waits)
-    return waits
-
-
-def _planned(table: Table, there: Mapping[str, str], form: TraceFormat, found: Mapping[str, Any],
-             waits: np.ndarray) -> np.ndarray:
-    """Times in the file's unit, float64[n]: what has none arrives its delay after the turn before it, which is the
-    earliest that it can; a first turn at 0."""
-    ticks = np.full(table.rows, np.nan)
+def _planned(table: Table, there: Mapping[str, str], form: TraceFormat, found: dict[str, Any]) -> np.ndarray:
+    """Times in the file's unit, float64[n]: what has none arrives its delay, which is its think time, after the turn
+    before it, the earliest that it can; a first turn with the file's first time, or at 0."""
+    unit, ticks = UNITS[form.unit][0], np.full(table.rows, np.nan)
+    waits = _seconds(table, there["delay"], f"a number of {unit} >= 0, or nothing")
+    found.setdefault("think_s", waits / form.per_second)
     if "arrival_s" in there:
-        ticks = table.numbers(there["arrival_s"], f"a number of {UNITS[form.unit][0]}, or nothing", np.nan).copy()
-    session = found["session"]
-    previous = previous_turns(session)[0]
-    begun = np.fmin.reduce(ticks) if np.isfinite(ticks).any() else 0.0
-    for row in range(table.rows):  # in the file's order, so that the one before has its time
-        if np.isnan(ticks[row]):
-            before = ticks[previous[row]] if previous[row] >= 0 else begun
-            ticks[row] = before + np.nan_to_num(waits[row]) * form.per_second
+        ticks = table.numbers(there["arrival_s"], f"a number of {unit}, or nothing", np.nan).copy()
+    previous, first = previous_turns(found["session"])[0], np.nanmin(ticks) if np.isfinite(ticks).any() else 0.0
+    for row in np.flatnonzero(np.isnan(ticks)):  # in the file's order, so that the one before has its time
+        ticks[row] = (ticks[previous[row]] if previous[row] >= 0 else first) + np.nan_to_num(waits[row])
     table.demand(np.isfinite(ticks) & (ticks >= 0), there["delay"], "a time or a delay")
     return ticks
 
