@@ -229,8 +229,8 @@ def test_classes_that_do_not_fit_the_trace_or_the_cluster_are_named(tmp_path: Pa
         play(tmp_path, rows, names, {"chat": {"ttft_s": 1e-4}}, ("pair_7b", "ooco"))
     unused = play(tmp_path, rows, ("chat", "chat"), THREE, ("pair_7b", "ooco"))
     assert any(note.startswith("no request is of the classes agent, batch") for note in unused.notes)
-    (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens,class\n0,1,1,chat\n1,1,1,Online\n")
-    with pytest.raises(UserError, match=r"of class 'Online' \(did you mean 'online'\?\), which has no promise"):
+    (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens,class\n0,1,1,chat\n1,1,1,Onlin\n")
+    with pytest.raises(UserError, match=r"of class 'Onlin' \(did you mean 'online'\?\), which has no promise"):
         simulate(Scenario(workload=str(tmp_path / "bad.csv"), classes={"chat": {}}))
     (tmp_path / "due.csv").write_text("arrival_s,prompt_tokens,output_tokens,deadline_s\n0,1,1,5\n")
     with pytest.raises(UserError, match="field 'deadline_s': the request is online, and only offline ones have a"):

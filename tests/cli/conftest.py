@@ -91,6 +91,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     Gives `run(*words)` -> (exit code, stdout, stderr) and `cwd`.
     """
+    monkeypatch.setattr("ooco_gym.report.terminal.FIRST_LINE_S", 60.0)  # however busy the machine is
     site, cwd = tmp_path / "site", tmp_path / "cwd"
     for name, text in FILES.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
