@@ -56,7 +56,7 @@ def page(which: str) -> str:
              "`gym.make(\"ooco_gym/NAME\")` makes one, `gym.make_vec(\"ooco_gym/NAME\", num_envs=64)` many. Rewards, "
              "arguments, splits, rendering and snapshots are [the same in all](common.md). An action of "
              "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the partner would do; or "
-             "`2 + k`, candidate k.", ""]
+             "`2 + k`, candidate k. A, K, C, D are the sizes of the [observation](common.md#observation-space).", ""]
     named = [name for name in ENVIRONMENTS if page_of(name) == which]
     if which == "engines":
         parts += [*_engine_features(named), ""]
@@ -107,10 +107,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return Table("", heads, [[str(cell) for cell in row] for row in rows], align="l").markdown()
 
 
-def _type(space: Any) -> str:
-    return f"{space.dtype} {space.shape}"
-
-
 def _candidates(space: Any) -> int:
     """K, how many candidates a part of the observation holds."""
     return space.shape[0] // features.CANDIDATE_SIZE
@@ -124,10 +120,12 @@ def _actions(env: Any) -> list[str]:
     """What a docstring cannot say: the levels of parameters, and the decisions where there are several."""
     if env.episodes.controls is not None:
         return [_levels(env)]
-    if len(env.decisions) == 1:
+    alone = _singly_asked()
+    asked = [one for one in env.decisions if one.name not in alone]
+    if len(env.decisions) == 1 or not asked:
         return []
-    return [table(("decision", "question", "0", "2 + k", "candidates"),
-                  [(f"`{one.name}`", one.question, one.no, one.take, one.candidates) for one in env.decisions])]
+    return ["Of `" + "`, `".join(one.name for one in asked) + "`, which no environment asks alone: "
+            + "; ".join(f"{one.question} 0: {one.no}; 2 + k: {one.take}" for one in asked) + "."]
 
 
 def _said(env: Any) -> str:
@@ -153,16 +151,18 @@ def _levels(env: Any) -> str:
 def _shapes(env: Any) -> str:
     spaces = env.observation_space.spaces
     size = _candidates(spaces["candidates"])
-    shape = ("`Dict`: " + ", ".join(f"`{part}` {_type(space)}" for part, space in spaces.items())
-             + f"; K × F = {_times(spaces['candidates'])}"
-             + ("." if size == env.config.candidates else ", whatever `candidates` says: one for each choice."))
+    shape = ("`A, K, C, D` are " + ", ".join(str(one) for one in (
+        spaces["action_mask"].shape[0], size, spaces["cluster"].shape[0], spaces["decision"].shape[0]))
+        + ("." if size == env.config.candidates else ", whatever `candidates` says."))
     table_of, common = env.episodes.features, len(features.CLUSTER)
     if table_of[:common] != features.CLUSTER:
         return joined(shape, *_candidate_tables(env))
+    many = len(env.decisions) > 1
+    says = ("Features are those of the single environments." if many else
+            "Of the [features](common.md#observation-space) of a candidate these say something: "
+            + ", ".join(f"`{name}`" for name in env.decisions[0].figures) + ".")
     return joined(
-        f"{shape} Of the [features](common.md#observation-space) of a candidate these say something: "
-        + "; ".join((f"`{one.name}`: " if len(env.decisions) > 1 else "")
-                    + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".",
+        f"{shape} {says}",
         *(f"Columns that have a meaning of their own here:\n\n{_feature_table(own)}" for one in env.decisions
           if (own := [(slot, column) for slot, column in enumerate(one.columns) if column not in features.CANDIDATES])),
         *([f"Beside the common features of `cluster`:\n\n{_feature_table(list(enumerate(table_of))[common:])}"]
@@ -408,14 +408,14 @@ def _rules() -> list[str]:
             rows.append((f"`{name}`", kind.question,
                          ", ".join(f"`{policy}`" for having in rules for policy in having)))
     parts = ["## Rules by decision", "", "Published policies with an answer of their own where the simulator asks (of "
-             "`pack` a setting, which plays from the partner's seat); their docstrings say what they answer. Each plays "
-             "as an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
+             "`pack` a setting, which plays from the partner's seat); their docstrings say what they answer. Each "
+             "plays as an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
              "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`), and is a row of `ooco-gym headroom`. A name "
              "with `…=…` is a policy with a parameter set.", "",
              table(("decision", "asked", "policies"), rows), ""]
     return [*parts, "What `control` turns are the parameters of the partner itself. Policies of "
-            "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the partner's seat, "
-            "those that leave it open also `admit`, most also `reclaim`, all of them all of "
+            "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the partner's "
+            "seat, those that leave it open also `admit`, most also `reclaim`, all of them all of "
             "[Serving](engines.md#serving-v0)."]
 
 

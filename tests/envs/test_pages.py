@@ -51,8 +51,10 @@ def test_a_section_has_what_is_its_own(name: str) -> None:
     for term in TERMS:
         assert f"| `{term}` | " in shared
     assert f"`{env.action_space}`" in text
-    for part, space in inside.observation_space.spaces.items():  # type: ignore[attr-defined]
-        assert f"`{part}` {space.dtype} {space.shape}" in text
+    spaces = inside.observation_space.spaces  # type: ignore[attr-defined]
+    sizes = (spaces["action_mask"].shape[0], spaces["candidates"].shape[0] // features.CANDIDATE_SIZE,
+             spaces["cluster"].shape[0], spaces["decision"].shape[0])
+    assert f"`A, K, C, D` are {', '.join(str(size) for size in sizes)}" in text
     for split, seeds in document.load_yaml("env", document.short_name(name))["splits"].items():
         assert f"{split}: {seeds}" in shared
 
