@@ -1,4 +1,4 @@
-"""`ooco-gym headroom learnable=true`: is there anything in single decisions that a model can learn (docs/evaluation.md)?
+"""`ooco-gym headroom learnable=true`: can a model learn anything from single decisions (docs/evaluation.md)?
 
 Decisions of whole windows, sampled along the partner's play, are played out once for each legal action, the partner
 going on after it: all on the window's own future, so that outcomes of one decision differ by the action alone. A ridge
@@ -52,16 +52,17 @@ class Played:
 
 # --- Estimating -------------------------------------------------------------------------------------------------------
 def gains(decisions: Sequence[Played]) -> np.ndarray:
-    """What the model's choice has over the constant one in each decision, both found on other windows: float64[n]."""
-    found, windows = np.zeros(len(decisions)), np.array([one.window for one in decisions])
+    """What the model's choice has over the constant one in each decision, both found on other windows, and what the
+    best action would have had: float64[n, 2]."""
+    found, windows = np.zeros((len(decisions), 2)), np.array([one.window for one in decisions])
     for fold in range(FOLDS):
         inside = windows % FOLDS == fold
         known = [one for one, is_inside in zip(decisions, inside, strict=True) if not is_inside]
         weights, constant = _fitted(known), best_constant(known)
         for index in np.flatnonzero(inside).tolist():
             one = decisions[index]
-            mine = int(np.argmax(one.features @ weights))
-            found[index] = one.outcomes[mine] - one.outcomes[_place(one, constant)]
+            mine = one.outcomes[int(np.argmax(one.features @ weights))]
+            found[index] = np.array([mine, one.outcomes.max()]) - one.outcomes[_place(one, constant)]
     return found
 
 
@@ -200,16 +201,16 @@ def _records(config: Mapping[str, Any], share: int, windows: Sequence[Any]) -> I
 
 
 def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """The gain of the model's choice in a decision and that of the placebo, with intervals over windows, and what they
-    would come to if every decision of a window gained as much."""
+    """The gain of the model's choice in a decision, that of the placebo and that of the best action, which is found by
+    looking ahead, with intervals over windows."""
     decisions = [one for record in records for one in record["played"]]
-    a_window = float(np.mean([record["decisions"] for record in records]))
-    reward = float(np.mean([record["reward"] for record in records]))
-    spread = float(np.mean([one.outcomes.std() for one in decisions]))
-    model, placebo = (_over_windows(gains(of), decisions) for of in (decisions, shuffled(decisions, seed)))
-    return {"decisions": len(decisions), "decisions_a_window": a_window, "reward_a_window": reward, "spread": spread,
-            "model": model, "placebo": placebo,
-            "relative_gain": model["mean"] * a_window / abs(reward) if reward else None,
+    found = gains(decisions)
+    model, best = (_over_windows(found[:, column], decisions) for column in (0, 1))
+    placebo = _over_windows(gains(shuffled(decisions, seed))[:, 0], decisions)
+    return {"decisions": len(decisions), "decisions_a_window": float(np.mean([one["decisions"] for one in records])),
+            "reward_a_window": float(np.mean([one["reward"] for one in records])),
+            "spread": float(np.mean([one.outcomes.std() for one in decisions])),
+            "model": model, "placebo": placebo, "best action": best,
             "learnable": bool(model["low"] > max(0.0, placebo["mean"]))}
 
 
@@ -221,17 +222,15 @@ def _over_windows(values: np.ndarray, decisions: Sequence[Played]) -> dict[str, 
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """The model beside the placebo."""
+    """The model beside the placebo and the best action."""
     rows = [(name, f"{one['mean']:+.4g}", f"{one['low']:+.4g} to {one['high']:+.4g}")
-            for name in ("model", "placebo") for one in [summary[name]]]
+            for name in ("model", "placebo", "best action") for one in [summary[name]]]
     return Table(f"Learnable in {summary['env']}", ("chosen by", "reward of a decision over the best constant choice",
                                                     "95 % over windows"), rows, align="lrr")
 
 
 def words(summary: Mapping[str, Any]) -> str:
     """What came out, in sentences."""
-    relative = summary["relative_gain"]
-    share = "" if relative is None else f" ({relative:+.1%} of a window's reward if every decision gained as much)"
     says = "Learnable" if summary["learnable"] else "Nothing learnable shown"
     return (f"{says}: {summary['decisions']:,} decisions of {summary['episodes']} windows; the outcomes of one have a "
-            f"standard deviation of {summary['spread']:.4g}{share}.")
+            f"standard deviation of {summary['spread']:.4g}.")

@@ -1,7 +1,7 @@
 """A run of a real engine as it was recorded: its settings, its requests, their prompts, and its log by seconds.
 
-`experiments.engines.replay` serves it again; docs/calibration.md says what the folder holds. Which prompts begin alike is
-what an engine that keeps prefixes need not compute: hashes as those of trace files (docs/traces.md), one for each 512
+`experiments.engines.replay` serves it again; docs/calibration.md says what the folder holds. Which prompts begin alike
+is what an engine that keeps prefixes need not compute: hashes as in trace files (docs/traces.md), one for each 512
 tokens of a prompt. A run says them itself, or gives the token ids of its prompts, from which they are numbered.
 """
 
