@@ -62,12 +62,11 @@ class DecisionEnv(gym.Env):
     info of `reset` has `notes` where there are any: what of the cluster's chips was not measured, a sentence each.
 
     ## Arguments
-    `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
-    these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
-    mapping of weights), `interval_s` (of decisions by the clock; how long an answer of Batching-v0 stays in force),
-    `shift` (one of the scenario's distribution shifts), `levels`, `shares`, `action`, `controls`, `vary`, `shifts` (as
-    in `conf/env`), `render_mode`, `flat` (an observation is one vector; the mask is in `info["action_mask"]` and
-    `action_masks()` as ever).
+    `scenario` is a name in `conf/env`, a YAML's path or a mapping of `Scenario` fields, `workload` and `cluster` are
+    short for these fields, `candidates` is K, `reward` a name in `conf/reward` or a mapping of weights, `interval_s` of
+    decisions by the clock, `shift` one of the scenario's distribution shifts; `levels`, `shares`, `action`, `controls`,
+    `vary` and `shifts` are as in `conf/env`. With `flat` an observation is one vector, and the mask is in
+    `info["action_mask"]` and `action_masks()` as ever.
     An illegal action does what the partner would do: `info["illegal_action"]` is then True, and the episode's summary
     has their number as `illegal_actions`.
 
