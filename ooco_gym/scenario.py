@@ -30,7 +30,6 @@ from ooco_gym.workload import (
     with_dataset,
 )
 from ooco_gym.workload.classes import promised, tightest, with_defaults, without_classes
-from ooco_gym.workload.sessions import CLOSED
 from ooco_gym.workload.trace import DEFAULT_CLASSES
 
 DAY_S = 86_400.0
@@ -354,7 +353,7 @@ class ResolvedScenario:
     def drain_s(self) -> float:
         """How long after its window a run may last: of closed sessions, too, until all turns have come."""
         usual_s = float(self.protocol.drain_s)
-        closed = self.open_end and self.given.drain_s is None and self.workload.sessions == CLOSED
+        closed = self.open_end and self.given.drain_s is None and self.workload.closed
         return max(usual_s, BATCH_S - self.duration_s) if closed or self.batch else usual_s
 
     @property

@@ -23,10 +23,10 @@ from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of, slo_ps
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace, Turns, close_sessions, merge, sharing_ratio
+from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
-from ooco_gym.workload.sessions import CLOSED, open_note
+from ooco_gym.workload.sessions import open_note
 
 NOTED_SHARE = 0.01  # of prompt tokens
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
@@ -158,9 +158,7 @@ class Simulation:
         template = EngineClock.load(self.scenario.cluster.engine_clock).template_tokens
         if template:
             trace = replace(trace, prompt_tokens=trace.prompt_tokens + np.int32(template))
-        workload, self.turns = self.scenario.workload, None
-        if workload.sessions == CLOSED:
-            self.turns = close_sessions(replace(trace, name=workload.name), workload.think, self.scenario.seed)
+        self.turns = self.scenario.workload.turns(trace, self.scenario.seed)
         self.notes = trace.notes + unused_note(trace, self.scenario.classes)
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)

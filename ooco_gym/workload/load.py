@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, unknown, whole_number
 from ooco_gym.protocol import WINDOW_S
 from ooco_gym.resources import load_yaml
 from ooco_gym.workload import arrivals as _arrivals
@@ -22,17 +22,18 @@ from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
-from ooco_gym.workload.sessions import CLOSED, OPEN, Think, check_mode
+from ooco_gym.workload.sessions import CLOSED, OPEN, Think, Turns, at_most, check_mode, close_sessions
 from ooco_gym.workload.trace import DEFAULT_CLASSES, ENDINGS, HOW, Trace, class_ids, merge
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-TRACE_KEYS = ("path", *HOW, "scale", "class", "sessions", "think_s")
+TRACE_KEYS = ("path", *HOW, "scale", "class", "sessions", "think_s", "concurrency")
 """What a mapping says of a trace file; everything else in it is of a generator."""
 _YAML = (".yaml", ".yml")
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
+MOST_CLIENTS = 1_000_000
 _STARTS_WITHIN = 24  # starts that are tried within one length of a window, where that gives closer ones
 
 
@@ -233,6 +234,8 @@ class Workload:
         factor: multiplies the rate of all parts (a mapping's `scale`).
         sessions: `open`: each turn arrives at its own time; `closed`: after the one before has finished.
         think: how long after that, where a trace does not say it; None: not given.
+        concurrency: clients that send the online requests in turn, each its next one as it has an answer; None: all
+            arrive at their own times.
     """
 
     name: str
@@ -240,6 +243,23 @@ class Workload:
     factor: float = 1.0
     sessions: str = OPEN
     think: Think | None = None
+    concurrency: int | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests wait for others to be answered."""
+        return self.sessions == CLOSED or self.concurrency is not None
+
+    def turns(self, trace: Trace, seed: int) -> Turns | None:
+        """What the requests of a trace drawn from it wait for; None: for nothing.
+
+        Raises:
+            UserError: sessions are closed, and the trace has none, or a turn has no think time.
+        """
+        if self.concurrency is not None:
+            return at_most(trace, self.concurrency)
+        named = replace(trace, name=self.name)
+        return close_sessions(named, self.think, seed) if self.sessions == CLOSED else None
 
     @property
     def files(self) -> list[TraceFile]:
@@ -305,7 +325,13 @@ def resolve_workload(spec: Source) -> Workload:
         closed = any(not isinstance(part.source, WorkloadSpec) and part.source.untimed for part in parts)
         return Workload(text, parts, sessions=CLOSED if closed else OPEN)
     values = plain(spec)
-    given = values.pop("sessions", None)
+    given, clients = values.pop("sessions", None), values.pop("concurrency", None)
+    if clients is not None:
+        if given == CLOSED or values.get("think_s") is not None:
+            raise UserError("workload: concurrency and closed sessions exclude each other: a request waits for one "
+                            "other request")
+        whole = whole_number("workload: key 'concurrency'", clients, 1, MOST_CLIENTS)
+        return replace(resolve_workload(values), sessions=OPEN, concurrency=whole)
     mode, think = check_mode(given), values.pop("think_s", None)
     if think is not None and mode == OPEN:
         raise UserError(f"workload: think_s={think} is of closed sessions; say workload.sessions=closed, too")

@@ -102,6 +102,15 @@ def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
             "answered; with workload.sessions=closed it waits for that",)
 
 
+def at_most(trace: Trace, count: int) -> Turns:
+    """Returns what requests wait for where `count` clients send the online ones in turn: each sends its next one as it
+    has the answer to the one before. The first `count` arrive at their own times."""
+    online = np.flatnonzero(trace.online)
+    previous = np.full(len(trace), -1)
+    previous[online[count:]] = online[:-count] if count < len(online) else online[:0]
+    return Turns(previous, np.zeros(len(trace)), trace.arrival_s, f"none, {count:,} clients")
+
+
 def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:
     """Returns what each request of a trace waits for.
 

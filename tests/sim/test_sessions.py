@@ -204,3 +204,22 @@ def test_deadlines_of_offline_turns_count_from_their_arrival(tmp_path: Path) -> 
     assert left_s.tolist() == pytest.approx([30, 30, 1e-9], abs=1e-12)
     assert run.summary["classes"]["offline"]["deadline_misses"] == 1
 
+
+
+def test_clients_that_send_in_turn_are_at_most_so_many(tmp_path) -> None:
+    """Each of three clients sends every third request as it has the answer to the one before; nothing more is shared."""
+    path = tmp_path / "load.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,300,40\n0,500,90\n0,200,20\n" * 8)
+    workload = {"path": str(path), "concurrency": 3}
+    run = simulate(Scenario(workload=workload, cluster="mixed_h100_8b"), "vllm_fcfs")
+    requests = run.requests
+    assert (requests["status"] == s.FINISHED).all() and len(requests) == 24
+    times = np.concatenate([requests["arrival_ps"], requests["finish_ps"]])
+    open_at = [(int(((requests["arrival_ps"] <= at) & (requests["finish_ps"] > at)).sum())) for at in np.sort(times)]
+    assert max(open_at) == 3
+    order = np.argsort(requests["arrival_ps"][3:6])
+    assert order.tolist() == np.argsort(requests["finish_ps"][:3]).tolist()
+    with pytest.raises(UserError, match="exclude each other"):
+        Scenario(workload={**workload, "sessions": "closed"}).resolve()
+    with pytest.raises(UserError, match="concurrency"):
+        Scenario(workload={**workload, "concurrency": 0}).resolve()
