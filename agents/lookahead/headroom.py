@@ -38,7 +38,7 @@ def main(cfg: Any) -> dict[str, Any]:
         UserError: a count, a share, a seed or a rule is none, or no rule answers these decisions.
     """
     config = plain(cfg)
-    if config["learnable"]:
+    if config.get("learnable"):
         from agents.lookahead.learnable import main as judge
 
         return judge(config)

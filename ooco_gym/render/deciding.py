@@ -93,7 +93,11 @@ def depths(run: Run) -> list[Plot]:
 
 
 def saved(rows: Sequence[Mapping[str, Any]], chip: str) -> str:
-    """Who takes the fewest chips of a plan's rows, and what that spares beside the most, in a sentence."""
+    """Who takes the fewest chips of a plan's rows, and what that spares beside the most, in a sentence; of those that
+    keep what was promised."""
+    short, rows = rows[0], [row for row in rows if row["holds"]]
+    if not rows:
+        return f"{short['chips']} {chip} are too few for what is promised."
     best, most = (pick(rows, key=lambda row: row["chips"]) for pick in (min, max))
     if len(rows) == 1:
         return f"`{best['policy']}` takes {best['chips']} {chip}{_hourly(best)}."

@@ -392,7 +392,7 @@ def _check_tokens(state, instance, time_ps):
         slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
         if request.first_token_ps == 0:
-            request.first_token_ps = time_ps
+            request.first_token_ps = request.first_decode_ps = time_ps  # decodes count from the next step on
             request.latest_ps = first_latest(state, slot)
         if request.online and request.generated_tokens < request.output_tokens:
             check_token(state, slot, time_ps)

@@ -102,8 +102,11 @@ def _chosen(table: Table, name: str, values: list[str]) -> Table:
     if name not in table.columns:
         raise UserError(f"only.{name}: trace file '{table.path}' has no column '{name}'"
                         f"{nearest(name, table.columns)}; found: {few(table.columns)}")
-    texts = _texts(table, name)
-    kept = np.flatnonzero(np.asarray(_words(texts, [value.strip().casefold() for value in values]).fill_null(False)))
+    texts, wanted = _texts(table, name), [value.strip().casefold() for value in values]
+    has = np.asarray(_words(texts, wanted).fill_null(False))
+    if not {"", "null", "none"}.isdisjoint(wanted):  # rows without a value, too
+        has |= np.asarray(texts.is_null()) | np.asarray(_words(texts, [""]).fill_null(False))
+    kept = np.flatnonzero(has)
     if not len(kept):
         raise UserError(f"only.{name}={','.join(values)}: no row of trace file '{table.path}' has that; its values "
                         f"are: {few(texts.unique().drop_null().to_pylist())}")
@@ -116,7 +119,8 @@ def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], no
     out = np.asarray(tells(texts).fill_null(False)) & np.asarray(texts.is_valid())
     if out.any():
         values = texts.filter(pa.array(out)).unique().to_pylist()
-        stays = f"only.{name}=[{','.join(map(str, texts.unique().drop_null().to_pylist()[:4]))}]"
+        known = [*texts.unique().drop_null().to_pylist()[:4], *["null"] * (texts.null_count > 0)]
+        stays = f"only.{name}=[{','.join(map(str, known))}]"
         notes.append(f"left out {out.sum():,} of {table.rows:,} rows, of which column '{name}' says that they {what} "
                      f"({few(values[:6])}), the first at {table.place(int(np.argmax(out)))}; {played(stays)} names "
                      "the values to keep")

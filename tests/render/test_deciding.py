@@ -48,9 +48,13 @@ def test_plan_says_who_takes_fewer_chips_with_model_window_and_command() -> None
 def test_the_sentence_of_a_plan() -> None:
     rows = [{"policy": "deadline", "chips": 3, "cost_per_hour": 9.0},
             {"policy": "vllm_priority", "chips": 4, "cost_per_hour": 12.0}]
+    rows = [{**row, "holds": True} for row in rows]
     assert saved(rows, "h100") == "`deadline` takes 3 h100 instead of 4 (`vllm_priority`), 3 an hour less."
     assert saved(rows[:1], "h100") == "`deadline` takes 3 h100, 9 an hour."
     assert saved([{**row, "cost_per_hour": None} for row in rows], "h100").endswith("(`vllm_priority`).")
+    few = [{**rows[0], "holds": False}]
+    assert saved(few, "h100") == "3 h100 are too few for what is promised."
+    assert saved([*few, rows[1]], "h100").startswith("`vllm_priority` takes 4 h100")
 
 
 def test_simulate_shows_queues_and_memory_over_time() -> None:

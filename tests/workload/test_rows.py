@@ -124,3 +124,12 @@ def test_a_parquet_of_our_own_with_such_a_column_is_read_as_a_whole() -> None:
     assert open_trace("log.parquet").rows == 9
     write_trace(read_trace("log.parquet"), "own.parquet")
     assert open_trace("own.parquet").window(0.0, 4.0)[0].arrival_s.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_without_a_value_can_be_kept(tmp_path):
+    """What the sentence on failed rows proposes keeps all of them."""
+    path = tmp_path / "calls.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,error\n0,10,2,\n1,10,2,timeout\n2,10,2,\n")
+    trace = read_trace(str(path))
+    assert len(trace) == 2 and any("only.error=[timeout,null]" in note for note in trace.notes)
+    assert len(read_trace(str(path), only={"error": ["timeout", "null"]})) == 3
