@@ -228,7 +228,9 @@ def one_row(name: str, number: str) -> str:
     if found is None:
         raise UserError(f"{name} {number}: ${row['folder']} must name a folder that has '{row['file']}'")
     command = shlex.join(["ooco-gym", "simulate", *words(source, row, folder / "trace.parquet")])
-    return "\n".join([command, *(f"{READ[key][0]}: {_cell(row[key], value)}" for key, value in found.items())])
+    draws = row.get("traces", 1)
+    said = [f"one trace of {draws}: the page has the mean of all"] if draws > 1 else []
+    return "\n".join([command, *(f"{READ[key][0]}: {_cell(row[key], value)}" for key, value in found.items()), *said])
 
 
 def main(given: Sequence[str]) -> int:

@@ -169,7 +169,8 @@ def cluster_of(random: Random, mixed: bool, extended: bool) -> dict[str, Any]:
             "kv_fraction": 0.9, "block_tokens": random.choice((16, 16, 1, 64)),
             "max_batch": random.choice((2, 64, 1024)),
             "kv_link_bytes_per_s": random.choice((25e9, 1e6, 1e15)), "host_gib": random.choice((0.0, 4.0, 1000.0)),
-            "pd_first_token": random.choice(("prefill", "decode")), "pd_handover_s": random.choice((0.0, 0.11, 60.0)),
+            "pd_first_token": "prefill" if mixed else random.choice(("prefill", "decode")),
+            "pd_handover_s": random.choice((0.0, 0.11, 60.0)),
             "kv_offloading_gib": random.choice((0.0, 0.0, 0.1, 64.0)),
             "host_link_bytes_per_s": random.choice((25e9, 1e6)), "slo": "chat"}
 

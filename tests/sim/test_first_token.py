@@ -50,3 +50,8 @@ def test_what_stays_where_it_was_prefilled_has_its_token_from_there() -> None:
 def test_a_cluster_refuses(change, said) -> None:
     with pytest.raises(UserError, match=said):
         Cluster.load(load_yaml("cluster", "pair_7b") | change)
+
+
+def test_mixed_instances_have_no_hand_over() -> None:
+    with pytest.raises(UserError, match="pd_first_token=decode is of relaxed and strict pools"):
+        Cluster.load(load_yaml("cluster", "mixed_7b") | {"pd_first_token": "decode"})

@@ -207,7 +207,7 @@ def test_deadlines_of_offline_turns_count_from_their_arrival(tmp_path: Path) -> 
 
 
 def test_clients_that_send_in_turn_are_at_most_so_many(tmp_path) -> None:
-    """Each of three clients sends every third request as it has the answer to the one before; nothing more is shared."""
+    """Each of three clients sends every third request as it has the answer to the one before."""
     path = tmp_path / "load.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,300,40\n0,500,90\n0,200,20\n" * 8)
     workload = {"path": str(path), "concurrency": 3}
