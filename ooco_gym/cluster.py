@@ -114,8 +114,8 @@ class Cluster:
             raise UserError(f"cluster '{cluster.name}': pd_first_token must be one of {', '.join(FIRST_TOKENS)}, got "
                             f"{cluster.pd_first_token!r}")
         if cluster.mixed and cluster.pd_first_token != FIRST_TOKENS[0]:
-            raise UserError(f"cluster '{cluster.name}': pd_first_token={cluster.pd_first_token} is of relaxed and strict "
-                            "pools; mixed instances prefill and decode a request in one place")
+            raise UserError(f"cluster '{cluster.name}': pd_first_token={cluster.pd_first_token} is of relaxed and "
+                            "strict pools; mixed instances prefill and decode a request in one place")
         if not 0 <= cluster.pd_handover_s <= LONGEST_HANDOVER_S:
             raise UserError(f"cluster '{cluster.name}': pd_handover_s={cluster.pd_handover_s:g} must be from 0 to "
                             f"{LONGEST_HANDOVER_S:g} seconds")
