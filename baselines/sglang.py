@@ -122,6 +122,8 @@ def start_prompts(state, instance):
     if first_waiting(state, instance) < 0:
         return used
     reserved = reserved_by_running(state, instance, chunked)
+    if chunked >= 0 and memory[CHUNKED] == 0:  # its prompt ends in this pass: all that it may ask for, as of a new one
+        reserved += reserved_tokens(state, chunked)
     while used < budget and memory[CHUNKED] == 0:
         slot = first_waiting(state, instance)
         if slot < 0:

@@ -54,7 +54,7 @@ def planned(planner: BatchPlanner, options: Mapping[str, Any]) -> dict[str, Any]
         tried = planner.fewest(0.0, int(options["most"]))
         chosen = tried[-1]
     else:
-        chosen = planner.best(max(planner.least, int(chips) // each), 0.0)
+        chosen = planner.best(planner.instances_on(int(chips)), 0.0)
         tried = [chosen]
     more = [planner.best(chosen.instances + count, 0.0) for count in range(1, int(options["frontier"]))]
     sizes = {one.instances: _figures(one, each, options["price_per_chip_hour"]) for one in (*tried, *more)}

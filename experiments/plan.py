@@ -103,7 +103,7 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         tried = planner.fewest(rate, most)
         chosen = tried[-1]
     else:
-        chosen = planner.best(max(1, int(chips) // each), rate)
+        chosen = planner.best(planner.instances_on(int(chips)), rate)
         tried = [chosen]
     frontier = []
     for count in sorted({alone.instances + more for more in range(int(options["frontier"]))} | {chosen.instances}):

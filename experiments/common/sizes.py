@@ -56,7 +56,19 @@ class Planner:
     def chips_each(self) -> int:
         """Chips of an instance; those of a pool's roles are taken to be alike."""
         cluster = self.scenario.load_cluster()
-        return max(pool.tp * pool.pp for role in ROLES for pool in getattr(cluster, role)[:1])
+        return max(pool.tp * pool.pp * pool.data_parallel for role in ROLES for pool in getattr(cluster, role)[:1])
+
+    def instances_on(self, chips: int) -> int:
+        """How many instances so many chips hold.
+
+        Raises:
+            UserError: fewer than the policy needs.
+        """
+        count = chips // self.chips_each
+        if count < self.least:
+            raise UserError(f"chips={chips}: '{self.policy}' needs {self.least * self.chips_each} or more: "
+                            f"{self.least} instance{'s' * (self.least > 1)} with {self.chips_each} each")
+        return count
 
     def measured(self, size: Size, rate: float) -> Point:
         """What a size comes to at an offline rate."""

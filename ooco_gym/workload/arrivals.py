@@ -168,10 +168,14 @@ def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream:
     target = np.concatenate(positions) * total[-1]
     order = np.argsort(target, kind="stable")
     target = target[order]
-    cell = np.minimum(np.searchsorted(total, target, side="right") - 1, len(rate) - 1)
-    inside = np.clip((target - total[cell]) / np.where(rate[cell] > 0, rate[cell], 1.0), 0.0, 1.0)
-    return (block * BLOCK_S + (cell + inside) * cell_s, np.concatenate(draws, axis=1)[:, order],
+    return (block * BLOCK_S + _cells_until(total, rate, target) * cell_s, np.concatenate(draws, axis=1)[:, order],
             np.concatenate(numbers)[order])
+
+
+def _cells_until(total: np.ndarray, rate: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """When the running `total` of `rate` per cell reaches each target, in cells, float64[n]."""
+    cell = np.minimum(np.searchsorted(total, target, side="right") - 1, len(rate) - 1)
+    return cell + np.clip((target - total[cell]) / np.where(rate[cell] > 0, rate[cell], 1.0), 0.0, 1.0)
 
 
 def _renewals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, stream: str,
@@ -181,13 +185,11 @@ def _renewals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, 
     for day in range(math.floor(start_s / DAY_S), math.ceil((start_s + duration_s) / DAY_S)):
         rate = intensity(arrivals, seed, stream, day * blocks, blocks).reshape(-1)
         cell_s = DAY_S / len(rate)
-        total = np.concatenate([[0.0], np.cumsum(rate)]) * (arrivals.mean_rate_per_s * rate_scale * cell_s)
+        rate = rate * (arrivals.mean_rate_per_s * rate_scale * cell_s)
+        total = np.concatenate([[0.0], np.cumsum(rate)])
         generator = keyed_generator(seed, f"{stream}/renewals", day)
         expected = _renewal_times(generator, arrivals.cv, total[-1])
-        cell = np.minimum(np.searchsorted(total, expected, side="right") - 1, len(rate) - 1)
-        width = total[cell + 1] - total[cell]
-        inside = np.clip((expected - total[cell]) / np.where(width > 0, width, 1.0), 0.0, 1.0)
-        arrival_s = day * DAY_S + (cell + inside) * cell_s
+        arrival_s = day * DAY_S + _cells_until(total, rate, expected) * cell_s
         draws = np.concatenate([generator.random((2, len(arrival_s))), generator.standard_normal((2, len(arrival_s)))])
         if arrivals.batch_s:
             arrival_s = let_in(arrivals, arrival_s)

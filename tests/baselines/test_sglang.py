@@ -44,6 +44,14 @@ def test_admission_reserves_what_may_be_made() -> None:
     assert alone.index({1: 50}) == 100, "the second starts once the first has left"
 
 
+@pytest.mark.parametrize(("kv_tokens", "starts"), [(551, False), (560, True)])
+def test_a_cut_prompt_that_ends_reserves_all_that_it_may_make(kv_tokens: int, starts: bool) -> None:
+    """As a new one would: 50 + 100 + 1 < kv_tokens - 300 - 100, or not."""
+    rows = ((0.0, 300, 100, True), (0.0, 50, 100, True))
+    played = run(rows, 2, max_num_batched_tokens=200, max_new_tokens=100, kv_tokens=kv_tokens)
+    assert played == [{0: 200}, {0: 100} | ({1: 50} if starts else {})]
+
+
 def test_who_did_not_fit_is_asked_again_when_one_has_left() -> None:
     """Two tokens are missing as the third is asked first, which some ten steps later would be there."""
     rows = ((0.0, 50, 400, True), (0.0, 50, 30, True), (0.001, 50, 100, True))

@@ -70,3 +70,12 @@ def test_a_plan_meets_the_deadline_with_the_fewest_chips() -> None:
 def test_a_plan_without_a_deadline_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "policies=[deadline]", "workload.path=batch.csv", "seeds=1", "workers=1", "out=o"]) == 2
     assert "classes={offline: {deadline_s: 3600}}" in capsys.readouterr().err
+
+
+def test_a_plan_counts_the_chips_of_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ranks.yaml").write_text("name: ranks\nmodel: qwen3_30b_a3b\nmixed: [{chip: h100, data_parallel: 2}]\n")
+    words = ("plan", "policies=[deadline]", "cluster=ranks.yaml", "seeds=1", "workers=1", "frontier=1")
+    [found] = run(*words, "chips=5")["results"]
+    assert (found["chips"], found["instances"]) == (4, 2)
+    assert main([*words, "chips=1", "workload.path=batch.csv", "out=o"]) == 2
+    assert "chips=1: 'deadline' needs 2 or more: 1 instance with 2 each" in capsys.readouterr().err
