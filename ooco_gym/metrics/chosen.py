@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-SOME = 1 << 14  # requests whose records are copied at once
+from ooco_gym.sim.build import SOME  # requests whose records are copied at once
 
 
 class Chosen:

@@ -5,13 +5,16 @@ A new format is a `TraceFormat` in `FORMATS`; `reading` reads what it says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.checks import number
+from ooco_gym.workload.classes import OFFLINE_WORDS
 from ooco_gym.workload.table_reader import Table
 from ooco_gym.workload.trace import MAX_TOKENS, SECONDS
 from ooco_gym.workload.unfolding import FORMS
@@ -23,6 +26,9 @@ TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "ts", "date"), "prompt_tokens": (
     "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # in names
+LONGEST_NAME = 80   # of a column or a value in a message
+LOG_TOKENS = ("a server's answer has them as usage.prompt_tokens and usage.completion_tokens (of a stream with "
+              "stream_options.include_usage): log these with each request, as docs/your_trace.md says")
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 
@@ -116,7 +122,7 @@ FORMATS = {item.name: item for item in (*FLAT, *NESTED)}
 
 
 def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | None] | None = None,
-              time_unit: str = "auto", block_tokens: int | None = None) -> TraceFormat:
+              time_unit: str = "auto", block_tokens: int | None = None, at_once: bool = False) -> TraceFormat:
     """Returns how a table is to be read; arguments as `read_trace` has them.
 
     Raises:
@@ -140,16 +146,15 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
     if given or (time_unit != "auto" and form.own):
         known = {ours: theirs for ours, theirs in form.columns.items() if form in OPENAI and theirs in table.columns}
         form = TraceFormat("your columns", {**OURS, **known, **given})
-    for field in (*given.values(), *form.required):
-        if field not in table.columns and not (field == form.columns["arrival_s"] and form.untimed(table)):
-            ours = next((name for name in REQUIRED if form.columns[name] == field), "")
-            asked = ours and (form in (OWN, *OPENAI) or form.name == "your columns")
-            hint = f"; say which of them it is: {played(f'columns.{ours}={_likely(table, ours)}')}" if (
-                asked and field not in given.values()) else ""
-            close = nearest(field, set(table.columns) - set(form.columns.values()))
-            raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
-                            f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
-                            f"{few(table.columns)}{hint}")
+    missing = {ours: form.columns[ours] for ours in REQUIRED if form.columns[ours] not in table.columns}
+    if form.untimed(table) or (list(missing) == ["arrival_s"] and (at_once or _of_a_batch(table, form))):
+        missing.pop("arrival_s", None)
+    for field in [*(field for field in given.values() if field not in table.columns), *missing.values()]:
+        close = nearest(field, set(table.columns) - set(form.columns.values()))
+        asked = field not in given.values() and (form in (OWN, *OPENAI) or form.name == "your columns")
+        raise UserError(f"trace file '{table.path}' has no column '{field}'{close}; format '{form.name}' needs: "
+                        f"{', '.join(form.required)} (of a CSV a first line, with commas between); found: "
+                        f"{few(table.columns)}{_asked(table, missing) * asked}")
     if form is MOONCAKE and (format, time_unit) == ("auto", "auto") and not {"hash_ids", "delay"} & set(table.columns):
         raise UserError(f"trace file '{table.path}' has Mooncake's columns without hash_ids, and nothing tells whether "
                         f"'timestamp' counts milliseconds, as there, or seconds: say {played('time_unit=s')}, or ms")
@@ -162,17 +167,37 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
 
 def _recognised(table: Table) -> TraceFormat:
     """Returns the format that nested objects are of; else the one of which the table has the most columns, those that
-    are required first; ours if it has none."""
+    are required first; ours if it has one of these at most."""
     if table.form is not None:
         return FORMATS[table.form]
     found = set(table.columns)
-    return max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
+    best = max(FLAT, key=lambda item: (len(found & set(item.required)), len(found & set(item.columns.values()))))
+    return best if len(found & set(best.required)) > 1 else OWN
+
+
+def _of_a_batch(table: Table, form: TraceFormat) -> bool:
+    """Whether all requests are offline and nothing sounds or looks like a time."""
+    there = form.there(table)
+    if "class" not in there or _likely(table, "arrival_s") != "NAME" or any(map(table.holds_dates, table.columns)):
+        return False
+    classes = table.columns[there["class"]].cast(pa.string()).unique().to_pylist()
+    return {(one or "").strip().casefold() for one in classes} <= set(OFFLINE_WORDS)
+
+
+def _asked(table: Table, missing: Iterable[str]) -> str:
+    """The settings that name the columns which are missing, in words."""
+    likely = {ours: _likely(table, ours) for ours in missing}
+    said = f"; say which they are: {played(*(f'columns.{ours}={name}' for ours, name in likely.items()))}"
+    if list(likely.items()) == [("arrival_s", "NAME")]:
+        said += "; if all are there from the beginning, workload.class=offline (of ooco-gym data, at_once=true)"
+    return said + f"; if none has token counts, {LOG_TOKENS}" * ("NAME" in likely.values() and len(likely) > 1)
 
 
 def _likely(table: Table, ours: str) -> str:
     """The column that sounds most like one of ours; NAME where none does."""
     found = [name for word in LIKELY[ours] for name in table.columns if word in name.casefold()]
-    return next((name for name in found if "tok" in name.casefold()), found[0] if found else "NAME")
+    tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
+    return [*tokens, *found, "NAME"][0]
 
 
 def _unit_of(table: Table, field: str) -> str:
@@ -186,12 +211,20 @@ def _unit_of(table: Table, field: str) -> str:
     return next((unit for unit, (_, per_s) in UNITS.items() if largest < LATEST_S * per_s), "auto")
 
 
-def played(setting: str) -> str:
-    """Returns a setting as the readers take it, and as a workload does."""
-    return f"{setting} (of a file that is played, workload.{setting})"
+def played(*settings: str) -> str:
+    """Returns settings as the readers take them, and as a workload does."""
+    words, of_workload = (" ".join(_word(f"{above}{one}") for one in settings) for above in ("", "workload."))
+    return f"{words} (of a file that is played, {of_workload})"
+
+
+def _word(setting: str) -> str:
+    """A setting as a shell and the command line take it."""
+    key, _, value = setting.partition("=")
+    return setting if re.fullmatch(r"\[.*|[\w.@/:-]*", value) else f"'{key}=\"{value}\"'"
 
 
 def few(names: Iterable[str]) -> str:
-    """Returns names for a message: at most 12, long ones cut."""
-    texts = [repr(name)[1:-1][:40] for name in names]
+    """Returns names for a message: at most 12; of long ones the beginning, and dots."""
+    texts = [repr(name)[1:-1] for name in names]
+    texts = [text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…" for text in texts]
     return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")

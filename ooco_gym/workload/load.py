@@ -339,7 +339,7 @@ def resolve_workload(spec: Source) -> Workload:
         return replace(resolve_workload(values), sessions=mode, think=None if think is None else Think.parse(think))
     class_name = values.pop("class", None)
     if class_name is not None:
-        whole = resolve_workload(values)
+        whole = resolve_workload({**values, "at_once": True} if "path" in values else values)
         return replace(whole, parts=tuple(replace(part, class_name=part.class_name or str(class_name))
                                           for part in whole.parts))
     factor = 1.0 if values.get("scale") is None else number(values["scale"], "workload: key 'scale'", 0.0, 1e4)
@@ -391,7 +391,8 @@ def workload_mean_rate(spec: Source) -> float:
 
 def _resolved(part: MixPart) -> WorkloadPart:
     if _is_trace_file(part.source):
-        return WorkloadPart(part.source, _opened(part.source), part.weight, class_name=part.class_name)
+        file = _opened(part.source, at_once=part.class_name is not None)
+        return WorkloadPart(part.source, file, part.weight, class_name=part.class_name)
     stream = None if part.stream == part.source else part.stream
     return WorkloadPart(part.source, load_spec(part.source), part.weight, stream, part.class_name)
 

@@ -25,7 +25,7 @@ from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.classes import CLASS_WORDS, NAME, NAMED
 from ooco_gym.workload.formats import EPOCH_S, FORMATS, LATEST_S, OWN, UNITS, TraceFormat, few, format_of, played
 from ooco_gym.workload.keyed import scattered
-from ooco_gym.workload.rows import TOLD, loaded, named
+from ooco_gym.workload.rows import TOLD, check_counts, flat, loaded, named
 from ooco_gym.workload.sessions import previous_turns
 from ooco_gym.workload.table_reader import BROKEN, Table, read_parquet, read_table, unreadable
 from ooco_gym.workload.trace import (
@@ -47,7 +47,6 @@ USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens to a hash
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
-UNTIMED = "turns without times wait for the turn before: sessions are closed"
 PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
 TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms: `calibrate replay` compares them
 LOOKED_AT = 10_000      # values of a column that is not read
@@ -60,8 +59,8 @@ def list_formats() -> list[str]:
 
 def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
                columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
-               block_tokens: int | None = None, only: Mapping[str, Any] | None = None,
-               distinct: bool = False) -> Trace:
+               block_tokens: int | None = None, only: Mapping[str, Any] | None = None, distinct: bool = False,
+               at_once: bool = False) -> Trace:
     """Reads a trace from CSV, JSON lines (packed with gzip or xz, or not) or Parquet, as is seen from its content.
 
     Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
@@ -79,6 +78,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
         block_tokens: tokens of the prompt to each prefix hash; None: the format's, or the file's column, or 512.
         only: columns of the file to the value, or values, that a row must have in them to be read.
         distinct: leaves out rows that are equal to one before in all columns.
+        at_once: of a file without times all requests are there at 0, offline where it has no classes.
 
     Returns:
         The trace; times as the file has them in seconds, from the first request where the file has dates.
@@ -86,17 +86,15 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     Raises:
         UserError: one sentence naming file, line, field, what was found and what was expected.
     """
+    how = {"columns": columns, "time_unit": time_unit, "block_tokens": block_tokens, "only": only,
+           "distinct": distinct, "at_once": at_once}
     if start_s > 0 or end_s < np.inf:
-        return TraceFile(Path(path), format, columns=columns, time_unit=time_unit, block_tokens=block_tokens,
-                         only=only, distinct=distinct).window(start_s, end_s)[0]
-    table = read_table(Path(path))
-    return _trace_of(table, format_of(table, format, columns, time_unit, block_tokens), only, distinct)
+        return TraceFile(Path(path), format, **how).window(start_s, end_s)[0]
+    return _read(Path(path), format, **how)[0]
 
 
 def read_described(path: Path, dataset: Dataset | None = None, *, format: str = "auto",
-                   columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
-                   block_tokens: int | None = None, only: Mapping[str, Any] | None = None,
-                   distinct: bool = False) -> tuple[Trace, dict[str, str]]:
+                   columns: Mapping[str, str | None] | None = None, **how: Any) -> tuple[Trace, dict[str, str]]:
     """Reads a trace, and says how it was read, by titles; arguments and errors as of `read_trace`.
 
     Args:
@@ -105,14 +103,21 @@ def read_described(path: Path, dataset: Dataset | None = None, *, format: str = 
     given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
     if dataset is not None and not given and path.name == dataset.file:
         given, format = dict(dataset.columns), dataset.format if format == "auto" else format
-    table = read_table(path)
-    form = format_of(table, format, given, time_unit, block_tokens)
-    trace = _trace_of(table, form, only, distinct)
+    trace, form, table = _read(path, format, columns=given, **how)
     said = {"format": form.name, "times": "dates" if form.unit == "date" else UNITS[form.unit][0],
             "columns": ", ".join(f"{ours}={theirs}" for ours, theirs in form.there(table).items())}
     if trace.prefix_hashes is not None:
         said["prefix hashes"] = f"one for each {trace.block_tokens} tokens of the prompt"
     return trace, said
+
+
+def _read(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
+          block_tokens: int | None = None, at_once: bool = False, **rows: Any) -> tuple[Trace, TraceFormat, Table]:
+    """A whole file: its trace, and what it was read from."""
+    table = read_table(path)
+    check_counts(table, [*(columns or {}).values(), *flat(rows.get("only"))])
+    form = format_of(table, format, columns, time_unit, block_tokens, at_once)
+    return _trace_of(table, form, **rows), form, table
 
 
 def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
@@ -122,8 +127,8 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
     there = form.there(table)
     try:
         table, left_out = loaded(table, there, only, distinct)
-        timed = not form.untimed(table)
-        ticks = _ticks(table, there["arrival_s"], form.unit) if timed else np.zeros(0)
+        timed, at_once = not form.untimed(table), "arrival_s" not in there
+        ticks = _ticks(table, there["arrival_s"], form.unit) if timed and not at_once else np.zeros(table.rows)
         found = _columns(table, form, there)
         ticks = ticks if timed else _planned(table, there, form, found)
         hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
@@ -134,7 +139,9 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
     ticks = ticks[kept]
     origin = form.origin(ticks.min())
     moved = [f"times{' since 1970' * (form.unit != 'date')} count from the first request"] if origin else []
-    untimed = [] if timed else [f"{UNTIMED}, and their delays are {UNITS[form.unit][0]} after the turn before"]
+    untimed = [f"turns without times wait for the turn before: sessions are closed, and their delays are "
+               f"{UNITS[form.unit][0]} after the turn before"] if not timed else [
+                   "no column has times: all requests are there at 0 s"] * at_once
     notes = [*untimed, *moved, *left_out, *_doubts(ticks, form), *_unread(table, form), *checked]
     late = int(np.count_nonzero(ticks[1:] < ticks[:-1]))
     if late:
@@ -176,6 +183,8 @@ def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[
         read["online"] = np.array([name != "offline" for name in names], bool)[ids]
         if not set(names) <= set(DEFAULT_CLASSES):
             read |= {"class_id": ids, "class_names": names}
+    elif "arrival_s" not in there and not form.untimed(table):
+        read["online"] = np.zeros(table.rows, bool)
     return read
 
 
@@ -374,13 +383,13 @@ class TraceFile:
 
     def __init__(self, path: Path, format: str = "auto", **how: Any) -> None:
         self.path, self._how, self._whole = path, {"format": format, **how}, None
-        plain = format in ("auto", OWN.name) and all(not value or value == "auto" for value in how.values())
-        arrival_s = _in_order(path) if plain else None
+        plain = format in ("auto", OWN.name) and all(
+            not value or value == "auto" for key, value in how.items() if key != "at_once")
+        arrival_s, self.untimed = _in_order(path) if plain else None, False
         if arrival_s is None:
-            self._whole = read_trace(path, **self._how)
-            arrival_s = self._whole.arrival_s
+            self._whole, form, table = _read(path, **self._how)
+            arrival_s, self.untimed = self._whole.arrival_s, form.untimed(table)
         self._arrival_s = arrival_s
-        self.untimed = self._whole is not None and any(note.startswith(UNTIMED) for note in self._whole.notes)
         self.rows, self.first_s, self.last_s = len(arrival_s), float(arrival_s[0]), float(arrival_s[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.workload.formats import few, played
+from ooco_gym.workload.formats import LOG_TOKENS, few, played
 from ooco_gym.workload.table_reader import Table
 
 FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
+NO_COUNT = ("", "-", "none", "null", "nan")
 NOTHING = ("", "-", "0", "none", "null", "nan", "false", "no", "ok", "[]", "{}")
 STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # of HTTP
 DOUBLED_SHARE = 0.01    # of rows that are equal to one before, from which they are asked about
@@ -64,7 +65,7 @@ def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None
     Raises:
         UserError: an unknown column, a value that no row has, rows that stand for many requests each, or nothing left.
     """
-    chosen = dict(_flat(only or {}))
+    chosen = flat(only)
     for name, values in chosen.items():
         table = _chosen(table, name, [str(one) for one in (values if isinstance(values, list | tuple) else [values])])
     free = [name for name in table.columns if name not in (*read.values(), *chosen)]
@@ -76,18 +77,20 @@ def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None
     if not kept.any():
         raise UserError(f"trace file '{table.path}': {notes[-1]}, and none is left")
     table = table if kept.all() else table.take(np.flatnonzero(kept))
-    _check_counts(table, free)
+    table, lacking = _counted(table, read)
     table, doubled = _once(table, read, free, distinct)
-    return table, [*notes, *doubled, *_models(table, free)]
+    return table, [*notes, *lacking, *doubled, *_models(table, free)]
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    """Columns and values; the command line makes mappings of names with dots."""
-    for key, value in values.items():
+def flat(values: Mapping[str, Any] | None, above: str = "") -> dict[str, Any]:
+    """Returns columns and values; the command line makes mappings of names with dots."""
+    found: dict[str, Any] = {}
+    for key, value in (values or {}).items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
+            found |= flat(value, f"{above}{key}.")
         elif value is not None:
-            yield f"{above}{key}", value
+            found[f"{above}{key}"] = value
+    return found
 
 
 def _texts(table: Table, name: str) -> Any:
@@ -127,8 +130,29 @@ def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], no
     return ~out
 
 
-def _check_counts(table: Table, free: Sequence[str]) -> None:
-    for name in free:
+def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
+    """The rows that have a token count, and a sentence on those that have none, as of answers that broke off."""
+    fields = [read["prompt_tokens"], read["output_tokens"]]
+    lacks = np.ones(table.rows, bool)
+    for name in fields:
+        texts = _texts(table, name)
+        lacks &= np.asarray(_words(texts, NO_COUNT)) | np.asarray(texts.is_null())
+    if not lacks.any() or table.form not in (None, "otel"):     # others say themselves what failed
+        return table, []
+    what = f"without token counts in '{fields[0]}' and '{fields[1]}'"
+    if lacks.all():
+        raise UserError(f"trace file '{table.path}' has {table.rows:,} rows {what}, and no other; {LOG_TOKENS}")
+    return table.take(np.flatnonzero(~lacks)), [
+        f"left out {lacks.sum():,} of {table.rows:,} rows {what}, the first at {table.place(int(np.argmax(lacks)))}"]
+
+
+def check_counts(table: Table, said: Iterable[str | None]) -> None:
+    """Refuses sums over many requests, as exports of what was used have them; `said` are columns that the user names.
+
+    Raises:
+        UserError: a column counts the requests of a row, and they are more than one.
+    """
+    for name in set(table.columns) - set(said):
         if named(name) in COUNTS and (counts := table.numbers_of(name)) is not None and np.nanmax(counts) > 1:
             row = int(np.nanargmax(counts > 1))
             raise UserError(f"trace file '{table.path}' has a sum a row and not a request a row: column '{name}' "

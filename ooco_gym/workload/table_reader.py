@@ -13,6 +13,7 @@ import io
 import json
 import lzma
 import os
+import re
 import reprlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ Cast = Callable[[Column], Column | None]
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
+_LOG = re.compile(r"\[\d\d/[A-Z][a-z]{2}/\d{4}:|\b(INFO|DEBUG|WARNING|ERROR)\b.*\d\d:\d\d|^\w+=\S+ \w+=\S+")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
@@ -316,7 +318,11 @@ def _names(path: Path, found: Sequence[str]) -> list[str]:
 def _read_csv(path: Path, data: bytes) -> Table:
     """Reads all columns as text: what type a value has is seen where it is used."""
     header = next(_lines(data))[1]
-    names, broken = _names(path, next(csv.reader([header]))), []
+    mark = max(",;\t", key=header.count)
+    names, broken = _names(path, next(csv.reader([header], delimiter=mark))), []
+    if _LOG.search(header):
+        raise UserError(f"trace file '{path}' is text that a server logs and has no names of columns; expected CSV, "
+                        "JSON lines or Parquet with token counts: docs/your_trace.md says how to log them")
 
     def skip(row: Any) -> str:
         broken.append(row)
@@ -324,14 +330,16 @@ def _read_csv(path: Path, data: bytes) -> Table:
 
     table = pyarrow.csv.read_csv(  # the header among the rows, as a file of nothing else is an error to pyarrow
         pa.BufferReader(data), pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
-        pyarrow.csv.ParseOptions(invalid_row_handler=skip),
+        pyarrow.csv.ParseOptions(delimiter=mark, invalid_row_handler=skip),
         pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
                                    null_values=_EMPTY)).slice(1)
     if broken:
         place = Table(path, {}, 0).place(broken[0].number - 2)
         raise UserError(f"trace file '{path}', {place}: found {broken[0].actual_columns} fields, expected {len(names)} "
                         f"as the header has ({reprlib.repr(header.strip())})")
-    return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows)
+    columns = table.columns if mark != ";" else [_compute.replace_substring_regex(
+        column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in table.columns]   # decimals where ; parts columns
+    return Table(path, dict(zip(names, columns, strict=True)), table.num_rows)
 
 
 def _read_json(path: Path, data: bytes) -> Table:
@@ -340,12 +348,19 @@ def _read_json(path: Path, data: bytes) -> Table:
     form, kept = None, {}
     for number, one in _json_objects(path, data):
         form = form_of(one) if not lines and form is None else form
-        found = [_flat(one) if any(isinstance(value, dict) for value in one.values()) else one
-                 ] if form is None else _unfolded(path, number, form, one, kept)
+        found = _plain(one) if form is None else _unfolded(path, number, form, one, kept)
         rows += found
         lines += [number] * len(found)
     names = dict.fromkeys(name for row in rows for name in row)
     return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
+
+
+def _plain(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """The row of an object, or those of sums by time as OpenAI exports usage: buckets, or pages of them."""
+    buckets = one["data"] if isinstance(one.get("data"), list) else [one]
+    if all(isinstance(bucket, dict) and isinstance(bucket.get("results"), list) for bucket in buckets):
+        return [{**bucket, **_flat(sums)} for bucket in buckets for sums in bucket["results"] if isinstance(sums, dict)]
+    return [_flat(one) if any(isinstance(value, dict) for value in one.values()) else one]
 
 
 def _flat(one: Mapping[str, Any], deep: int = 4) -> dict[str, Any]:
@@ -373,7 +388,8 @@ def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]
                             "line") from None
         if not isinstance(found, dict):
             kind = "JSON array (a list)" if found == [] else type(found).__name__
-            raise UserError(f"trace file '{path}', line {number}: found a {kind}, expected one JSON object a line")
+            how = f": jq -c '.[]' '{path}' > lines.jsonl" if found == [] else ""
+            raise UserError(f"trace file '{path}', line {number}: found a {kind}, expected one JSON object a line{how}")
         yield number, found
 
 

@@ -14,7 +14,7 @@ from ooco_gym.workload.keyed import scattered
 MAX_TOKENS = 2**31 - 1
 BLOCK_TOKENS = 512  # of a prompt, to each prefix hash, where nothing else is said
 ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz", ".xz")  # of trace files
-HOW = ("format", "columns", "time_unit", "block_tokens", "only", "distinct")  # settings: how a file is read
+HOW = ("format", "columns", "time_unit", "block_tokens", "only", "distinct", "at_once")  # settings: how a file is read
 NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
 MOST_CLASSES = 16  # named ones, beside these two

@@ -124,6 +124,7 @@ def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
     if operation not in CALLS if operation else prompt is None and span.get("name") != "llm_request":
         return None
     output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+    output = 0 if prompt and output is None else output  # a stream that broke off
     row = {"arrival_s": int(span["startTimeUnixNano"]), "prompt_tokens": prompt, "output_tokens": output,
            "ttft_s": number("gen_ai.latency.time_to_first_token"), "e2e_s": number("gen_ai.latency.e2e")}
     if "gen_ai.conversation.id" in about:

@@ -155,5 +155,5 @@ def test_a_format_and_columns_exclude_each_other(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("t,p,o\n5,1,1\n")
     with pytest.raises(UserError, match="exclude each other"):
         read_trace(tmp_path / "x.csv", format="azure", columns={"arrival_s": "t"})
-    with pytest.raises(UserError, match="no column 'prompt_tokens'.*which of them it is: columns.prompt_tokens=NAME"):
+    with pytest.raises(UserError, match="no column 'prompt_tokens'.*which they are: columns.prompt_tokens=NAME"):
         read_trace(tmp_path / "x.csv", columns={"arrival_s": "t"})

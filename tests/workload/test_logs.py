@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from ooco_gym import Scenario
+from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.simulation import requests_of, simulate
 from ooco_gym.workload import read_trace
@@ -108,3 +112,118 @@ def test_closed_sessions_play_until_all_turns_came() -> None:
     found = simulate(Scenario(workload=name, cluster="mixed_h100_8b"), "vllm_fcfs").summary
     assert found["online"]["finished"] == 12 and found["sessions"]["turns_not_reached"] == 0
     assert found["window_s"] > 3 * 900.0
+
+
+def test_answers_without_usage_are_left_out_and_counted() -> None:
+    rows: list[dict[str, Any]] = [answer(place) for place in range(9)]
+    rows[0]["usage"], rows[4]["usage"] = None, None
+    trace = read_trace(lines(rows))
+    assert trace.prompt_tokens.tolist() == [101, 102, 103, 105, 106, 107, 108]
+    assert any("left out 2 of 9 rows without token counts in 'usage.prompt_tokens' and" in note and "at line 1" in note
+               for note in trace.notes)
+    for row in rows:
+        row["usage"] = {"prompt_tokens": None, "completion_tokens": None}
+    with pytest.raises(UserError, match="9 rows without token counts in .*include_usage"):
+        read_trace(lines(rows))
+    broken = span(0, **{"gen_ai.usage.output_tokens": None})    # a stream that broke off
+    trace = read_trace(lines([{"resourceSpans": [{"scopeSpans": [{"spans": [span(0), broken]}]}]}]))
+    assert len(trace) == 1 and "dropped 1 of 2 requests with zero output tokens" in " ".join(trace.notes)
+
+
+BUCKETS = [{"object": "bucket", "start_time": BEGIN_S + 60 * place, "end_time": BEGIN_S + 60 * place + 60, "results": [
+    {"input_tokens": 5000, "output_tokens": 900, "num_model_requests": 12, "project_id": None}]} for place in range(5)]
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps({"object": "page", "data": BUCKETS, "has_more": False}),
+    json.dumps({"object": "page", "data": BUCKETS}, indent=2), "\n".join(map(json.dumps, BUCKETS)),
+    "start_time,input_tokens,output_tokens,num_model_requests\n" + f"{BEGIN_S},5000,900,12\n" * 5],
+    ids=["page", "page with breaks", "buckets", "csv"])
+def test_an_export_of_what_was_used_is_told_from_a_log_of_requests(text: str) -> None:
+    Path("usage.json").write_text(text)
+    with pytest.raises(UserError, match=r"has a sum a row .*'num_model_requests' counts 12 requests .*, 60 in all"):
+        read_trace("usage.json")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('10.0.0.1 - - [27/Nov/2026:12:44:36 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "python"\n' * 3,
+     "is text that a server logs and has no names of columns; .* docs/your_trace.md says how to log"),
+    ("(APIServer pid=1) INFO 11-27 12:44:36 [logger.py:41] Received request cmpl-1: prompt: 'hi', params: x\n" * 3,
+     "is text that a server logs"),
+    ("time=2026-11-27T12:44:36Z prompt_tokens=10 completion_tokens=5\n" * 3, "is text that a server logs"),
+    (json.dumps({"time_iso8601": "2026-11-27T12:44:36+00:00", "status": "200", "body_bytes_sent": "512"}),
+     "columns.arrival_s=time_iso8601 columns.prompt_tokens=NAME .*if none has token counts, .*: log these with each"),
+    (json.dumps([{"arrival_s": 0, "prompt_tokens": 1}]), "JSON array.*jq -c '.\\[\\]' 'access.log'")])
+def test_a_log_without_names_or_without_tokens_says_what_to_log(text: str, said: str) -> None:
+    Path("access.log").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_trace("access.log")
+
+
+LITELLM = "request_id,spend,total_tokens,prompt_tokens,completion_tokens,startTime,endTime,status"
+LANGFUSE = "id,startTime,endTime,promptTokens,completionTokens,level"
+AZURE_API = "TimeGenerated [UTC],PromptTokens,CompletionTokens,ResponseCode"
+
+
+@pytest.mark.parametrize(("head", "row"), [
+    (LITELLM, "c{i},0.01,107,{p},7,2026-11-27T12:44:{i:02d}.5+00:00,2026-11-27T12:45:00+00:00,success"),
+    (LANGFUSE, '"g{i}","2026-11-27T12:44:{i:02d}.5Z","2026-11-27T12:45:00Z","{p}","7","DEFAULT"'),
+    (AZURE_API, "2026-11-27T12:44:{i:02d}.5Z,{p},7,200"),
+    ("@timestamp,input.inputTokenCount,output.outputTokenCount", "2026-11-27T12:44:{i:02d}.500Z,{p},7")],
+    ids=["litellm", "langfuse", "azure", "bedrock"])
+def test_the_sentence_that_asks_for_columns_names_all_of_them_as_the_command_takes_them(
+        head: str, row: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "\n".join(row.format(i=place, p=100 + place) for place in range(9))
+    Path("log.csv").write_text(f"{head}\n{rows}\n")
+    assert main(["data", "import", "log.csv", "to=in.csv", "out=out"]) == 2
+    said = capsys.readouterr().err.split("say which they are: ")[1].split(" (of a file")[0]
+    assert main(["data", "import", "log.csv", *shlex.split(said), "to=in.csv", "out=out"]) == 0
+    trace = read_trace("in.csv")
+    assert trace.arrival_s.tolist() == list(range(9)) and trace.prompt_tokens.tolist() == list(range(100, 109))
+
+
+def test_long_names_of_columns_are_whole_or_said_to_be_cut() -> None:
+    whole, cut = "a_name_of_a_column_" * 4, "another_name_of_a_column_" * 9
+    Path("log.csv").write_text(f"time,{whole},{cut}\n0,5,2\n")
+    with pytest.raises(UserError, match=f"found: time, {whole}, {cut[:80]}…;"):
+        read_trace("log.csv")
+
+
+def test_decimal_commas_between_semicolons_are_read() -> None:
+    Path("log.csv").write_text("arrival_s;prompt_tokens;output_tokens\n0,25;100;7\n1,5;101;7\n")
+    assert read_trace("log.csv").arrival_s.tolist() == [0.25, 1.5]
+    Path("log.csv").write_text("arrival_s;prompt_tokens;output_tokens\n0,25;1,785;7\n")
+    with pytest.raises(UserError, match="field 'prompt_tokens': found '1.785', expected a whole number"):
+        read_trace("log.csv")
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("batch.csv", "prompt_tokens,output_tokens,class\n" + "100,7,offline\n" * 9),
+    ("batch.csv", "prompt_tokens,output_tokens,class,deadline_s\n" + "100,7,batch,60\n" * 9),
+    ("batch.jsonl", "\n".join(['{"prompt_tokens": 100, "output_tokens": 7, "class": "Offline"}'] * 9))])
+def test_offline_requests_without_arrivals_are_all_there_at_the_beginning(name: str, text: str) -> None:
+    Path(name).write_text(text)
+    trace = read_trace(name)
+    assert trace.arrival_s.tolist() == [0.0] * 9 and "no column has times: all requests are there at 0 s" in trace.notes
+    pq.write_table(pa.table({"prompt_tokens": [5], "output_tokens": [5], "class": ["offline"]}), "batch.parquet")
+    assert read_trace("batch.parquet").online.tolist() == [False]
+
+
+@pytest.mark.parametrize("text", [
+    "ts,prompt_tokens,output_tokens,class\n9,100,7,offline\n",
+    "when,prompt_tokens,output_tokens,class\n2026-11-27 12:44:36,100,7,offline\n",
+    "prompt_tokens,output_tokens,class\n100,7,online\n", "prompt_tokens,output_tokens\n100,7\n"],
+    ids=["a name of times", "dates", "online", "no classes"])
+def test_where_times_may_be_missing_by_mistake_they_are_asked_for(text: str) -> None:
+    Path("batch.csv").write_text(text)
+    with pytest.raises(UserError, match=r"no column 'arrival_s'.*workload.columns.arrival_s="):
+        read_trace("batch.csv")
+    assert not read_trace("batch.csv", at_once=True).arrival_s.any()
+
+
+@pytest.mark.parametrize("workload", [{"path": "batch.csv", "class": "offline"}, "batch.csv@offline",
+                                      {"path": "batch.csv", "at_once": True}])
+def test_requests_without_times_or_classes_are_a_batch_where_that_is_said(workload: Any) -> None:
+    Path("batch.csv").write_text("prompt_tokens,output_tokens\n" + "100,7\n" * 9)
+    known = Scenario(workload=workload).resolve()
+    assert known.batch and len(requests_of(known)[0]) == 9
