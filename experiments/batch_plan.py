@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from experiments.common.rate_search import Limits, Point
-from experiments.common.sizes import Planner, Size, Sized, sized, split_words
+from experiments.common.sizes import Planner, Size, Sized, asked_for, sized, split_words
 from experiments.common.sustain import placed
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.peak import short_name
-from ooco_gym.report import Column, Table, curve, duration, number, plot
+from ooco_gym.report import Column, Table, curve, duration, number, percent, plot
 from ooco_gym.report.pages import Plot
 from ooco_gym.scenario import Scenario
 
@@ -38,6 +38,12 @@ class BatchPlanner(Planner):
         tokens = np.array([one["batch"]["total_tokens_per_s"] or 0.0 for one in runs])
         whole = np.ones(len(runs))
         return Point(rate, late, whole, whole, tokens, whole, whole, runs)
+
+    def broken(self, point: Point) -> str:
+        """How many deadlines are missed, and when all is done."""
+        ends = [run["batch"]["makespan_s"] for run in point.summaries]
+        done = "" if None in ends else f"; all are done after {duration(float(np.mean(ends)))}"
+        return f"{percent(point.violations.mean())} of the deadlines are missed{done}"
 
 
 def planned(planner: BatchPlanner, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,11 +85,9 @@ def _figures(one: Sized, each: int, price: float | None) -> dict[str, Any]:
 
 def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
     """What is asked, in words."""
-    model, _, chips = scenario.load_cluster().hardware()
-    kind = f"{' and '.join(dict.fromkeys(chips))} chips with {model}"
     known = scenario.resolve()
     rows = len(known.draw(known.start_s, known.duration_s))
-    asked = f"The fewest {kind} that have" if options["chips"] is None else f"{options['chips']} {kind} to have"
+    asked = f"{asked_for(scenario, options['chips'])} {'that' if options['chips'] is None else 'to'} have"
     return f"{asked} the {rows:,} offline requests of {short_name(scenario.workload)} done by their deadlines"
 
 

@@ -57,7 +57,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     conditions = conditions_of(scenario_of(cfg), options, policies)
     for one in conditions:
         say_played(one.scenario, SEARCHED)
-    say_clock(*(one.scenario for one in conditions))
+    say_clock(*(one.scenario for one in conditions), policies=policies)
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
         cells = [cell_of(one, options, definition, jobs)

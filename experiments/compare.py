@@ -41,7 +41,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     note = scenario.scale_note()
     first, scenario = parts_of(scenario.with_(rate_scale=scenario.online_scale()), options["tuning"], policies)
     said = say_played(scenario, seeds=len(seeds))
-    say_clock(scenario)
+    say_clock(scenario, policies=policies)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
         tuned = tuned_on(first, policies, options, jobs)
         tuning = words_of(scenario, options, tuned, policies) if tuned else ""

@@ -21,11 +21,12 @@ from experiments import batch_plan
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Limits, Plan
 from experiments.common.runner import Jobs
-from experiments.common.sizes import Planner, sized, split_words
+from experiments.common.sizes import Planner, asked_for, idle_words, sized, split_words
 from experiments.common.store import Store
 from experiments.common.sustain import Bench
 from ooco_gym.commands.simulate import say_clock, say_played, scenario_of
 from ooco_gym.files import as_json, atomic_write
+from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
@@ -62,7 +63,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         base = base.with_(duration_s=min(base.window()[1], base.with_(duration_s=None).window()[1]))
     base = base.with_(rate_scale=base.online_scale() if given else 1.0)
     say_played(base)
-    say_clock(base)
+    say_clock(base, policies=policies)
     rate, limits = float(options["offline"]["rate"] or 0.0), Limits(**options["limits"])
     rows: list[dict[str, Any]] = []
     if batch:
@@ -83,7 +84,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     plots = batch_plan.frontier(rows) if batch else _frontier(rows)
     table.show(console(), unbroken=2)
     _, _, chips = base.load_cluster().hardware()
-    answer = saved(rows, " and ".join(dict.fromkeys(chips)))
+    answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"])
     price = options["price_per_chip_hour"]
     lead = conditions(base.resolve(), None if price is None else float(price), min(row["chips"] for row in rows))
     console().print(answer, highlight=False)
@@ -130,7 +131,7 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         "cost_per_hour": None if price is None else chosen.instances * each * float(price),
         # Of the chips that offline work takes beyond what the online promises take by themselves.
         "cost_per_million_offline_total_tokens": None if price is None or not tokens else
-        extra * float(price) / (tokens * 3600.0 / 1e6),
+        extra * float(price) * MILLION / (tokens * HOUR_S),
         "cluster": sized(planner.scenario, chosen.size)}
 
 
@@ -144,14 +145,11 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
         load += " in the day's mean"
     added = f"{number(offline)} offline ones of its own and {number(rate)} more" if offline else \
         f"{number(rate)} offline ones"
-    model, _, chips = scenario.load_cluster().hardware()
-    kind = f"{' and '.join(dict.fromkeys(chips))} chips with {model}"
-    asked = f"The fewest {kind}" if options["chips"] is None else f"{options['chips']} {kind}"
     limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
     promise = "the promise of its class" if scenario.classes else (
         f"a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
-    return (f"{asked} for {short_name(scenario.workload)} at {load} and {added}: at most {limit} of the online "
-            f"requests may violate {promise}")
+    return (f"{asked_for(scenario, options['chips'])} for {short_name(scenario.workload)} at {load} and {added}: at "
+            f"most {limit} of the online requests may violate {promise}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:

@@ -336,11 +336,15 @@ class ResolvedScenario:
         return self.given.from_file
 
     @property
+    def file_alone(self) -> bool:
+        """Whether all requests are of a trace file: no other offline work is, which would have no last request."""
+        return self.from_file and self.offline.mode == "rate" and not self.offline.rate
+
+    @property
     def open_end(self) -> bool:
-        """Whether the measured window lasts until the last request is done: a trace file of which no length was said,
-        without other offline work, which would have no last request."""
-        alone = self.offline.mode == "rate" and not self.offline.rate
-        return self.from_file and self.given.duration_s is None and alone
+        """Whether the measured window lasts until the last request is done: a trace file alone of which no length was
+        said."""
+        return self.file_alone and self.given.duration_s is None
 
     @cached_property
     def batch(self) -> bool:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from experiments.common.rate_search import Point
 from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
-from ooco_gym.report import percent
+from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.perf.table import cost_table, prefill_alone_ps
+from ooco_gym.report import duration, percent
+from ooco_gym.sim.state import PS_PER_S
 
 if TYPE_CHECKING:
-    from ooco_gym.scenario import Scenario
+    from ooco_gym.scenario import ResolvedScenario, Scenario
+    from ooco_gym.workload import Trace
 
 ROLES = ("relaxed", "strict", "mixed")
 Size = Mapping[str, int]  # instances by role
@@ -88,8 +94,9 @@ class Planner:
         fewer is among them, unless that is less than the policy takes.
 
         Raises:
-            UserError: `most` instances are too few.
+            UserError: `most` instances are too few, or any number is.
         """
+        self.check_alone()
         tried: dict[int, Sized] = {}
         fails, holds, count = self.least - 1, 0, self.least
         while not holds:
@@ -97,11 +104,8 @@ class Planner:
             if tried[count].holds:
                 holds = count
             elif count == most:
-                point = tried[count].point
                 raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                                f"{percent(point.violations.mean())} of the promises are broken, and "
-                                f"{percent(point.kept_up.mean(), 0)} of the offline work is kept up with; raise most, "
-                                "or lower the load")
+                                f"{self.broken(tried[count].point)}; raise most, or lower the load")
             else:
                 fails, count = count, min(2 * count, most)
         while holds - fails > 1:
@@ -110,10 +114,77 @@ class Planner:
             fails, holds = (fails, middle) if tried[middle].holds else (middle, holds)
         return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
 
+    def broken(self, point: Point) -> str:
+        """What a size that does not hold comes to, in words."""
+        words = f"{percent(point.violations.mean())} of the promises are broken"
+        missed = {name: 1.0 - float(np.mean([run["online"][f"{name.lower()}_attainment"] for run in point.summaries]))
+                  for name in ("TTFT", "TPOT")} if point.violations.any() else {}
+        each = ", ".join(f"{name} of {percent(share)} of the online requests" for name, share in missed.items())
+        return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the offline work is "
+                "kept up with")
+
+    def check_alone(self) -> None:
+        """Refuses promises that more requests break than may, each with an idle instance to itself.
+
+        Raises:
+            UserError: no number of the chips keeps the promise.
+        """
+        known = self.scenario.resolve()
+        trace = known.promised(known.draw(known.start_s, known.duration_s))
+        first_s, next_s = alone_s(known, trace)
+        paced = trace.online & (trace.output_tokens >= known.slo.tpot_min_tokens)
+        ends_s = first_s + next_s * (trace.output_tokens - 1)
+        for what, took_s, promised_s, judged in (
+                ("TTFT", first_s, _own(trace, "ttft_slo_s", known.slo.ttft_s), trace.online),
+                ("TPOT", next_s, _own(trace, "tpot_slo_s", known.slo.tpot_s), paced),
+                ("deadline", ends_s, _own(trace, "deadline_s", np.inf), ~trace.online)):
+            late = judged & (took_s > promised_s)
+            share = late.sum() / max(1, (trace.online if what != "deadline" else judged & (promised_s < np.inf)).sum())
+            if share > self.bench.limits.violations:
+                worst = int(np.argmax(np.where(late, took_s, 0.0)))
+                raise UserError(
+                    f"no number of these chips keeps the promise: {percent(share)} of the requests break their {what} "
+                    f"even alone on an idle instance, of which the worst takes {duration(took_s[worst])} where "
+                    f"{duration(promised_s[worst])} is promised; promise more time, or take faster chips or more tp")
+
     def carried(self, size: Size) -> Any:
         """The largest offline rate that a size carries (`experiments.common.sustain.Sustained`)."""
         mine = self.scenario.with_(cluster=sized(self.scenario, size))
         return sustain(replace(self.bench, scenario=mine), self.policy)
+
+
+def alone_s(known: ResolvedScenario, trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """What each request takes at least to its first token, and from one to the next, float64[n] seconds, on an instance
+    of its own; a prompt of which others have a part may be cached, and takes nothing."""
+    tables = [cost_table(one, 1) for _, one in known.deployments]
+    first_ps = np.min([prefill_alone_ps(table, trace.prompt_tokens.astype(np.int64)) for table in tables], axis=0)
+    if trace.session is not None or trace.prefix_hashes is not None:
+        first_ps = np.zeros(len(trace))
+    lines = np.min([table.decode_lines[1] for table in tables], axis=0)
+    prompts = trace.prompt_tokens
+    next_ps = np.maximum(lines[0] + lines[1] * prompts, lines[2] + lines[3] * prompts)
+    clock = EngineClock.load(known.cluster.engine_clock)
+    return (first_ps / PS_PER_S + clock.prefill_s + clock.sequence_s + clock.frontend_s,
+            next_ps / PS_PER_S + clock.decode_s + clock.sequence_s)
+
+
+def _own(trace: Trace, name: str, usual: float) -> np.ndarray:
+    """A request's own promise, or the usual one, float64[n]."""
+    values = getattr(trace, name)
+    return np.full(len(trace), usual) if values is None else np.where(np.isnan(values), usual, values)
+
+
+def asked_for(scenario: Scenario, chips: int | None) -> str:
+    """Which chips a plan is about, in words."""
+    model, _, names = scenario.load_cluster().hardware()
+    return f"{'The fewest' if chips is None else chips} {' and '.join(dict.fromkeys(names))} chips with {model}"
+
+
+def idle_words(rows: Sequence[Mapping[str, Any]], chips: int | None) -> str:
+    """A sentence for each row whose instances leave some of the chips idle."""
+    idle = [(row["policy"], int(chips) - row["chips"], row["chips"] // row["instances"]) for row in rows if chips]
+    return "".join(f" Of chips={chips} {left} stand{'s' * (left == 1)} idle: an instance of `{policy}` has {each}."
+                   for policy, left, each in idle if left)
 
 
 def divisions(cluster: Cluster, instances: int) -> Iterator[Size]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
-from ooco_gym.report import Table, as_text, at_least, console, duration, number, percent, show_notes
+from ooco_gym.report import Table, as_text, at_least, console, duration, joined, number, percent, show_notes
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import CLUSTER, TRACE_CLUSTER, ResolvedScenario, Scenario
 from ooco_gym.workload import Trace, from_file, of_trace
@@ -46,7 +46,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     scenario = scenario_of(cfg, mixed=policy_of(policy).mixed).resolve()
     said = say_played(scenario)
-    say_clock(scenario.given)
+    say_clock(scenario.given, policies=[policy])
     with Console(stderr=True).status("simulating"):
         run = simulate(scenario, policy=policy, sample_s=min(60.0, max(1.0, scenario.duration_s / SAMPLES)))
     found = summarise(run)
@@ -171,8 +171,10 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     ]
     if batch:  # offline requests alone
         kept = [row for row in rows if not re.match("online|late|kept|TTFT|TPOT|measured", row[0])]
-        rows = [("all done after", f"{duration(batch['makespan_s'])}, {number(batch['output_tokens_per_s'])} output "
-                 f"and {number(batch['total_tokens_per_s'])} total tokens/s until then"), *kept]
+        done = (f"{duration(batch['makespan_s'])}, {number(batch['output_tokens_per_s'])} output and "
+                f"{number(batch['total_tokens_per_s'])} total tokens/s until then")
+        rows = [("left at the end", f"{batch['left']:,} offline requests") if batch["left"] else
+                ("all done after", done), *kept]
     rows += [("cost", cost_words(cost))] if cost else []
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
@@ -248,14 +250,24 @@ def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str
 
 
 # --- Which clock is used --------------------------------------------------------------------------------------------
-def say_clock(*scenarios: Scenario) -> None:
-    """Prints which clock the scenarios have and how far off it is, a line each that differs."""
+def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
+    """Prints which clock the scenarios have and how far off it is, a line each that differs; what was measured on an
+    engine that schedules asynchronously says nothing of policies whose own engine does not."""
     from ooco_gym.perf.validity import clock_line
+    from ooco_gym.policy import policy_of
+    from ooco_gym.sim.state import SYNCHRONOUS
 
-    clusters = [(one.load_cluster(), one.timing) for one in scenarios]
-    for line in dict.fromkeys(clock_line([one for _, one in cluster.deployments(timing)],
-                                         EngineClock.load(cluster.engine_clock)) for cluster, timing in clusters):
-        print(line)
+    waiting = [one.name for one in map(policy_of, policies)
+               if one.mixed and one.settings()["async_scheduling"] == SYNCHRONOUS]
+    lines = []
+    for cluster, timing in [(one.load_cluster(), one.timing) for one in scenarios]:
+        clock = EngineClock.load(cluster.engine_clock)
+        others = waiting if clock.async_scheduling else []
+        quoted = not others or len(others) < len(policies)
+        line = clock_line([one for _, one in cluster.deployments(timing)], clock, quoted)
+        lines.append(line + f"; {joined(others)}: another engine, no run of which was held against this clock" * bool(
+            others))
+    print(*dict.fromkeys(lines), sep="\n")
 
 
 # --- What of a user's own trace is played, said before anything else ------------------------------------------------

@@ -175,18 +175,21 @@ def session_figures(run: Run) -> dict[str, Any]:
 
 def batch_figures(run: Run) -> dict[str, Any]:
     """How long a trace's offline requests that are alone took, under `batch`, and their tokens a second of that time:
-    from their first arrival to their last end; None where some have none. Empty where online requests arrived, or more
-    offline ones come than the trace has."""
+    from their first arrival to their last end; None where some have none. And how many were left, and past their
+    deadline. Empty where online requests arrived, or more offline ones come than the trace has."""
     mine = counted(run, online=False)
-    if not run.scenario.open_end or len(counted(run, online=True)) or not len(mine):
+    if not run.scenario.file_alone or len(counted(run, online=True)) or not len(mine):
         return {}
     rejected, finish_ps = mine["status"] == REJECTED, mine["finish_ps"]
-    if not (rejected | (mine["status"] == FINISHED)).all() or rejected.all():
-        return {"batch": dict.fromkeys(("makespan_s", "output_tokens_per_s", "total_tokens_per_s"))}
+    due = _deadlines(run, mine.mask)
+    left = int(len(mine) - (rejected | (mine["status"] == FINISHED)).sum())
+    found = {"left": left, "late": due["deadline_misses"] + due["deadline_undecided"] if due else None}
+    if left or rejected.all():
+        return {"batch": dict.fromkeys(("makespan_s", "output_tokens_per_s", "total_tokens_per_s")) | found}
     span_s = int(finish_ps[~rejected].max() - mine["arrival_ps"].min()) / PS_PER_S
     output, prompt = (int(mine[f"{kind}_tokens"][~rejected].sum()) for kind in ("output", "prompt"))
     return {"batch": {"makespan_s": span_s, "output_tokens_per_s": output / span_s,
-                      "total_tokens_per_s": (output + prompt) / span_s}}
+                      "total_tokens_per_s": (output + prompt) / span_s, **found}}
 
 
 def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:

@@ -80,6 +80,10 @@ class Deployment:
         if self.expert_parallel and (not self.model.experts or self.model.experts % (self.tp * self.data_parallel)):
             raise UserError(f"model '{self.model.name}': expert_parallel needs experts that tp={self.tp}{ranks} "
                             f"divides; it has {self.model.experts}")
+        if ranks and not self.expert_parallel and self.model.expert_intermediate % (self.tp * self.data_parallel):
+            raise UserError(f"model '{self.model.name}': without expert_parallel each expert is parted over all chips, "
+                            f"and tp={self.tp}{ranks} does not divide its width of {self.model.expert_intermediate}; "
+                            "say expert_parallel=true, or fewer ranks")
         if ranks and not self.model.experts:
             raise UserError(f"model '{self.model.name}' has no experts that ranks could share: data_parallel="
                             f"{self.data_parallel} are as many instances that know nothing of each other; give their "

@@ -13,12 +13,13 @@ from ooco_gym.resources import load_yaml, names
 FILE = "validity"  # of conf: chips to forms to errors in percent, which `make validity` writes
 
 
-def clock_line(deployments: Iterable[Deployment], clock: EngineClock) -> str:
-    """The timing form and the engine's clock in use, and how far off they are on each chip, in words."""
+def clock_line(deployments: Iterable[Deployment], clock: EngineClock, served: bool = True) -> str:
+    """The timing form and the engine's clock in use, and how far off they are on each chip, in words: iterations, and
+    what engines `served`."""
     measured, found = load_yaml("", FILE), list(deployments)
     forms = " and ".join(dict.fromkeys(one.timing for one in found))
     preset = _preset(clock)
-    chips = dict.fromkeys(f"{one.chip.name}: {_errors(one, preset, measured)}" for one in found)
+    chips = dict.fromkeys(f"{one.chip.name}: {_errors(one, preset, measured, served)}" for one in found)
     return f"clock: timing={forms}, engine clock {clock.name}; {'; '.join(chips)} (docs/validity.md)"
 
 
@@ -30,11 +31,13 @@ def _preset(clock: EngineClock) -> str:
     return ""
 
 
-def _errors(deployment: Deployment, clock: str, measured: Mapping[str, Any]) -> str:
+def _errors(deployment: Deployment, clock: str, measured: Mapping[str, Any], quoted: bool) -> str:
     chip, form = deployment.chip, deployment.timing
     known = measured.get(chip.name, {}).get(form, {})
     alone = (f"iterations {known['iterations']:.1f} % off in the mean" if "iterations" in known else
              chip.sources.get(f"error.{form}") or "not held against measured iterations")
+    if not quoted:
+        return alone
     served = next((one for one in known.get("served", ()) if one["clock"] == clock), None)
     if served is None:
         return f"{alone}, not held against an engine with this clock"

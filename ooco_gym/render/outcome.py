@@ -38,7 +38,8 @@ from ooco_gym.report.tables import BRACKETS, at_least, flat, missing
 from ooco_gym.resources import load_yaml
 
 LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
-MAKESPAN, BATCH_TOKENS = "batch.makespan_s", "batch.total_tokens_per_s"  # of offline requests alone
+MAKESPAN, BATCH_TOKENS, LEFT, DUE = (f"batch.{key}" for key in (
+    "makespan_s", "total_tokens_per_s", "left", "late"))  # of offline requests alone
 COMPUTED = "offline.computed_tokens_per_s"  # in the window, of requests finished or not
 LEVEL = 0.01  # of the most work done: what is nearer to it than that is no difference of policies
 # Metrics with a name of their own: what they are, and the unit.
@@ -47,6 +48,7 @@ TITLES = {
     COMPUTED: ("offline computed", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
     "online.tpot_p99_s": ("TPOT P99", "ms"), "online.tpot_decode_p99_s": ("TPOT P99 from the first decode", "ms"),
     MAKESPAN: ("all done after", "s"), BATCH_TOKENS: ("total until then", "tokens/s"),
+    LEFT: ("left at the end", "requests"), DUE: ("past their deadline", "requests"),
     "cost.goodput_per_s": ("online requests in time", "1/s"),
     "cost.chip_hours_per_million_tokens": ("chip-hours per million tokens", ""),
     "cost.per_million_tokens": ("cost per million tokens", ""),
@@ -122,7 +124,7 @@ def metrics_of(params: Sequence[Row], wanted: Sequence[str] = (), batch: bool = 
     """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what a prefix
     cache found; of a `batch` of offline requests alone when it was done, too."""
     cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
-    first = [LATE, *((MAKESPAN, BATCH_TOKENS) * batch), SERVED, COMPUTED]
+    first = [LATE, *((MAKESPAN, BATCH_TOKENS, LEFT, DUE) * batch), SERVED, COMPUTED]
     return list(dict.fromkeys([*first, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
 
 
@@ -213,12 +215,25 @@ class Outcome:
         return any(row["metric"] == MAKESPAN for row in self.rows)
 
     def _done(self) -> str:
-        """When a batch of offline requests alone is done, in a sentence."""
+        """When a batch of offline requests alone is done, and how many deadlines are missed, in a sentence each."""
         if not self.batch:
             return ""
+        late = {key: one[DUE]["mean"] for key, one in self.found.items() if not missing(one[DUE]["mean"])}
+        due = "" if not late else " All deadlines are kept." if not any(late.values()) else (
+            f" Deadlines are missed: {self._each(late)}.")
         ends = {key: one[MAKESPAN]["mean"] for key, one in self.found.items() if not missing(one[MAKESPAN]["mean"])}
-        if not ends:
-            return "Some offline requests were unfinished when the run ended; a larger drain_s plays on."
+        left = {key: one[LEFT]["mean"] for key, one in self.found.items() if key not in ends}
+        open_ = (f" Offline requests were unfinished when the run ended: {self._each(left)}; without duration_s, or "
+                 "with a larger drain_s, it plays on.") if left else ""
+        return f"{self._ends(ends) if ends else ''}{open_}{due}".strip()
+
+    @staticmethod
+    def _each(counts: Mapping[Key, float]) -> str:
+        """A count of each policy, in words."""
+        return ", ".join(f"{number(count)} with `{key[0]}`" for key, count in counts.items())
+
+    def _ends(self, ends: Mapping[Key, float]) -> str:
+        """Who is done first, and who last, in a sentence."""
         best, last = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
         begin = f"`{best[0]}` is done with all offline requests after {duration(ends[best])}"
         text = f"{begin}, at {self._amount(best, BATCH_TOKENS).partition(' of ')[0]} (prompt and output)"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from experiments.common.peaks import PeakPlan, conditions_of
 from ooco_gym import Scenario
 from ooco_gym.cluster import Cluster
+from ooco_gym.commands.simulate import say_clock
 from ooco_gym.envs.config import episode_config
 from ooco_gym.perf import Deployment, list_chips, load_chip, load_model
 from ooco_gym.perf.deployment import default_timing
@@ -80,3 +81,14 @@ def test_simulate_prints_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["cluster=mixed_h100_8b", "policy=vllm_fcfs", "rate_scale=0.01", "duration_s=20", "warmup_s=0", "drain_s=0"]
     assert main(["simulate", *words, "cluster.engine_clock=vllm_eager_sync", f"out={tmp_path / 'run'}"]) == 0
     assert capsys.readouterr().out.count("clock: timing=extended, engine clock vllm_eager_sync; h100: ") == 1
+
+
+def test_what_vllm_served_is_not_said_of_a_policy_of_another_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Scenario(cluster="mixed_h100_8b")
+    say_clock(cluster, policies=["sglang"])
+    said = capsys.readouterr().out
+    assert "served" not in said and "sglang: another engine, no run of which was held against this clock" in said
+    say_clock(cluster, policies=["sglang", "vllm_fcfs"])
+    assert "published runs served again" in (said := capsys.readouterr().out) and "sglang: another engine" in said
+    say_clock(cluster, policies=["vllm_fcfs"])
+    assert "another engine" not in capsys.readouterr().out

@@ -124,6 +124,8 @@ def test_wrong_clusters_are_refused() -> None:
         Cluster.load({"model": MODEL, "mixed": [{"chip": "h100", "data_parallel": 0}]})
     with pytest.raises(UserError, match="experts that tp=1 x data_parallel=3 divides; it has 128"):
         Deployment.from_config({"chip": "h100", "model": MODEL, "data_parallel": 3, "expert_parallel": True})
+    with pytest.raises(UserError, match=r"without expert_parallel each expert .* data_parallel=100 does not divide"):
+        Deployment.from_config({"chip": "h100", "model": MODEL, "data_parallel": 100})
     with pytest.raises(UserError, match="no experts that ranks could share"):
         Deployment.from_config({"chip": "h100", "model": "llama_3_1_8b", "data_parallel": 2})
 
