@@ -17,11 +17,10 @@ from ooco_gym.commands.simulate import notes_of, say_clock, say_played, scenario
 from ooco_gym.metrics.costs import cost_figures
 from ooco_gym.policy import get_policy
 from ooco_gym.render import write_report
-from ooco_gym.render.deciding import conditions, costs_by_late, percentiles
+from ooco_gym.render.deciding import conditions, costs_by_late, paid_words, percentiles
 from ooco_gym.render.outcome import compare, metrics_of
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import compared
-from ooco_gym.report import joined, number
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -67,10 +66,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                                   for name, runs in summaries.items()})
     outcome = compared(summary, options)
     replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
-    known, (table, cost) = on[baseline].resolve(), (percentiles(summaries), summaries[baseline][0]["cost"])
-    each = [number(one) for runs in summaries.values() if (one := runs[0]["cost"].get("per_million_tokens"))]
-    tokens = joined(list(dict.fromkeys(each)))
-    paid = f" The cluster costs {number(cost['per_hour'])} an hour, a million tokens {tokens}." if each else ""
+    known, table = on[baseline].resolve(), percentiles(summaries)
+    paid = paid_words({name: runs[0]["cost"] for name, runs in summaries.items()},
+                      {row["policy"] for row in rows if row["feasible"]})
     write_report(Path(options["out"]) / "compare.html", [outcome], more=[table] if table else [],
                  conditions=conditions_table(summary), lead=conditions(known, options["price_per_chip_hour"]) + paid,
                  plots=costs_by_late(outcome.found, outcome.budget))

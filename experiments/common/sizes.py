@@ -133,11 +133,12 @@ class Planner:
         trace = known.promised(known.draw(known.start_s, known.duration_s))
         first_s, next_s = alone_s(known, trace)
         paced = trace.online & (trace.output_tokens >= known.slo.tpot_min_tokens)
+        batch = ~trace.online & ~trace.online.any()     # beside online requests no plan counts deadlines
         ends_s = first_s + next_s * (trace.output_tokens - 1)
         for what, took_s, promised_s, judged in (
                 ("TTFT", first_s, _own(trace, "ttft_slo_s", known.slo.ttft_s), trace.online),
                 ("TPOT", next_s, _own(trace, "tpot_slo_s", known.slo.tpot_s), paced),
-                ("deadline", ends_s, _own(trace, "deadline_s", np.inf), ~trace.online)):
+                ("deadline", ends_s, _own(trace, "deadline_s", np.inf), batch)):
             late = judged & (took_s > promised_s)
             share = late.sum() / max(1, (trace.online if what != "deadline" else judged & (promised_s < np.inf)).sum())
             if share > self.bench.limits.violations:

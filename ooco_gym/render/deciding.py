@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,11 +33,27 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
     kinds = list(dict.fromkeys(names))
     counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(one)} {one}" for one in kinds])
     online = [one for one in known.classes[2:] if one.online] or [None]
-    slos = [f"{one.name + ': ' if one else ''}TTFT {(one or known.slo).ttft_s:g} s, TPOT "
-            f"{1000 * ((one or known.slo).tpot_s or 0.0):g} ms" for one in online]
-    paid = f"; a chip's hour costs {number(price)}" if price is not None else ""
-    return (f"On {counted} with {model}; {'; '.join(slos)}; {known.duration_s / 60:,.3g} min of arrivals from "
-            f"{known.start_s:,.0f} s on{paid}.")
+    promises = [f"{one.name + ': ' if one else ''}TTFT {(one or known.slo).ttft_s:g} s, TPOT "
+                f"{1000 * ((one or known.slo).tpot_s or 0.0):g} ms" for one in online]
+    if known.batch:
+        promises = [f"{one.name}: done within {duration(one.deadline_s)}" for one in known.classes if one.deadline_s]
+    paid = [f"a chip's hour costs {number(price)}"] if price is not None else []
+    last_s = max((file.last_s for file in known.workload.files), default=1.0)
+    arrivals = "all requests are there at the beginning" if known.batch and last_s == 0.0 else (
+        f"{known.duration_s / 60:,.3g} min of arrivals from {known.start_s:,.0f} s on")
+    return f"On {counted} with {model}; {'; '.join([*promises, arrivals, *paid])}."
+
+
+def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
+    """What the cluster costs, and a million tokens with the cheapest and the dearest policy of those that keep it
+    (of all where none does), in a sentence; empty without a price."""
+    each = sorted((cost["per_million_tokens"], name) for name, cost in costs.items()
+                  if cost.get("per_million_tokens") and (name in kept or not kept))
+    if not each:
+        return ""
+    low, high = (f"{number(paid)} (`{name}`)" for paid, name in (each[0], each[-1]))
+    tokens = f"{low} to {high}" if number(each[0][0]) != number(each[-1][0]) else number(each[0][0])
+    return f" The cluster costs {number(costs[each[0][1]]['per_hour'])} an hour, a million tokens {tokens}."
 
 
 def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:

@@ -206,6 +206,8 @@ class Outcome:
             return f"None is known to keep {promise}.{more}"
         if not kept:
             best = min(late, key=lambda key: late[key]["mean"])
+            if len(late) == 1:
+                return f"`{best[0]}` does not keep {promise}: {_late_words(late[best])}."
             return f"None keeps {promise}; `{best[0]}` comes closest ({_late_words(late[best])})."
         return f"{self._ahead(kept, promise)}{self._ahead_computed(kept)}{more}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ooco_gym.cli.main import main
-from ooco_gym.render.deciding import saved
+from ooco_gym.render.deciding import paid_words, saved
 from ooco_gym.report import Table
 
 CLASSES = "classes={chat: {ttft_s: 1, tpot_s: 0.04}, batch: {online: false}}"
@@ -67,3 +67,19 @@ def test_simulate_shows_queues_and_memory_over_time() -> None:
 def test_rows_of_wide_tables_are_cards_where_a_page_is_narrow() -> None:
     found = Table("", ("policy", "late", 'the "cost"', "chips"), [("a", "1", "2", "3")]).html()
     assert '<table class="wide">' in found and 'data-head="the &quot;cost&quot;"' in found
+
+
+def test_a_batch_has_its_deadline_and_no_promise_of_online_requests() -> None:
+    Path("batch.csv").write_text("prompt_tokens,output_tokens,class\n" + "500,30,offline\n" * 20)
+    for command in (["simulate", "policy=deadline"], ["plan", "policies=[deadline]", "seeds=1", "workers=1"]):
+        assert main([*command, "workload.path=batch.csv", "classes={offline: {deadline_s: 60}}", "out=B"]) == 0
+        said = lead(Path(f"B/{command[0]}.html").read_text())
+        assert "llama_3_1_8b; offline: done within 60.00 s; all requests are there at the beginning." in said
+        assert "TTFT" not in said
+
+
+def test_the_cost_is_that_of_policies_which_keep_the_promise() -> None:
+    costs = {name: {"per_million_tokens": paid, "per_hour": 6.0} for name, paid in (("a", 0.1), ("b", 0.3), ("c", 0.2))}
+    assert paid_words(costs, {"b", "c"}) == " The cluster costs 6 an hour, a million tokens 0.2 (`c`) to 0.3 (`b`)."
+    assert paid_words(costs, {"b"}) == " The cluster costs 6 an hour, a million tokens 0.3."
+    assert paid_words(costs, set()).endswith("0.1 (`a`) to 0.3 (`b`).") and not paid_words({"a": {"chips": 2}}, {"a"})

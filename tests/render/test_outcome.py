@@ -122,7 +122,7 @@ KEPT = "the promise (at most 3 % late)"
      f"`a` and `b` keep {KEPT}; `a` (2.00 % late) completes most, 100 tokens/s of offline "
      "output."),
     ({"a": ([0.0, 0.0, 0.06], [100] * 3)},
-     f"None keeps {KEPT}; `a` comes closest (2.00 % late, 6.00 % by its interval)."),
+     f"`a` does not keep {KEPT}: 2.00 % late, 6.00 % by its interval."),
     ({"a": ([0.0], [100]), "b": ([0.01], [100.5]), "c": ([0.2], [400])},
      f"`a` and `b` keep {KEPT} and complete as much, 100 tokens/s of offline output: this "
      "load does not tell them apart."),
