@@ -45,7 +45,7 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
 
 
 def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
-    """What the cluster costs, and a million tokens with the cheapest and the dearest policy of those that keep it
+    """What the cluster costs, and a million tokens with the cheapest and the dearest policy that keeps the promise
     (of all where none does), in a sentence; empty without a price."""
     each = sorted((cost["per_million_tokens"], name) for name, cost in costs.items()
                   if cost.get("per_million_tokens") and (name in kept or not kept))

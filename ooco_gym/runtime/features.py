@@ -48,8 +48,9 @@ class ArrivalRates:
 
     def arrived(self, now_s: float) -> None:
         """An online request has arrived."""
+        passed_s = max(0.0, now_s - self.last_s)     # a clock may be set back
         for horizon in HORIZONS_S:
-            faded = self.rates[horizon] * steady(math.exp(-(now_s - self.last_s) / horizon))
+            faded = self.rates[horizon] * steady(math.exp(-passed_s / horizon))
             self.rates[horizon] = faded + 1.0 / horizon
         self.last_s = now_s
 

@@ -57,7 +57,7 @@ class Admitter(Compiled):
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
         """The next iteration."""
-        if engine.now_s >= self._due_s:
+        if not 0.0 < self._due_s - engine.now_s <= self.values["refresh_s"]:     # over, or the clock was set back
             self._kept = []
         ranked = Ranked(engine.offline, self._kept, lambda left, count: self._look(engine, left, count))
         return super().compose(dataclasses.replace(engine, offline=ranked), belief)

@@ -106,7 +106,7 @@ class Watch:
 
     def log(self, now_s: float) -> None:
         """Writes the counters to the log where the last time is a minute ago."""
-        if now_s - self._logged_s >= _LOG_EVERY_S:
+        if not 0.0 <= now_s - self._logged_s < _LOG_EVERY_S:     # a clock may be set back
             if self._logged_s:
                 LOG.info("ooco-gym: %s", ", ".join(f"{name} {count:g}" for name, count in sorted(self.counts.items())))
             self._logged_s = now_s
@@ -141,10 +141,11 @@ class Flights:
         self._ended_s = 0.0
 
     def begins(self, now_s: float) -> float:
-        """When an iteration begins that is scheduled now."""
-        end_s = self._ended_s
+        """When an iteration begins that is scheduled now; what seems to lie after that was seen before the clock was
+        set back."""
+        end_s = min(self._ended_s, now_s)
         for flight in self._flights:
-            end_s = max(end_s, flight.scheduled_s) + flight.predicted_s
+            end_s = max(end_s, min(flight.scheduled_s, now_s)) + flight.predicted_s
         return max(now_s, end_s)
 
     def fly(self, output: Any, sums: Sums, alone: Sums, now_s: float) -> None:
@@ -334,7 +335,7 @@ class Adjuster:
 
     def look(self, engine: Engine, belief: Belief) -> None:
         """Sets the rule's parameters anew where the interval is over."""
-        if engine.now_s < self._next_s:
+        if 0.0 < self._next_s - engine.now_s <= self._every_s:
             return
         self._next_s = engine.now_s + self._every_s
         try:

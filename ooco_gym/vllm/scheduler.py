@@ -352,7 +352,7 @@ class OocoScheduler(Scheduler):
 
     def _ooco_reread(self, now: float) -> None:
         """Takes the settings' file again where it has changed; one that cannot be taken leaves all as it is."""
-        if self._ooco_file is None or now - self._ooco_read_s < _SETTINGS_EVERY_S:
+        if self._ooco_file is None or 0.0 <= now - self._ooco_read_s < _SETTINGS_EVERY_S:
             return
         self._ooco_read_s, stamp = now, version_of(self._ooco_file or "")
         if stamp in (self._ooco_stamp, None):

@@ -17,6 +17,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.table import PS_PER_S, cost_table, mixed_latency_ps
 from ooco_gym.runtime.beliefs import GUESS, Belief, Learned, Sums, Terms
+from ooco_gym.runtime.features import ArrivalRates
 from ooco_gym.vllm.deciding import Decider, Flights
 from ooco_gym.vllm.prior import prior_of
 from ooco_gym.vllm.settings import Settings, parse_settings
@@ -43,27 +44,29 @@ def batches(seed: int, count: int) -> list[Sums]:
 
 
 class Engine:
-    """An engine that takes what it is told to: `depth` iterations under way, launches that keep its host busy, and
-    stalls (a graph is captured) of some seconds before single iterations. The times of iterations as they were
-    predicted and as they were seen are in `seen`, and in `begins` when each was to begin, and began."""
+    """An engine that takes what it is told to: `depth` iterations under way, launches that keep its host busy, stalls
+    (a graph is captured) of some seconds before single iterations, and jumps of its clock. The times of iterations as
+    they were predicted and as they were seen are in `seen`, and in `begins` when each was to begin, and began."""
 
     def __init__(self, prior: Terms | Belief, depth: int, launch_s: float = 0.0,
-                 stalls: dict[int, float] | None = None) -> None:
+                 stalls: dict[int, float] | None = None, jumps: dict[int, float] | None = None) -> None:
         self.decider = Decider(Settings(rule="vllm"))
         self.decider.belief = prior if isinstance(prior, Belief) else Learned(prior)  # pyright: ignore
         self.flights = Flights(self.decider)
         self.seen: list[tuple[float, float]] = []
         self.begins: list[tuple[float, float]] = []
         self.decider.watch.took = lambda predicted_s, actual_s, spent_s: self.seen.append((predicted_s, actual_s))
-        self.depth, self.launch_s, self.stalls = depth, launch_s, stalls or {}
+        self.depth, self.launch_s = depth, launch_s
+        self.stalls, self.jumps = stalls or {}, jumps or {}
 
     def play(self, given: list[Sums]) -> Engine:
-        now, free, under_way = 1e3, 0.0, []
+        now, free, under_way, set_by = 1e4, 0.0, [], 0.0
         for number, sums in enumerate(given):
+            set_by += self.jumps.get(number, 0.0)
             scheduled, now = now, now + HOST_S
             output: Any = object()
-            believed = self.flights.begins(scheduled)
-            self.flights.fly(output, sums, Belief.none, scheduled)
+            believed = self.flights.begins(scheduled + set_by) - set_by
+            self.flights.fly(output, sums, Belief.none, scheduled + set_by)
             now += self.stalls.get(number, 0.0)
             begins = max(now, free)
             free = begins + TRUE.latency(sums)
@@ -73,7 +76,7 @@ class Engine:
             if len(under_way) == self.depth:
                 output, ends = under_way.pop(0)
                 now = max(now, ends)
-                self.flights.land(output, now)
+                self.flights.land(output, now + set_by)
                 now += HOST_S
         return self
 
@@ -109,6 +112,27 @@ def test_a_warm_up_spoils_nothing(depth: int, stalls: dict[int, float]) -> None:
     ratios = [ratio for number, ratio in enumerate(engine.ratios()) if number not in quiet]
     assert max(abs(1.0 / ratio - 1.0) for ratio in ratios) < 0.45
     assert abs(engine.ratios()[40:] - 1.0).max() < 0.1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("jump_s", [-7200.0, 3600.0])
+def test_a_clock_that_is_set_spoils_nothing(depth: int, jump_s: float) -> None:
+    engine = Engine(TRUE.terms, depth, jumps={60: jump_s}).play(batches(5, 120))
+    longest = max(map(TRUE.latency, batches(5, 120)))
+    assert max(abs(believed - began) for believed, began in engine.begins[2:]) < longest + HOST_S
+    ratios = engine.ratios()
+    assert abs(np.delete(ratios[20:], range(40 - depth, 42)) - 1.0).max() < 0.1
+
+
+def test_rates_of_arrivals_and_the_log_outlast_a_clock_that_is_set_back(caplog: pytest.LogCaptureFixture) -> None:
+    rates, watch = ArrivalRates(10_000.0), Decider(Settings(rule="vllm")).watch
+    for now_s in (10_000.0, 10_001.0, 1.0, 2.0):
+        rates.arrived(now_s)
+    assert all(0.0 < rate <= 4.0 / horizon for horizon, rate in rates.rates.items())
+    with caplog.at_level("INFO"):
+        for now_s in (10_000.0, 10_001.0, 1.0, 2.0):
+            watch.log(now_s)
+    assert len(caplog.records) == 1
 
 
 def test_a_busy_host_moves_time_between_iterations_and_adds_none() -> None:
