@@ -195,7 +195,8 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
         moments_ns = table.timestamps_ns(field, DATE)
         table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
         return moments_ns
-    expected = f"a finite number of {UNITS[unit][0]} >= 0"
+    dated = f", or {DATE}" * pa.types.is_string(table.columns[field].type)
+    expected = f"a finite number of {UNITS[unit][0]} >= 0{dated}"
     values = table.integers(field, expected, 0, MAX_NS) if unit == "ns" else table.numbers(field, expected)
     table.demand(np.isfinite(values) & (values >= 0), field, expected)
     largest = float(values.max())

@@ -135,6 +135,8 @@ def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
     fields = [read["prompt_tokens"], read["output_tokens"]]
     lacks = np.ones(table.rows, bool)
     for name in fields:
+        if pa.types.is_nested(table.columns[name].type):
+            return table, []
         texts = _texts(table, name)
         lacks &= np.asarray(_words(texts, NO_COUNT)) | np.asarray(texts.is_null())
     if not lacks.any() or table.form not in (None, "otel"):     # others say themselves what failed
@@ -174,7 +176,8 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
         if there.all():
             return table, []
     few_rows, arrivals = max(1.0, DOUBLED_SHARE * table.rows), table.columns.get(read.get("arrival_s", ""))
-    times_there = 1 if arrivals is None else len(arrivals.unique())  # all at one time: a batch that is handed in
+    none = arrivals is None or pa.types.is_nested(arrivals.type)
+    times_there = 1 if none else len(arrivals.unique())  # all at one time: a batch that is handed in
     if not distinct and (times_there == 1 or table.rows - times_there < few_rows):
         return table, []
     first = _firsts(table, list(table.columns))

@@ -36,7 +36,8 @@ Cast = Callable[[Column], Column | None]
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
-_LOG = re.compile(r"\[\d\d/[A-Z][a-z]{2}/\d{4}:|\b(INFO|DEBUG|WARNING|ERROR)\b.*\d\d:\d\d|^\w+=\S+ \w+=\S+")
+_LOG = re.compile(r"\[\d\d/[A-Z][a-z]{2}/\d{4}:|\b(INFO|DEBUG|WARNING|ERROR)\b.*\d\d:\d\d|^\w+=\S+ \w+=\S+"
+                  r"|^data: |^# (HELP|TYPE) ")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
@@ -318,7 +319,7 @@ def _names(path: Path, found: Sequence[str]) -> list[str]:
 def _read_csv(path: Path, data: bytes) -> Table:
     """Reads all columns as text: what type a value has is seen where it is used."""
     header = next(_lines(data))[1]
-    mark = max(",;\t", key=header.count)
+    mark = max(",;\t|", key=header.count)
     names, broken = _names(path, next(csv.reader([header], delimiter=mark))), []
     if _LOG.search(header):
         raise UserError(f"trace file '{path}' is text that a server logs and has no names of columns; expected CSV, "
@@ -351,8 +352,17 @@ def _read_json(path: Path, data: bytes) -> Table:
         found = _plain(one) if form is None else _unfolded(path, number, form, one, kept)
         rows += found
         lines += [number] * len(found)
+    for key, value in rows[0].items() if len(rows) == 1 and form is None else ():
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            raise UserError(f"trace file '{path}' is one JSON object with a list of objects, '{key}', expected one "
+                            f"object a line{_lines_of(path, key)}")
     names = dict.fromkeys(name for row in rows for name in row)
     return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
+
+
+def _lines_of(path: Path, key: str = "") -> str:
+    """What makes lines of a list."""
+    return f": jq -c '.{key}[]' '{path}' > lines.jsonl"
 
 
 def _plain(one: dict[str, Any]) -> list[dict[str, Any]]:
@@ -385,11 +395,11 @@ def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]
         except (json.JSONDecodeError, RecursionError) as error:
             reason = getattr(error, "msg", "nested too deeply")
             raise UserError(f"trace file '{path}', line {number}: not valid JSON ({reason}); expected one object a "
-                            "line") from None
+                            f"line, as jq -c . '{path}' writes them") from None
         if not isinstance(found, dict):
             kind = "JSON array (a list)" if found == [] else type(found).__name__
-            how = f": jq -c '.[]' '{path}' > lines.jsonl" if found == [] else ""
-            raise UserError(f"trace file '{path}', line {number}: found a {kind}, expected one JSON object a line{how}")
+            raise UserError(f"trace file '{path}', line {number}: found a {kind}, expected one JSON object a line"
+                            f"{_lines_of(path) * (found == [])}")
         yield number, found
 
 

@@ -153,6 +153,12 @@ def test_an_export_of_what_was_used_is_told_from_a_log_of_requests(text: str) ->
     ("time=2026-11-27T12:44:36Z prompt_tokens=10 completion_tokens=5\n" * 3, "is text that a server logs"),
     (json.dumps({"time_iso8601": "2026-11-27T12:44:36+00:00", "status": "200", "body_bytes_sent": "512"}),
      "columns.arrival_s=time_iso8601 columns.prompt_tokens=NAME .*if none has token counts, .*: log these with each"),
+    ("# HELP vllm:prompt_tokens_total x\n# TYPE y counter\n", "is text that a server logs"),
+    ('data: {"usage": {"prompt_tokens": 1}}\n\n' * 3, "is text that a server logs"),
+    (json.dumps({"requests": [{"arrival_s": 0}]}), r"is one JSON object with a list of objects, .*jq -c '.requests"),
+    (json.dumps({"arrival_s": 0}, indent=1) * 2, r"not valid JSON .*as jq -c . 'access.log' writes them"),
+    (json.dumps({"arrival_s": [0, 1], "prompt_tokens": [1, 2], "output_tokens": [1, 2]}), "'arrival_s': found .0, 1"),
+    ("arrival_s,prompt_tokens,output_tokens\n11/27/2026 13:00:36,1,1\n", "or a date and time such as 2023-11-16"),
     (json.dumps([{"arrival_s": 0, "prompt_tokens": 1}]), "JSON array.*jq -c '.\\[\\]' 'access.log'")])
 def test_a_log_without_names_or_without_tokens_says_what_to_log(text: str, said: str) -> None:
     Path("access.log").write_text(text)
