@@ -176,8 +176,9 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
         if there.all():
             return table, []
     few_rows, arrivals = max(1.0, DOUBLED_SHARE * table.rows), table.columns.get(read.get("arrival_s", ""))
-    none = arrivals is None or pa.types.is_nested(arrivals.type)
-    times_there = 1 if none else len(arrivals.unique())  # all at one time: a batch that is handed in
+    times_there = 1     # all at one time: a batch that is handed in
+    if arrivals is not None and not pa.types.is_nested(arrivals.type):
+        times_there = len(arrivals.unique())
     if not distinct and (times_there == 1 or table.rows - times_there < few_rows):
         return table, []
     first = _firsts(table, list(table.columns))
