@@ -44,7 +44,7 @@ def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
 def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> Any:
     spec = plain(config)
     if not spec.get("id"):
-        raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
+        raise UserError("env.id is missing: expected a Gymnasium id, such as ooco_gym/PrefillGate-v1")
     from ooco_gym.envs import ENVIRONMENTS, imported
     from ooco_gym.envs.config import NOT_ARGUMENTS
 
@@ -82,24 +82,35 @@ def _say_trace(scenario: Any) -> None:
                     "'ooco-gym workload make FILE start_s=… duration_s=… to=…' cuts out a part to train on."])
 
 
-def candidate_shape(space: Any) -> tuple[int, int]:
-    """(K, F): how many candidates an observation holds, and features of each. Its space of `candidates` has K·F figures
-    row by row where the environment is of this package; others may give (K, F)."""
-    from ooco_gym.envs.features import CANDIDATE_SIZE
+def candidate_shape(space: Any, parameters: int = 0) -> tuple[int, int]:
+    """(K, F): how many candidates an observation holds, and features of each. The space of `candidates` has K·F figures
+    row by row where the environment is of this package; others may give (K, F).
 
-    shape = tuple(space.shape or ())
+    Args:
+        space: of observations.
+        parameters: K, where an action is a vector of levels; else there is an action for each candidate.
+    """
+    from ooco_gym.envs.buffers import FIXED
+
+    shape = tuple(space["candidates"].shape or ())
     if len(shape) == 2:
         return shape
-    if len(shape) != 1 or not shape[0] or shape[0] % CANDIDATE_SIZE:
-        raise UserError(f"the environment's candidates are {space}; expected a Box of (K, features), or of one axis "
-                        f"with {CANDIDATE_SIZE} features for each candidate, row by row")
-    return shape[0] // CANDIDATE_SIZE, CANDIDATE_SIZE
+    places = parameters or int(space["action_mask"].shape[0]) - FIXED
+    if len(shape) != 1 or places < 1 or not shape[0] or shape[0] % places:
+        raise UserError(f"the environment's candidates are {space['candidates']}; expected a Box of (K, features), or "
+                        f"of one axis with K = {places} rows, one below the other")
+    return places, shape[0] // places
 
 
-def observed_shapes(space: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of one observation's parts, as a policy takes them: `candidates` as (K, F)."""
-    return {key: candidate_shape(space[key]) if key == "candidates" else tuple(space[key].shape or ())
+def observed_shapes(space: Any, parameters: int = 0) -> dict[str, tuple[int, ...]]:
+    """The shapes of one observation's parts, as a policy takes them: `candidates` as (K, F), see `candidate_shape`."""
+    return {key: candidate_shape(space, parameters) if key == "candidates" else tuple(space[key].shape or ())
             for key in OBSERVATION_KEYS}
+
+
+def parameter_count(env: Any) -> int:
+    """How many parameters an action sets, where it is a vector of levels; 0 where it is one of a few."""
+    return len(getattr(env.action_space, "nvec", ()))
 
 
 def check_ours(config: Mapping[str, Any], purpose: str) -> None:
@@ -109,11 +120,11 @@ def check_ours(config: Mapping[str, Any], purpose: str) -> None:
     with closing(make_env(config)) as env:
         if not isinstance(env.unwrapped, DecisionEnv):
             raise UserError(f"{purpose} is for environments that ooco_gym simulates, not for '{config.get('id')}'; "
-                            "expected such as ooco_gym/Gating-v0")
+                            "expected such as ooco_gym/PrefillGate-v1")
 
 
 def decision_names(env: Any) -> tuple[str, ...]:
-    """The decisions that `env` asks for (`ooco_gym.envs.features.DECISIONS`); none where it is not one of ours."""
+    """The decisions that `env` asks for (`ooco_gym.envs.decision.kinds`); none where it is not one of ours."""
     from ooco_gym.envs.base import DecisionEnv
 
     inside = env.unwrapped

@@ -13,10 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, Window, candidate_shape, make_env, split_seeds, windows
+from agents.environments import (
+    OBSERVATION_KEYS,
+    Window,
+    candidate_shape,
+    decision_names,
+    make_env,
+    parameter_count,
+    split_seeds,
+    windows,
+)
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, Observations, check_fit, load_learned, play
+from agents.policies.describing import feature_table
 from agents.settings import plain, require, whole
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, kind_name
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.report import Section, Table, percent, write_page
@@ -76,24 +85,27 @@ def _environment(config: Mapping[str, Any], policy: LearnedPolicy, folder: str) 
     env = dict(policy.env if given is None else load_yaml("env", given) if isinstance(given, str) else plain(given))
     env |= {key: config[key] for key in ("shift", "window_s", "warmup_s") if config.get(key) is not None}
     with closing(make_env(env)) as made, closing(make_env(policy.env)) as expected:
+        check_fit(Path(folder).name, folder, made)
         if made.observation_space != expected.observation_space or made.action_space != expected.action_space:
             raise UserError(f"'{folder}' was trained on {policy.env['id']}, whose observations or actions are not "
                             f"those of {env['id']}; leave env=null for its own")
-        check_fit(Path(folder).name, folder, made)
     return env
 
 
 # --- What the policy was asked ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recording:
-    """N decisions of one kind (slot of the observation's `decision`), over several windows.
+    """N decisions of one kind, over several windows.
 
     Attributes:
+        name: of the kind.
+        features: names of the features of a part of the observation, of `cluster` and `candidates`.
         cluster, candidates, mask, decision: as observed: (N, Fc), (N, K, F), (N, A), (N, D).
         actions: what the policy answered: (N,) or (N, P).
     """
 
-    kind: int
+    name: str
+    features: Mapping[str, Sequence[str]]
     cluster: np.ndarray
     candidates: np.ndarray
     mask: np.ndarray
@@ -104,11 +116,6 @@ class Recording:
     def legal(self) -> np.ndarray:
         """Which candidates are legal: bool (N, K)."""
         return self.mask[:, -self.candidates.shape[1] :] > 0
-
-    @property
-    def name(self) -> str:
-        """Of the kind of decision."""
-        return kind_name(self.kind)
 
 
 class Recorder(BatchPlayer):
@@ -136,7 +143,7 @@ class Recorder(BatchPlayer):
             if at < self._most:
                 parts = {key: np.copy(observation[key]) for key in OBSERVATION_KEYS}
                 parts["candidates"] = parts["candidates"].reshape(
-                    candidate_shape(wrapped.observation_space["candidates"]))
+                    candidate_shape(wrapped.observation_space, parameter_count(wrapped)))
                 kept[at : at + 1] = [(*parts.values(), np.copy(action))]
         return actions
 
@@ -146,7 +153,13 @@ def record(config: Mapping[str, Any], policy: LearnedPolicy, games: Sequence[Win
     """Plays windows with a policy; at most about `most` decisions of each kind that it was asked."""
     recorder = Recorder(policy, games, most, seed)
     play(config, recorder, games)
-    return [Recording(kind, *map(np.array, zip(*(
+    with closing(make_env(config)) as env:
+        asked = decision_names(env)
+        space: Any = env.observation_space
+        widths = {"cluster": space["cluster"].shape[0], "candidates": candidate_shape(space, parameter_count(env))[1]}
+        named = {key: [row["name"] for row in feature_table(env, space[key], key, width)]
+                 for key, width in widths.items()}
+    return [Recording(asked[kind] if kind < len(asked) else f"decision {kind}", named, *map(np.array, zip(*(
         row for key in sorted(recorder.kept) if key[0] == kind for row in recorder.kept[key]), strict=True)))
         for kind in sorted({kind for kind, _ in recorder.kept})]
 
@@ -175,20 +188,13 @@ def importances(policy: LearnedPolicy, recording: Recording, repeats: int, seed:
                                   for at in range(0, count, 2048)])
         return float((actions == recording.actions).reshape(count, -1).all(axis=1).mean())
 
-    named = [(part, name) for part, size in (("cluster", recording.cluster.shape[1]), ("candidates", offered.shape[2]))
-             for name in names_of(part, size)]
+    named = [(part, name) for part, names in recording.features.items() for name in names]
     found: Any = permutation_importance(DummyClassifier(), np.tile(each, (1, len(named))), None, n_repeats=repeats,
                                         random_state=seed, scoring=same)
     return sorted(({"decision": recording.name, "part": part, "feature": name, "changed": float(mean),
                     "changed_sd": float(deviation)} for (part, name), mean, deviation in
                    zip(named, found.importances_mean, found.importances_std, strict=True)),
                   key=lambda one: -one["changed"])
-
-
-def names_of(part: str, size: int) -> list[str]:
-    """Names of the features of an observation's part; of an environment that is not ours, their places."""
-    table = CLUSTER if part == "cluster" else CANDIDATES
-    return [feature.name for feature in table] if len(table) == size else [f"{part}_{place}" for place in range(size)]
 
 
 # --- What is shown ----------------------------------------------------------------------------------------------------

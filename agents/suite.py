@@ -95,7 +95,7 @@ def tasks_of(config: Mapping[str, Any], policy: str) -> list[str]:
     if track not in (None, *suite["tracks"]):
         raise unknown("track of the suite", track, suite["tracks"])
     if Path(policy).is_dir():
-        own = "mixed" if str(load_learned(policy).env.get("id", "")).endswith("Serving-v0") else "pools"
+        own = "mixed" if str(load_learned(policy).env.get("id", "")).endswith("Serving-v1") else "pools"
     elif function_of(policy) is None:
         own = "mixed" if get_policy(policy).mixed else "pools"
     elif track is None:

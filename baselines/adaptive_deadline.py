@@ -129,4 +129,4 @@ def within_adjusted(view):
 
 
 policy = Policy("adaptive_deadline", ALL, mixed=True, leaves_open=True, route=route, compose=within_adjusted,
-                layout=LAYOUT, linear=SetsParameters("deadline", ADJUSTED, ENGINE, "ooco_gym/Batching-v0"))
+                layout=LAYOUT, linear=SetsParameters("deadline", ADJUSTED, ENGINE, "ooco_gym/Batching-v1"))

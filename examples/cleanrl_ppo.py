@@ -1,7 +1,7 @@
 """PPO in one file, in CleanRL's manner: torch and Gymnasium alone. About a minute and a half on two cores.
 
-Sixteen episodes of Control-v0 step in one compiled call; an observation is one vector (`flat=True`), an action a level
-for each parameter of the base policy, OOCO. Decisions come at uneven times, so that rewards are discounted by the
+Sixteen episodes of OnlineTuning-v1 step in one compiled call; an observation is one vector (`flat=True`), an action a
+level for each parameter of the base policy, OOCO. Decisions come at uneven times, so that rewards are discounted by the
 simulated seconds between them.
 """
 
@@ -15,7 +15,7 @@ from torch.distributions import Categorical
 
 import ooco_gym  # registers the environments
 
-ID, ENVS, STEPS, EPOCHS, BATCHES = "ooco_gym/Control-v0", 16, 32, 4, 4
+ID, ENVS, STEPS, EPOCHS, BATCHES = "ooco_gym/OnlineTuning-v1", 16, 32, 4, 4
 GAMMA_PER_S, LAMBDA_PER_S, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.001
 
 

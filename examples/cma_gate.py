@@ -24,7 +24,7 @@ def late(outcome):
 
 def main(generations=15, windows=12, held_out=12, seed=1):
     """Learns, and returns the offline service of each policy on held-out windows."""
-    config = gym.make("ooco_gym/Colocation-v0", window_s=600.0).unwrapped.config
+    config = gym.make("ooco_gym/Colocation-v1", window_s=600.0).unwrapped.config
     training = Population([config.window(1000 + number, 0).resolve() for number in range(windows)])
     rule, ooco = get_policy("memory_gate:reserve=0"), get_policy("ooco")
     reference = training.play([Candidate(ooco)])[0]["service"] + 0.02

@@ -28,8 +28,9 @@ def main(windows=16, epochs=12, episodes=12, seed=1):
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # the network is small
     with tempfile.TemporaryDirectory() as folder:
-        command(["dataset", "env=gating_v0", "policy=shortest", "window_s=300", f"episodes={windows}", f"out={folder}"])
-        data = list(minari.MinariDataset(Path(folder) / "ooco_gym" / "gating-v0" / "data"))
+        command(["dataset", "env=prefillgate", "policy=shortest", "window_s=300", f"episodes={windows}",
+                 f"out={folder}"])
+        data = list(minari.MinariDataset(Path(folder) / "ooco_gym" / "prefillgate-v1" / "data"))
     seen = torch.cat([flat({key: one.observations[key][:-1] for key in KEYS}) for one in data])
     masks = torch.cat([torch.as_tensor(one.observations["action_mask"][:-1]) for one in data])
     actions = torch.cat([torch.as_tensor(one.actions) for one in data]).long()
@@ -53,7 +54,7 @@ def main(windows=16, epochs=12, episodes=12, seed=1):
         with torch.no_grad():
             return int(logits(flat(observation), torch.as_tensor(observation["action_mask"])).argmax())
 
-    env = gym.make("ooco_gym/Gating-v0", window_s=300.0)
+    env = gym.make("ooco_gym/PrefillGate-v1", window_s=300.0)
     return ooco_gym.evaluate(act, env, beside=["random actions", "ooco", "shortest"], episodes=episodes)
 
 

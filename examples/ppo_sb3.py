@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 import ooco_gym  # registers the environments
 from agents.learning.vector import GymnasiumVecEnv
 
-ID = "ooco_gym/Control-v0"  # an action is one level for each parameter of the base policy, OOCO; all are always legal
+ID = "ooco_gym/OnlineTuning-v1"  # an action is a level for each parameter of the base policy, OOCO; all are legal
 
 
 def main(decisions=20_000, seed=1, episodes=12):

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import CLOCK, FIXED, PARTNER_ACTION, step_kernel
+from ooco_gym.envs.buffers import CLOCK, FIXED, step_kernel
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.features import COLUMN, Feature
+from ooco_gym.envs.features import Feature, columns
 from ooco_gym.envs.filling import share
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError
@@ -20,6 +20,10 @@ from ooco_gym.policy import Policy, get_policy
 from ooco_gym.sim.state import ASK
 
 MOST = 32.0  # requests
+TABLE = (Feature("present", "", "as is", 1.0, 0.0, 1.0, "1 where there is a candidate"),
+         Feature("limit", "requests", "linear", MOST, 0.0, 1.0, "most requests that one pull takes"),
+         Feature("partner", "", "as is", 1.0, 0.0, 1.0, "1 where it is the partner's own"))
+COLUMN = columns(TABLE)
 _OOCO = get_policy("ooco")
 _MAX_PULL = [param.name for param in _OOCO.params].index("max_pull")  # index in State.params
 _TUNED = float(_OOCO.values["max_pull"])
@@ -31,11 +35,10 @@ def offer_limits(state, buffers, i):
     for k in range(buffers.levels.shape[1]):
         limit, out = buffers.levels[0, k], buffers.candidates[i, k]
         out[COLUMN.present] = 1.0
-        out[COLUMN.level] = share(limit, MOST)
+        out[COLUMN.limit] = share(limit, MOST)
         out[COLUMN.partner] = limit == _TUNED
         buffers.chosen[i, k] = k
         buffers.mask[i, FIXED + k] = 1
-    buffers.mask[i, PARTNER_ACTION] = 1
     return buffers.levels.shape[1]
 
 
@@ -67,15 +70,14 @@ def limits(policy: Policy, config: EpisodeConfig) -> np.ndarray:
 DECISION = Decision(
     "pull_limit", CLOCK, offer_limits, answer_limit, partner=keep_tuned, levels=limits,
     question="How many requests may one pull take in the next interval?", take="pull at most so many requests",
-    candidates="limits", figures=("limit",), marks=((504, 232),),
-    features={"level": Feature("limit", "requests", "linear", MOST, 0.0, 1.0, "most requests that one pull takes")})
+    candidates="limits", table=TABLE, marks=((504, 232),))
 
 
 class PullLimitEnv(DecisionEnv):
     """How many requests one pull of OOCO's Algorithm 1 may take, chosen anew at each interval.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is never legal, 1 takes the partner's own limit, `2 + k` takes limit k.
+    `Discrete(2 + K)`: 0 is never legal, `2 + k` takes limit k.
     """
 
     id: ClassVar[str] = "examples/PullLimit-v0"

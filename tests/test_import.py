@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-FOUND = "\nprint('ooco_gym/Gating-v0' in gymnasium.registry)"
+FOUND = "\nprint('ooco_gym/PrefillGate-v1' in gymnasium.registry)"
 
 
 def said(code):

@@ -28,10 +28,10 @@ def act(observation):
 ENVIRONMENT = """
 from pathlib import Path
 Path(__file__).with_suffix(".ran").touch()
-from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.prefill_gate import PrefillGateEnv
 from ooco_gym.envs.vector import register
-class Own(GatingEnv):
-    id = "{name}/Gating-v0"
+class Own(PrefillGateEnv):
+    id = "{name}/PrefillGate-v1"
 register(Own)
 """
 FIGURE = {"title": "t", "paper": "p", "figure": "f", "read": "r", "statement": "s", "policy": "base_pd",
@@ -54,7 +54,7 @@ def run_folder(mine: Path, **env: object) -> Path:
     folder = mine / "RUN"
     folder.mkdir()
     (folder / "policy.zip").touch()
-    env = {"name": "gating_v0", "id": "ooco_gym/Gating-v0", **env}
+    env = {"name": "prefillgate", "id": "ooco_gym/PrefillGate-v1", **env}
     (folder / "config.yaml").write_text(yaml.safe_dump({"env": env, "agent": {"name": "ppo"}}))
     return folder
 
@@ -77,7 +77,7 @@ def refused(capsys: pytest.CaptureFixture[str], code: str, *words: str) -> None:
 
 @pytest.mark.parametrize("words", [
     ("simulate", "policy=CMA/policy.yaml", "duration_s=5"), ("suite", "run", "policy=CMA/policy.yaml", "windows=1"),
-    ("evaluate", "env=gating_v0", "policies=[CMA]", *SHORT), ("export", "policy=CMA/policy.yaml"),
+    ("evaluate", "env=prefillgate", "policies=[CMA]", *SHORT), ("export", "policy=CMA/policy.yaml"),
     ("compare", "policies=[CMA/policy.yaml]", "seeds=1", "duration_s=5")])
 def test_the_policy_of_a_search_runs_no_python_of_its_own(mine: Path, capsys: pytest.CaptureFixture[str],
                                                           words: tuple[str, ...]) -> None:
@@ -106,15 +106,15 @@ def test_it_runs_where_the_command_line_names_it_too(mine: Path, capsys: pytest.
     assert not other.with_suffix(".ran").exists()
 
 
-@pytest.mark.parametrize("words", [("evaluate", "env=gating_v0", "policies=[RUN]", *SHORT), ("export", "policy=RUN"),
+@pytest.mark.parametrize("words", [("evaluate", "env=prefillgate", "policies=[RUN]", *SHORT), ("export", "policy=RUN"),
                                    ("suite", "run", "policy=RUN", "windows=1"), ("explain", "policy=RUN")])
 @pytest.mark.parametrize("place", ["id", "partner", "module"])
 def test_the_configuration_of_a_run_runs_no_python_of_its_own(mine: Path, capsys: pytest.CaptureFixture[str],
                                                               words: tuple[str, ...], place: str) -> None:
     """Neither an environment's file or module, nor a policy beside it."""
     own = next(mine.glob("own_*.py"))
-    env = {"id": {"id": f"{own}:{own.stem}/Gating-v0"}, "partner": {"partner": f"{mine}/rule.py"},
-           "module": {"id": f"{own.stem}:{own.stem}/Gating-v0"}}[place]
+    env = {"id": {"id": f"{own}:{own.stem}/PrefillGate-v1"}, "partner": {"partner": f"{mine}/rule.py"},
+           "module": {"id": f"{own.stem}:{own.stem}/PrefillGate-v1"}}[place]
     run_folder(mine, **env)
     code = {"id": str(own), "partner": str(mine / "rule.py"), "module": own.stem}[place]
     refused(capsys, code, *words)
@@ -125,7 +125,7 @@ def test_nor_from_python(mine: Path) -> None:
     """A run's folder is data there as well."""
     own = next(mine.glob("own_*.py"))
     with pytest.raises(UserError, match="names Python to run"):
-        load_run(run_folder(mine, id=f"{own}:{own.stem}/Gating-v0"))
+        load_run(run_folder(mine, id=f"{own}:{own.stem}/PrefillGate-v1"))
     assert not [*mine.glob("*.ran")]
 
 
@@ -162,7 +162,7 @@ def test_what_the_user_names_runs(mine: Path, capsys: pytest.CaptureFixture[str]
     for words in (("policy=rule.py",), ("policy=rule.yaml",)):
         assert main(["simulate", *words, "duration_s=5", "out=OUT"]) == 0, capsys.readouterr().err
     own = next(mine.glob("own_*.py"))
-    Path("env.yaml").write_text(f"id: {own.name}:{own.stem}/Gating-v0\nsplits: {{test: [1]}}\n")
+    Path("env.yaml").write_text(f"id: {own.name}:{own.stem}/PrefillGate-v1\nsplits: {{test: [1]}}\n")
     assert main(["evaluate", "env=env.yaml", "policies=[never]", *SHORT, "out=E"]) == 0, capsys.readouterr().err
     assert own.with_suffix(".ran").exists()
 

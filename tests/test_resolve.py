@@ -16,7 +16,7 @@ from ooco_gym import resources
 from ooco_gym.errors import UserError
 from ooco_gym.scenario import Scenario
 
-TRAIN = ("train", "env=preemption", "agent.n_envs=2", "window_s=60", "total_timesteps=64", "validation.windows=1",
+TRAIN = ("train", "env=interruption", "agent.n_envs=2", "window_s=60", "total_timesteps=64", "validation.windows=1",
          "validation.every_steps=64")
 
 
@@ -48,9 +48,9 @@ def test_a_training_run_reads_each_file_once(tmp_path: Path, monkeypatch: pytest
 
 
 def test_windows_after_the_first_load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ooco_gym.envs.preemption import PreemptionEnv
+    from ooco_gym.envs.interruption import InterruptionEnv
 
-    env = PreemptionEnv(window_s=30.0, warmup_s=0.0)
+    env = InterruptionEnv(window_s=30.0, warmup_s=0.0)
     env.reset(seed=1)
     for module in [one for one in sys.modules.values() if getattr(one, "load_yaml", None) is resources.load_yaml]:
         monkeypatch.setattr(module, "load_yaml", lambda *_: pytest.fail("a file is looked up"))

@@ -25,7 +25,7 @@ POOL = {"chip": "ascend_910c"}
     (lambda: Cluster.load({"relaxed": [{**POOL, "counts": 2}]}), "cluster pool 'relaxed': unknown key 'counts'"),
     (lambda: Predictor.load({"nois": 0.1}), "predictor: unknown key 'nois' (did you mean 'noise'?)"),
     (lambda: Scenario(slo={"ttft": 1}).load_slo(), "slo: unknown key 'ttft' (did you mean 'ttft_s'?)"),
-    (lambda: episode_config("gating_v0", scenario={"sed": 1}),
+    (lambda: episode_config("prefillgate", scenario={"sed": 1}),
      "env scenario: unknown key 'sed' (did you mean 'seed'?)"),
     (lambda: check_keys("hydra", ["hydra.foo"], ["hydra.job", "hydra.run"]), "hydra: unknown key 'hydra.foo'|"),
     (lambda: check_keys("all", ["hydro.jib"], ["hydra.job"]), "all: unknown key 'hydro.jib' (did you mean 'hydra.job'"),
@@ -161,7 +161,7 @@ def test_rate_scale_and_online_rate_exclude_each_other():
     assert scenario.online_scale() == pytest.approx(10.0)
     assert scenario.with_(rate_scale=scenario.online_scale()).online_scale() == pytest.approx(10.0)
     assert scenario.with_(seed=3).online_rate == 10.0
-    assert episode_config("gating_v0", scenario={"online_rate": 0.5}).scenario.rate_scale is None
+    assert episode_config("prefillgate", scenario={"online_rate": 0.5}).scenario.rate_scale is None
 
 
 def test_timing_is_a_name_a_mapping_or_a_file(tmp_path):

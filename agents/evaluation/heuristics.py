@@ -6,7 +6,7 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
 - `partner`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
-- where a length predictor speaks (`EvictionPredicted-v0`, `MigrationPredicted-v0`), the rules of `ooco_lengths` that go
+- where a length predictor speaks (`EvictionPredicted-v1`, `MigrationPredicted-v1`), the rules of `ooco_lengths` that go
   by what it says;
 - `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission, Serving);
 - `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644), `most to generate`
@@ -32,18 +32,15 @@ import numpy as np
 
 from agents.environments import Window, is_partner, make_env
 from agents.evaluation.players import Observations, play
-from ooco_gym.envs import admission, reclaiming
+from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs.batching import feature_of
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
-from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.playing_out import TOKENS
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
-from ooco_gym.runtime.features import ENTRY, VICTIM
 from ooco_gym.sim import state as s
 
 RANDOM, PARTNER, PACK = "random actions", "partner", "pack"
@@ -262,8 +259,7 @@ RECLAIMING: dict[str, Rank] = {  # the least of these gives way; of equals one t
     "least loss": lambda victim: victim["cost"] / min(1.0, victim["freed"]),
     "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
 RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
-_COLUMNS = {kind: [(feature_of(one), getattr(COLUMN, filling.PLACES[one.name])) for one in listed]
-            for kind, filling, listed in ((b.ADMIT, admission, ENTRY), (b.RECLAIM, reclaiming, VICTIM))}
+_TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim.DECISION)}
 
 
 def _least(env: Any, kind: int, rank: Rank) -> int:
@@ -272,7 +268,7 @@ def _least(env: Any, kind: int, rank: Rank) -> int:
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if buffers.turns[0, b.KIND] != kind or not len(there):
         return b.PARTNER_ACTION
-    ranks = [rank({one.name: actual(one, float(row[column])) for one, column in _COLUMNS[kind]})
+    ranks = [rank({one.name: actual(one, float(value)) for one, value in zip(_TABLES[kind], row, strict=False)})
              for row in buffers.candidates[0, there]]
     return b.FIXED + int(there[min(range(len(ranks)), key=ranks.__getitem__)])
 

@@ -30,6 +30,7 @@ from agents.environments import (
     decision_names,
     make_env,
     observed_shapes,
+    parameter_count,
     vector_env,
 )
 from agents.evaluation.scoring import METRICS
@@ -37,6 +38,7 @@ from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_ru
 from ooco_gym.commands.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
+from ooco_gym.envs.features import PARTNER_ACTION
 from ooco_gym.errors import UserError, finite
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.policy.registry import module_of_file
@@ -91,13 +93,15 @@ class FunctionPlayer:
         Raises:
             UserError: an action that its environment does not have, or that is not legal.
         """
-        return [self._checked(env.action_space, observation["action_mask"], self._act(observation))
+        return [self._checked(env, observation["action_mask"], self._act(observation))
                 for env, observation in zip(envs, observations, strict=True)]
 
-    def _checked(self, space: Any, mask: np.ndarray, action: Any) -> Any:
+    def _checked(self, env: gym.Env, mask: np.ndarray, action: Any) -> Any:
+        space = env.action_space
         if isinstance(space, spaces.Discrete):
             number = int(finite(f"the answer of '{self.name}'", action))
-            if not space.contains(number) or not mask[number]:
+            always = number == PARTNER_ACTION and bool(decision_names(env))
+            if not space.contains(number) or not (mask[number] or always):
                 raise UserError(f"'{self.name}' answers {action!r}, which is not legal here; expected one of "
                                 f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")
             return number
@@ -314,8 +318,8 @@ def load_learned(folder: str) -> LearnedPolicy:
             policy.decide_unchecked, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS},
             tuple(policy.decisions), environment_of(folder))
     run = load_run(folder)
-    return LearnedPolicy(run.decide_batch, observed_shapes(run.space), run.decisions, dict(run.config["env"]),
-                         run.draw_batch)
+    shapes = observed_shapes(run.space, len(run.actor.levels))
+    return LearnedPolicy(run.decide_batch, shapes, run.decisions, dict(run.config["env"]), run.draw_batch)
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:
@@ -325,16 +329,16 @@ def check_fit(label: str, folder: str, env: Any) -> None:
         UserError: it does not fit, or the folder is no policy.
     """
     policy = load_learned(os.fspath(folder))
-    space: Any = env.observation_space
-    ours = isinstance(space, spaces.Dict) and set(OBSERVATION_KEYS) <= set(space)
-    expected = observed_shapes(space) if ours else space
-    if policy.shapes != expected:
-        raise UserError(f"policy '{label}' was trained on observations {policy.shapes}, but the environment gives "
-                        f"{expected}; evaluate it on the environment it was trained on")
     unknown = [name for name in decision_names(env) if name not in policy.decisions]
     if unknown:
         raise UserError(f"policy '{label}' was never asked to {' or '.join(unknown)}, only to "
                         f"{', '.join(policy.decisions)}; evaluate it on the environment it was trained on")
+    space: Any = env.observation_space
+    ours = isinstance(space, spaces.Dict) and set(OBSERVATION_KEYS) <= set(space)
+    expected = observed_shapes(space, parameter_count(env)) if ours else space
+    if policy.shapes != expected:
+        raise UserError(f"policy '{label}' was trained on observations {policy.shapes}, but the environment gives "
+                        f"{expected}; evaluate it on the environment it was trained on")
 
 
 # --- Their folders --------------------------------------------------------------------------------------------------

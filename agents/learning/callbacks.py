@@ -22,7 +22,6 @@ from agents.learning.charts import ACTIONS
 from agents.learning.vector import GymnasiumVecEnv
 from agents.policies.networks import Actor
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
-from ooco_gym.envs.features import kind_name
 from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
 
@@ -198,12 +197,14 @@ class Figures(Callback):
     def _record_actions(self, kinds: np.ndarray, actions: np.ndarray) -> None:
         episodes: Any = getattr(getattr(self.training_env.unwrapped, "env", None), "episodes", None)
         controls = getattr(episodes, "controls", None)
+        asked: Any = getattr(episodes, "decisions", ())
         for kind in np.unique(kinds):
             chosen = actions[kinds == kind]
+            of = asked[kind].name if kind < len(asked) else f"decision {kind}"
             names = [""] if chosen.ndim == 1 else [f"/{one}" for one in (
                 range(chosen.shape[1]) if controls is None else controls.names)]
             for name, part in zip(names, chosen.reshape(len(chosen), -1).T, strict=True):
-                self.logger.record(f"{ACTIONS}/{kind_name(kind)}{name}", part.astype(np.int64), exclude=("csv",))
+                self.logger.record(f"{ACTIONS}/{of}{name}", part.astype(np.int64), exclude=("csv",))
 
 
 class ObservationStatistics(Callback):

@@ -114,7 +114,7 @@ def policy_artifact(folder: Path) -> Any:
         except UserError as error:  # no onnx, or a policy that no graph can hold
             print(f"no bundle of this run's policy, its own files are tracked instead: {error}", file=sys.stderr)
             files, kind = [folder / POLICY_FILE], "run"
-    # The environment's name as W&B allows it in that of an artifact: `gating` of ooco_gym/Gating-v0.
+    # The environment's name as W&B allows it in that of an artifact: `gating` of ooco_gym/PrefillGate-v1.
     name = str(read_config(folder)["env"]["id"]).rpartition("/")[2].rpartition(":")[2].rpartition("-")[0] or "run"
     artifact = wandb.Artifact(f"policy-{re.sub('[^a-z0-9]', '-', name.lower())}", type="model", metadata={"kind": kind})
     for path in [*files, folder / CONFIG_FILE]:

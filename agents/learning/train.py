@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agents.environments import SPLITS, split_seeds, training_env, windows, with_length
+from agents.environments import SPLITS, parameter_count, split_seeds, training_env, windows, with_length
 from agents.learning import resuming
 from agents.learning.algorithms import build_model, check_agent
 from agents.policies import runs
@@ -114,7 +114,7 @@ class _Training:
         self.venv: Any = self._vector() if self.state is None else self.state["venv"]
         self.env: Any = RewardScale(self.venv)
         self.opened.callback(self.env.close)
-        check_observation_space(self.env.observation_space)
+        check_observation_space(self.env.observation_space, parameter_count(self.env))
         self.model = self._model()
         if self.state is None:
             self.env.reset()

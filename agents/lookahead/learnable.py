@@ -128,7 +128,7 @@ def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
         kinds = levels
         own = np.concatenate([levels, levels**2], axis=1)
     else:
-        table = np.asarray(candidate_table(observation["candidates"]), np.float64)
+        table = np.asarray(candidate_table(observation), np.float64)
         taken = actions[:, 0] - b.FIXED
         kinds = np.stack([actions[:, 0] == fixed for fixed in range(b.FIXED)] + [taken >= 0], axis=1).astype(np.float64)
         own = np.concatenate([kinds, np.where((taken >= 0)[:, None], table[np.maximum(taken, 0)], 0.0)], axis=1)

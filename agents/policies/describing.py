@@ -7,7 +7,7 @@ from contextlib import closing
 from importlib import metadata
 from typing import Any
 
-from agents.environments import candidate_shape, make_env, observed_shapes
+from agents.environments import make_env, observed_shapes
 from agents.policies.runs import LoadedRun, recipe_of
 from ooco_gym.envs.buffers import FIXED
 from ooco_gym.envs.config import TIMING
@@ -21,12 +21,13 @@ _TRAINED_BY = ("torch", "stable-baselines3", "sb3-contrib")
 
 def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
     """Describes what goes in and comes out of a run's network, and where it comes from, for `runtime.write_bundle`."""
-    shapes, decisions = observed_shapes(run.space), run.decisions
+    shapes, decisions = observed_shapes(run.space, len(run.actor.levels)), run.decisions
     places, actions = shapes["candidates"][0], shapes["action_mask"][0]
     with closing(make_env(run.config["env"])) as env:
         parts = action_parts(env)
         inputs: dict[str, Any] = {
-            key: {"shape": list(shapes[key]), "dtype": "float32", "features": feature_table(env, run.space[key], key)}
+            key: {"shape": list(shapes[key]), "dtype": "float32",
+                  "features": feature_table(env, run.space[key], key, shapes[key][-1])}
             for key in ("cluster", "candidates", "decision")
         }
     inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
@@ -93,9 +94,9 @@ def action_parts(env: Any) -> list[dict[str, Any]]:
     return parts
 
 
-def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
-    """Returns name, unit, bounds and meaning of each feature of observation `key`; of candidates, of each of them."""
-    width = candidate_shape(space)[1] if key == "candidates" else space.shape[-1]
+def feature_table(env: Any, space: Any, key: str, width: int) -> list[dict[str, Any]]:
+    """Returns name, unit, bounds and meaning of each of the `width` features of observation `key`; of candidates, of
+    each of them."""
     low, high = space.low.reshape(-1, width).min(0), space.high.reshape(-1, width).max(0)
     described = getattr(env.unwrapped, "feature_tables", None)
     tables = {} if described is None else dict(described())

@@ -166,10 +166,10 @@ class ObservationEncoder(BaseFeaturesExtractor):
     """
 
     def __init__(self, observation_space: spaces.Dict, levels: tuple[int, ...] = ()) -> None:
-        check_observation_space(observation_space)
+        check_observation_space(observation_space, len(levels))
         cluster, candidates = observation_space["cluster"], observation_space["candidates"]
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
-        places, features = candidate_shape(candidates)
+        places, features = candidate_shape(observation_space, len(levels))
         decisions, actions = (int((observation_space[key].shape or (0,))[0]) for key in ("decision", "action_mask"))
         layout = Layout(cluster.shape[0], decisions, places, features, actions, tuple(int(count) for count in levels))
         super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
@@ -256,15 +256,15 @@ class Actor(nn.Module):
         return actions.numpy(), logits.numpy()
 
 
-def check_observation_space(space: spaces.Space) -> None:
+def check_observation_space(space: spaces.Space, parameters: int = 0) -> None:
     """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K·F,) or (K, F), action_mask (A,),
-    decision (D,)."""
+    decision (D,); `parameters` as for `candidate_shape`."""
     shapes = {key: space[key].shape for key in space} if isinstance(space, spaces.Dict) else {}
     missing = [key for key in OBSERVATION_KEYS if key not in shapes]
     if missing:
         raise UserError(f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
                         f"{', '.join(OBSERVATION_KEYS)}")
-    candidate_shape(space["candidates"])  # type: ignore[index]
+    candidate_shape(space, parameters)
 
 
 def check_action_space(space: spaces.Space, env: str) -> None:

@@ -19,7 +19,6 @@ from docs.generators.picture import picture
 from ooco_gym.envs import ENVIRONMENTS, features, short_name
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import CLOCK
 from ooco_gym.envs.config import PACK_SETTINGS, episode_config
 from ooco_gym.envs.decision import kinds
 from ooco_gym.envs.vector import DecisionVectorEnv
@@ -45,7 +44,6 @@ SHOWN = ("extends", "scenario", "partner", "window_s", "warmup_s", "candidates",
          "shares", "controls", "action", "reward", "vary")
 COMMON = ("Observation Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments", "Rendering",
           "Snapshots", "References", "Version History")
-_AS_TABLE = "`ooco_gym.candidate_table(observation[\"candidates\"])` is the table, a row for each candidate:"
 
 
 # --- The pages of environments ----------------------------------------------------------------------------------------
@@ -55,8 +53,10 @@ def page(which: str) -> str:
     parts = [NOTE, f"# {title}", "", says, "", f"![Where the decisions are taken]({pictured}.svg)", "",
              "`gym.make(\"ooco_gym/NAME\")` makes one, `gym.make_vec(\"ooco_gym/NAME\", num_envs=64)` many. Rewards, "
              "arguments, splits, rendering and snapshots are [the same in all](common.md). An action of "
-             "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the partner would do; or "
-             "`2 + k`, candidate k. A, K, C, D are the sizes of the [observation](common.md#observation-space).", ""]
+             "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the partner would do; or `2 + k`, candidate k. "
+             "Action 1 is in the mask only where no other action is the same act (`partner` marks the candidate that "
+             "is), and always accepted. A, K, F, C, D are the sizes of the "
+             "[observation](common.md#observation-space).", ""]
     named = [name for name in ENVIRONMENTS if page_of(name) == which]
     if which == "engines":
         parts += [*_engine_features(named), ""]
@@ -68,7 +68,7 @@ def page(which: str) -> str:
 def page_of(name: str) -> str:
     """The page that has an environment: `engines` where its features are those that one engine can tell."""
     env: Any = gym.make(gym.spec(name)).unwrapped
-    return "pools" if env.episodes.features[: len(features.CLUSTER)] == features.CLUSTER else "engines"
+    return "pools" if env.decisions[0].cluster is features.CLUSTER else "engines"
 
 
 def link(name: str) -> str:
@@ -78,7 +78,7 @@ def link(name: str) -> str:
 
 
 def section(name: str) -> str:
-    """What is an environment's own, for example of `ooco_gym/Gating-v0`."""
+    """What is an environment's own, for example of `ooco_gym/PrefillGate-v1`."""
     env: Any = gym.make(gym.spec(name)).unwrapped
     summary, own = sections(type(env))
     description = own.pop("Description")
@@ -107,13 +107,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return Table("", heads, [[str(cell) for cell in row] for row in rows], align="l").markdown()
 
 
-def _candidates(space: Any) -> int:
-    """K, how many candidates a part of the observation holds."""
-    return space.shape[0] // features.CANDIDATE_SIZE
-
-
-def _times(space: Any) -> str:
-    return f"{_candidates(space)} × {features.CANDIDATE_SIZE}"
+def _times(env: Any) -> str:
+    """K × F of an environment's candidates."""
+    return " × ".join(str(size) for size in env.episodes.buffers.candidates.shape[1:])
 
 
 def _actions(env: Any) -> list[str]:
@@ -150,24 +146,20 @@ def _levels(env: Any) -> str:
 
 def _shapes(env: Any) -> str:
     spaces = env.observation_space.spaces
-    size = _candidates(spaces["candidates"])
-    shape = ("`A, K, C, D` are " + ", ".join(str(one) for one in (
-        spaces["action_mask"].shape[0], size, spaces["cluster"].shape[0], spaces["decision"].shape[0]))
+    size, width = env.episodes.buffers.candidates.shape[1:]
+    shape = ("`A, K, F, C, D` are " + ", ".join(str(one) for one in (
+        spaces["action_mask"].shape[0], size, width, spaces["cluster"].shape[0], spaces["decision"].shape[0]))
         + ("." if size == env.config.candidates else ", whatever `candidates` says."))
-    table_of, common = env.episodes.features, len(features.CLUSTER)
-    if table_of[:common] != features.CLUSTER:
+    if env.decisions[0].cluster is not features.CLUSTER:
         return joined(shape, *_candidate_tables(env))
-    many = len(env.decisions) > 1
-    says = ("Features are those of the single environments." if many else
-            "Of the [features](common.md#observation-space) of a candidate these say something: "
-            + ", ".join(f"`{name}`" for name in env.decisions[0].figures) + ".")
+    seen = env.episodes.features
+    left_out = [f"`{one.name}`" for one in features.CLUSTER if one not in seen]
+    own = [(slot, one) for slot, one in enumerate(seen) if one not in features.CLUSTER]
     return joined(
-        f"{shape} {says}",
-        *(f"Columns that have a meaning of their own here:\n\n{_feature_table(own)}" for one in env.decisions
-          if (own := [(slot, column) for slot, column in enumerate(one.columns) if column not in features.CANDIDATES])),
-        *([f"Beside the common features of `cluster`:\n\n{_feature_table(list(enumerate(table_of))[common:])}"]
-          if table_of[common:] else []),
-        _own_slots(env))
+        shape,
+        f"`cluster` is [what all see](common.md#observation-space) but for: {', '.join(left_out) or 'nothing'}.",
+        *([f"Beside the common features of `cluster`:\n\n{_feature_table(own)}"] if own else []),
+        *_candidate_tables(env))
 
 
 def _engine_features(named: Sequence[str]) -> list[str]:
@@ -176,27 +168,28 @@ def _engine_features(named: Sequence[str]) -> list[str]:
     listed = first.episodes.features
     return [f"## `cluster`: {len(listed)} features of an engine", "",
             "What one engine can tell (`ooco_gym/runtime/features.json` says where vLLM V1 has it); scales are as "
-            "[everywhere](common.md#observation-space), and `±log` keeps the sign. Of candidates the columns that "
-            "a table leaves out are 0.", "", _feature_table(enumerate(listed))]
+            "[everywhere](common.md#observation-space), and `±log` keeps the sign.", "",
+            _feature_table(enumerate(listed))]
 
 
 def _candidate_tables(env: Any) -> list[str]:
     """Of each decision of an environment of engines the columns of a candidate; what others have is in theirs."""
     many = len(env.decisions) > 1
-    return [joined(*(f"Columns of a candidate{f' of `{one.name}`' if many else ''}:\n\n" + _feature_table(
-        (slot, column) for slot, column in enumerate(one.columns) if column.name in ("present", *one.figures))
-        for one in env.decisions if not many or one.name not in _singly_asked())), _own_slots(env)]
+    alone = _singly_asked()
+    said = []
+    for one in env.decisions:
+        if not many or one.name not in alone:
+            of = f" of `{one.name}`" if many else ""
+            said.append(joined(f"Columns of a candidate{of}:", _feature_table(enumerate(one.table))))
+    slots = ", ".join(f"{slot} `{name}`" for slot, name in enumerate(env.decision_names))
+    if not many:
+        return said
+    return [*said, f"Columns of a candidate are those of the single environments. Slots of `decision`: {slots}."]
 
 
 def _singly_asked() -> set[str]:
     """The decisions that an environment asks alone."""
     return {asked[0] for name in ENVIRONMENTS if len(asked := _decisions(name)) == 1}
-
-
-def _own_slots(env: Any) -> str:
-    """The kinds of decisions that have a slot in the observations of this environment alone."""
-    own = [f"{slot} `{name}`" for slot, name in enumerate(env.decision_names) if name not in features.DECISIONS]
-    return f"`decision` has {'a slot' if len(own) == 1 else 'slots'} of its own: {', '.join(own)}." if own else ""
 
 
 def _feature_table(listed: Iterable[tuple[int, Any]]) -> str:
@@ -240,18 +233,15 @@ def common() -> str:
 
 
 def _observations() -> list[str]:
-    parts = []
-    for part, listed in (("cluster", features.CLUSTER), ("candidates", features.CANDIDATES)):
-        of_each = f"F = {len(listed)} features of each" if part == "candidates" else f"C = {len(listed)} features"
-        parts += [f"### `{part}`: {of_each}", *([_AS_TABLE] if part == "candidates" else []),
-                  _feature_table(enumerate(listed))]
-    return [*parts, "[Environments of mixed instances](engines.md) have tables of their own.",
+    return ["### `cluster`: up to " + f"{len(features.CLUSTER)} features",
+            "In this order; an environment leaves out what never changes at its decisions, and says so.",
+            table(("name", "unit and scale", "meaning"),
+                  [(f"`{one.name}`", f"{one.unit} {_scale(one)}".strip(), one.meaning) for one in features.CLUSTER]),
+            "[Environments of mixed instances](engines.md) have a table of their own.",
             "Scale `log(m)` is log(1 + x) / log(1 + m), `linear(m)` is x / m, both cut to 0 … 1; with ± to −1 … 1, the "
             "logarithm of |x| with the sign of x.",
-            f"### `decision`: {len(features.DECISIONS)} kinds",
-            table(("", "name", "asked"),
-                  [(index, f"`{kind}`", kinds()[kind].question) for index, kind in enumerate(features.DECISIONS)]),
-            "An environment that asks kinds of its own has more slots, one for each, after these.",
+            "### `decision`: the kinds that an environment asks, one hot",
+            table(("kind", "asked"), [(f"`{name}`", kind.question) for name, kind in kinds().items()]),
             "### `action_mask`",
             "1 where an action is legal. At a decision two actions at least are, beside the partner's. The same as "
             "`info[\"action_mask\"]`, and, as bool, as `action_masks()`. Where an action is a vector of levels, the "
@@ -324,7 +314,7 @@ def index(root: Path) -> str:
     for name in ENVIRONMENTS:
         env: Any = gym.make(gym.spec(name)).unwrapped
         rows.append((link(name), *about(short_name(name)), f"`{env.action_space}`",
-                     _times(env.observation_space["candidates"])))
+                     _times(env)))
     return "\n".join([
         NOTE, "# Environments", "",
         f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its partner policy "
@@ -400,10 +390,10 @@ def _service_and_late(row: Mapping[str, Any]) -> str:
 
 def _rules() -> list[str]:
     """Published rules by decision, and how they are played."""
-    rows = []
-    for name in features.DECISIONS:
+    rows, points = [], {point.name for point in POINTS}
+    for name in kinds():
         kind = kinds()[name]
-        rules = rules_for(name) if kind.kind < CLOCK else settings_for_packing() if name == "pack" else []
+        rules = settings_for_packing() if name == "pack" else rules_for(name) if name in points else []
         if rules:
             rows.append((f"`{name}`", kind.question,
                          ", ".join(f"`{policy}`" for having in rules for policy in having)))
@@ -416,7 +406,7 @@ def _rules() -> list[str]:
     return [*parts, "What `control` turns are the parameters of the partner itself. Policies of "
             "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the partner's "
             "seat, those that leave it open also `admit`, most also `reclaim`, all of them all of "
-            "[Serving](engines.md#serving-v0)."]
+            "[Serving](engines.md#serving-v1)."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------

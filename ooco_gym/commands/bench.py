@@ -61,10 +61,10 @@ FIGURES = (
     Figure("fleet_gb_a_million", 0.25, False, "GB", "memory that a million more requests take there"),
     Figure("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, a quarter of an hour"),
     Figure("large_fleet_ratio", 1.5, False, "", "that over the same on 64 instances"),
-    Figure("env_steps_per_s", 6e4, True, "1/s", "steps of Gating-v0 through gym.make, three holds and a start in turn"),
+    Figure("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make, three holds and a start"),
     Figure("vector_decisions_per_s", 5e5, True, "1/s", "the same of 64 episodes through gym.make_vec, by one thread"),
-    Figure("learned_gating_per_s", 3e4, True, "1/s", "decisions of Gating-v0 that train learns from, by the clock"),
-    Figure("learned_eviction_per_s", 3e4, True, "1/s", "the same of Eviction-v0"),
+    Figure("learned_gating_per_s", 3e4, True, "1/s", "decisions of PrefillGate-v1 that train learns from, by clock"),
+    Figure("learned_eviction_per_s", 3e4, True, "1/s", "the same of Eviction-v1"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
     Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )
@@ -212,10 +212,10 @@ def measure_start(options: dict[str, Any]) -> dict[str, Any]:
 
 # --- Environments -----------------------------------------------------------------------------------------------------
 def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
-    """Decisions a second of Gating-v0, of one episode after another and of a vector."""
+    """Decisions a second of PrefillGate-v1, of one episode after another and of a vector."""
     import gymnasium as gym
 
-    name = "ooco_gym/Gating-v0"
+    name = "ooco_gym/PrefillGate-v1"
     vector = gym.make_vec(name, num_envs=SIDE_BY_SIDE, vectorization_mode="vector_entry_point")
     return {"env_steps_per_s": decisions_per_s(gym.make(name), 1),
             "vector_decisions_per_s": decisions_per_s(vector, SIDE_BY_SIDE)}
@@ -242,7 +242,7 @@ def decisions_per_s(env: Any, episodes: int) -> float:
 
 def measure_learning(options: dict[str, Any]) -> dict[str, Any]:
     """Decisions a second that `ooco-gym train` learns from as it ships, without validation."""
-    return _learned("learned_gating", "gating_v0") | _learned("learned_eviction", "eviction")
+    return _learned("learned_gating", "prefillgate") | _learned("learned_eviction", "eviction")
 
 
 def _learned(name: str, env: str) -> dict[str, float]:

@@ -19,21 +19,40 @@ from ooco_gym.errors import UserError
 from ooco_gym.own_code import check
 
 _CLASSES = {
-    "Admission-v0": "admission:AdmissionEnv", "Batching-v0": "batching:BatchingEnv",
-    "Colocation-v0": "colocation:ColocationEnv", "Control-v0": "control:ControlEnv",
-    "Eviction-v0": "eviction:EvictionEnv", "EvictionPredicted-v0": "eviction:EvictionPredictedEnv",
-    "Gating-v0": "gating:GatingEnv", "Gating-v1": "gating_v1:GatingV1Env", "Migration-v0": "migration:MigrationEnv",
-    "MigrationPredicted-v0": "migration:MigrationPredictedEnv", "Packing-v0": "packing:PackingEnv",
-    "Preemption-v0": "preemption:PreemptionEnv", "Reclaiming-v0": "reclaiming:ReclaimingEnv",
-    "Routing-v0": "routing:RoutingEnv", "Serving-v0": "serving:ServingEnv"}
+    "Admission-v1": "admission:AdmissionEnv", "Batching-v1": "batching:BatchingEnv",
+    "Colocation-v1": "colocation:ColocationEnv", "Eviction-v1": "eviction:EvictionEnv",
+    "EvictionPredicted-v1": "eviction:EvictionPredictedEnv", "Gating-v2": "gating:GatingEnv",
+    "Interruption-v1": "interruption:InterruptionEnv", "Migration-v1": "migration:MigrationEnv",
+    "MigrationPredicted-v1": "migration:MigrationPredictedEnv", "OnlineTuning-v1": "online_tuning:OnlineTuningEnv",
+    "Packing-v1": "packing:PackingEnv", "PreemptionVictim-v1": "preemption_victim:PreemptionVictimEnv",
+    "PrefillGate-v1": "prefill_gate:PrefillGateEnv", "Routing-v1": "routing:RoutingEnv",
+    "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Ids of this package's environments, each with its class as `module:class`."""
+# Ids of earlier versions, whose observations were others, and what they are called now.
+_FORMER = {
+    "Admission-v0": "Admission-v1", "Batching-v0": "Batching-v1", "Colocation-v0": "Colocation-v1",
+    "Control-v0": "OnlineTuning-v1", "Eviction-v0": "Eviction-v1", "EvictionPredicted-v0": "EvictionPredicted-v1",
+    "Gating-v0": "PrefillGate-v1", "Gating-v1": "Gating-v2", "Migration-v0": "Migration-v1",
+    "MigrationPredicted-v0": "MigrationPredicted-v1", "Packing-v0": "Packing-v1", "Preemption-v0": "Interruption-v1",
+    "Reclaiming-v0": "PreemptionVictim-v1", "Routing-v0": "Routing-v1", "Serving-v0": "Serving-v1"}
+FORMER = {f"ooco_gym/{old}": f"ooco_gym/{now}" for old, now in _FORMER.items()}
 
 
 def register_all() -> None:
     """Registers every environment of this package, once; each also as a native vector environment."""
     for env_id, entry_point in ENVIRONMENTS.items():
         add(env_id, entry_point)
+    for env_id in FORMER:
+        if env_id not in gym.registry:
+            gym.register(id=env_id, entry_point=f"{__name__}:_former", vector_entry_point=f"{__name__}:_former",
+                         kwargs={"former": env_id})
+
+
+def _former(former: str, **_: Any) -> Any:
+    """Says what an environment of an earlier version is called now."""
+    raise UserError(f"the environment '{former}' is now '{FORMER[former]}': each decision has a table of candidates of "
+                    "its own, and no action is there twice; train policies of earlier versions anew")
 
 
 def add(env_id: str, entry_point: str) -> None:
@@ -43,16 +62,12 @@ def add(env_id: str, entry_point: str) -> None:
 
 
 def short_name(env_id: str) -> str:
-    """Name of an environment's page and configuration: `gating` of the newest `ooco_gym/Gating-v1`, `gating_v0` of an
-    older version."""
-    name, _, version = env_id.rpartition("-v")
-    newest = max((int(other.rpartition("-v")[2]) for other in ENVIRONMENTS if other.startswith(f"{name}-v")), default=0)
-    short = name.rpartition("/")[2].lower()
-    return short if int(version) >= newest else f"{short}_v{version}"
+    """Name of an environment's page and configuration: `gating` of `ooco_gym/Gating-v2`."""
+    return env_id.rpartition("/")[2].partition("-v")[0].lower()
 
 
 def vector_name(name: str) -> str:
-    """Name of the class of N episodes of an environment's class: `GatingVectorEnv` of `GatingEnv`."""
+    """Name of the class of N episodes of an environment's class: `PrefillGateVectorEnv` of `PrefillGateEnv`."""
     return f"{name.removesuffix('Env')}VectorEnv"
 
 
@@ -66,6 +81,8 @@ def imported(name: str) -> str:
         UserError: no such file or module, or the file's name is that of another module.
     """
     register_all()
+    if name in FORMER:
+        _former(name)
     module, _, env_id = name.rpartition(":")
     if module and module not in sys.modules:  # one that is loaded runs nothing anew
         check(module, f"environment '{name}'")

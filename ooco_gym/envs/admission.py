@@ -1,4 +1,4 @@
-"""`ooco_gym/Admission-v0`: which waiting offline request enters the next iteration of a mixed instance?"""
+"""`ooco_gym/Admission-v1`: which waiting offline request enters the next iteration of a mixed instance?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.batching import feature_of, fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, add_choice, add_spread
-from ooco_gym.envs.features import COLUMN, columns
+from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.engine_features import SLACKS, count_late
@@ -40,10 +40,6 @@ from ooco_gym.sim.waiting import FIRST, SHORTEST, SHORTEST_LENGTH
 
 # --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
-# Which column of a candidate has which figure of `ENTRY`: all environments' candidates are of one width.
-PLACES = {"present": "present", "tokens": "tokens", "generated": "generated", "prefill": "prefill", "wait": "wait",
-          "evictions": "evictions", "memory": "memory", "step": "step", "cached": "slack", "output": "backlog",
-          "growth": "residents", "before": "level", "limit": "interrupt_risk", "late": "running", "first": "partner"}
 F = columns(ENTRY)
 _PER_LOG = log_scales(ENTRY)
 _TOKENS, _GENERATED, _OUTPUT = _PER_LOG[F.tokens], _PER_LOG[F.generated], _PER_LOG[F.output]
@@ -80,20 +76,20 @@ def fill_entry(state, buffers, i, k, computed, need, so_far):
     output = max(1.0, state.observed.offline_output_mean - request.generated_tokens)
     grown = need + blocks_for(state, np.int64(math.ceil(tokens + output))) - blocks_for(state, tokens)
     free = max(1, num_free_blocks(state, instance))
-    out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = log_scale(tokens, _TOKENS)
-    out[COLUMN.slack] = computed / tokens
-    out[COLUMN.generated] = log_scale(request.generated_tokens, _GENERATED)
-    out[COLUMN.backlog] = log_scale(output, _OUTPUT)
-    out[COLUMN.wait] = log_scale((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
-    out[COLUMN.evictions] = min(1.0, request.evictions / _EVICTIONS)
-    out[COLUMN.prefill] = log_scale(alone / 1e9, _PREFILL)
-    out[COLUMN.memory] = min(1.0, need / free)
-    out[COLUMN.residents] = min(1.0, grown / (free * _GROWTH))
-    out[COLUMN.level] = min(1.0, before * per_tpot)
-    out[COLUMN.interrupt_risk] = min(1.0, row[OPEN_UNTIL_PS] * per_tpot)
-    out[COLUMN.step] = min(1.0, step * per_tpot)
-    out[COLUMN.partner] = slot == first_waiting(state, instance, OFFLINE_CLASS)
+    out[F.present] = 1.0
+    out[F.tokens] = log_scale(tokens, _TOKENS)
+    out[F.cached] = computed / tokens
+    out[F.generated] = log_scale(request.generated_tokens, _GENERATED)
+    out[F.output] = log_scale(output, _OUTPUT)
+    out[F.wait] = log_scale((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
+    out[F.evictions] = min(1.0, request.evictions / _EVICTIONS)
+    out[F.prefill] = log_scale(alone / 1e9, _PREFILL)
+    out[F.memory] = min(1.0, need / free)
+    out[F.growth] = min(1.0, grown / (free * _GROWTH))
+    out[F.before] = min(1.0, before * per_tpot)
+    out[F.limit] = min(1.0, row[OPEN_UNTIL_PS] * per_tpot)
+    out[F.step] = min(1.0, step * per_tpot)
+    out[F.first] = slot == first_waiting(state, instance, OFFLINE_CLASS)
     row[OPEN_FIGURES + k] = step
 
 
@@ -105,7 +101,7 @@ def observe_entries(state, buffers, i):
     for k in range(chosen.size):
         if chosen[k] >= 0:
             late = count_late(state, count, buffers.iteration[i, OPEN_FIGURES + k])
-            buffers.candidates[i, k, COLUMN.running] = late / max(1, count)
+            buffers.candidates[i, k, F.late] = late / max(1, count)
     return b.NO_KIND
 
 
@@ -168,7 +164,6 @@ def offer_entries(state, buffers, i):
             kept += 1
     for k in range(kept, offered):
         chosen[k] = -1
-    buffers.mask[i, b.PARTNER_ACTION] = 1
     buffers.mask[i, b.DECLINE_ACTION] = row[0] > 0  # an iteration without tokens would leave the engine idle
     return kept + (kept > 0 and row[0] > 0)
 
@@ -195,8 +190,7 @@ DECISION = Decision(
     "admit", b.ADMIT, offer_entries, answer_entry, window=WINDOW, partner=enter_as_partner,
     question="Which offline request enters the iteration?",
     no="none, or no more (where the iteration has other work)", take="admit this request, and be asked again",
-    candidates="waiting offline requests", figures=tuple(one.name for one in ENTRY if one.name != "present"),
-    features={PLACES[one.name]: feature_of(one) for one in ENTRY}, cluster=tuple(map(feature_of, ENGINE)),
+    candidates="waiting offline requests", table=tuple(map(feature_of, ENTRY)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_entries, marks=((353, 174),))
 
 
@@ -221,7 +215,7 @@ class AdmissionEnv(DecisionEnv):
     tells how many tokens a request will generate: `output` is the mean of those that finished.
     """
 
-    id: ClassVar[str] = "ooco_gym/Admission-v0"
+    id: ClassVar[str] = "ooco_gym/Admission-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "admission"
 

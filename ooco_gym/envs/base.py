@@ -14,7 +14,7 @@ from ooco_gym.envs import features
 from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.custom import Figure, Term
-from ooco_gym.envs.decision import Decision, candidate_columns, slot_names
+from ooco_gym.envs.decision import Decision, candidate_columns
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.snapshots import Snapshot, Snapshots
 from ooco_gym.envs.viewer import Watch
@@ -27,14 +27,15 @@ class DecisionEnv(gym.Env):
 
     ## Observation Space
     `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask` int8 (A,), `decision`
-    float32 (D,), one hot. `ooco_gym.candidate_table(observation["candidates"])` is the table (K, F). Features, units
-    and bounds are below. A feature that does not apply to a decision is 0. Every part has one axis, as
+    float32 (D,), one hot. `ooco_gym.candidate_table(observation)` is the table (K, F). Each kind of decision has its
+    own table of candidates; where an environment asks several kinds, `decision` says whose it is, and columns beyond
+    it are 0. Every part has one axis, as
     Stable-Baselines3 expects. With `flat=True` an observation is one float32 vector, `gymnasium.spaces.flatten` of the
     Dict: mask, candidates, cluster, decision, in this order (`gymnasium.spaces.unflatten(env.unwrapped.parts_space,
     observation)` takes it apart again).
 
     Nothing is clairvoyant: lengths of unfinished outputs are hidden. What a length predictor believes of them is a part
-    of the observation in EvictionPredicted-v0 and MigrationPredicted-v0 alone.
+    of the observation in EvictionPredicted-v1 and MigrationPredicted-v1 alone.
 
     ## Rewards
     The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`. `service` is positive, all
@@ -83,7 +84,7 @@ class DecisionEnv(gym.Env):
     OOCO (arXiv 2511.21862), HyGen (arXiv 2501.14808), Echo (arXiv 2504.03651), BROS (arXiv 2504.09590).
 
     ## Version History
-    * v0: first version.
+    * v1: each kind of decision has its own table of candidates, and no action is there twice; the gate that holds is v2.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}
@@ -247,7 +248,7 @@ class DecisionEnv(gym.Env):
     @property
     def decision_names(self) -> tuple[str, ...]:
         """The kinds of decisions that the slots of the observation's `decision` stand for."""
-        return slot_names(self.decisions)
+        return tuple(decision.name for decision in self.decisions)
 
     def feature_tables(self) -> dict[str, list[dict[str, Any]]]:
         """Name, unit, scale, bounds and meaning of every feature of the cluster and of a candidate; those of decisions.

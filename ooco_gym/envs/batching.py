@@ -1,4 +1,4 @@
-"""`ooco_gym/Batching-v0`: how is the next iteration of a mixed instance filled?"""
+"""`ooco_gym/Batching-v1`: how is the next iteration of a mixed instance filled?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import MOST_CANDIDATES, EpisodeConfig
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.features import COLUMN, Feature
+from ooco_gym.envs.features import Feature, columns
 from ooco_gym.envs.reward import BLOCK_ARRIVED, BLOCK_VIOLATED, BUDGET
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, check_keys, is_number
@@ -35,10 +35,8 @@ from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
 # --- What is observed: `ooco_gym.runtime.features` has the table, and says what each figure means ---------------------
-# Which column of a candidate has which figure of `ACTION`: all environments' candidates are of one width.
-PLACES = {"present": "present", "time": "level", "online_share": "memory", "offline_share": "interrupt_risk",
-          "step": "step", "late": "running", "online_time": "prefill", "offline_time": "backlog"}
-_MOST_TIMES = ACTION[1].limit
+F = columns(ACTION)
+_MOST_TIMES = ACTION[F.time].limit
 
 
 def feature_of(one: Contracted) -> Feature:
@@ -68,14 +66,14 @@ def fill_actions(state, buffers, i):
         online = min(levels[1, k] * room, online_work)
         offline = max(0.0, min(levels[2, k] * room - online, offline_work))
         step = alone + online + offline
-        out[COLUMN.present] = 1.0
-        out[COLUMN.level] = min(1.0, levels[0, k] / _MOST_TIMES)
-        out[COLUMN.memory] = levels[1, k]
-        out[COLUMN.interrupt_risk] = levels[2, k]
-        out[COLUMN.step] = min(1.0, step * per_tpot)
-        out[COLUMN.running] = count_late(state, count, step) / max(1, count)
-        out[COLUMN.prefill] = min(1.0, online * per_tpot)
-        out[COLUMN.backlog] = min(1.0, offline * per_tpot)
+        out[F.present] = 1.0
+        out[F.time] = min(1.0, levels[0, k] / _MOST_TIMES)
+        out[F.online_share] = levels[1, k]
+        out[F.offline_share] = levels[2, k]
+        out[F.step] = min(1.0, step * per_tpot)
+        out[F.late] = count_late(state, count, step) / max(1, count)
+        out[F.online_time] = min(1.0, online * per_tpot)
+        out[F.offline_time] = min(1.0, offline * per_tpot)
 
 
 @step_kernel
@@ -152,7 +150,7 @@ def offer_times(state, buffers, i):
         return 0
     candidates, count = buffers.candidates[i], buffers.levels.shape[1]
     for k in range(count):
-        candidates[k, COLUMN.present] = 1.0
+        candidates[k, F.present] = 1.0
         buffers.chosen[i, k] = k
         buffers.mask[i, b.FIXED + k] = 1
     buffers.mask[i, b.DECLINE_ACTION] = decodes
@@ -197,13 +195,11 @@ def time_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
     return np.array(answers, float).T.copy()
 
 
-_OWN = tuple(one for one in ACTION if one.name != "present")
 DECISION = Decision(
     "batch", COMPOSE, offer_times, answer_times, levels=time_levels,
     question="How is the next iteration filled?", no="online decodes alone",
     take="fill it up to this time, with these shares for online prompts and offline work",
-    candidates="times and shares", figures=tuple(one.name for one in _OWN),
-    features={PLACES[one.name]: feature_of(one) for one in _OWN}, cluster=tuple(map(feature_of, ENGINE)),
+    candidates="times and shares", table=tuple(map(feature_of, ACTION)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_engine, box=True, marks=((646, 104),))
 
 
@@ -229,7 +225,7 @@ class BatchingEnv(DecisionEnv):
     iteration that nothing fits into goes on with a few tokens.
     """
 
-    id: ClassVar[str] = "ooco_gym/Batching-v0"
+    id: ClassVar[str] = "ooco_gym/Batching-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "batching"
 

@@ -9,7 +9,7 @@ from numba import typeof, types
 
 from ooco_gym.compile import function_at, jit
 from ooco_gym.compile.references import Handle, Reference, layout, reference_at
-from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
+from ooco_gym.envs import features as contract
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
@@ -19,9 +19,7 @@ from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 # requests enter one that is composed but for them; and by the clock one of some levels, or a vector of levels ---------
 NO_KIND, RECLAIM, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 6)
 OF_ENGINES = (COMPOSE, RECLAIM, ADMIT)  # decisions of one mixed instance, in the order in which they are asked
-
-# --- Actions that every environment of one choice has; candidates come after them -----------------------------------
-DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
+DECLINE_ACTION, PARTNER_ACTION, FIXED = contract.DECLINE_ACTION, contract.PARTNER_ACTION, contract.FIXED
 ILLEGAL = -1
 BOX_ONE = 1 << 30  # of an action that is a vector of numbers from 0 to 1: they are kept as whole ones up to this
 
@@ -50,6 +48,7 @@ class StepBuffers(NamedTuple):
     partners: np.ndarray  # int64[KINDS], of CLOCK, RECLAIM, ADMIT: address of the function that does what the partner
     # would do
     observers: np.ndarray  # int64[KINDS], address of the function that completes an observation; 0: the common one
+    shown: np.ndarray  # int64[C], which of features.CLUSTER are in `cluster`, where the common code fills it
     slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
     actions: np.ndarray  # int64[N, P]
     turns: np.ndarray  # int64[N, TURN], where each episode stands
@@ -72,19 +71,20 @@ class StepBuffers(NamedTuple):
     # leave_open`), and what it is believed to take with each candidate, in ps; of RECLAIM: what becomes of the memory
     # of each candidate (RECOMPUTE, SWAP)
     cluster: np.ndarray  # float32[N, features of the cluster]
-    candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
+    candidates: np.ndarray  # float32[N, K, F]
     mask: np.ndarray  # int8[N, A]
     decision: np.ndarray  # float32[N, slots of decisions], one hot
 
 
 def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: tuple[int, int] = (1, 1),
-                  actions: int | None = None, decisions: int = DECISION_SIZE, cluster: int = CLUSTER_SIZE,
+                  actions: int | None = None, decisions: int = 1, cluster: int = 1, features: int = 1,
                   instances: int = 1, own_terms: int = 0, own_figures: int = 0) -> StepBuffers:
     """Allocates buffers, zeroed."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
-        np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
+        np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
+        np.zeros(cluster - own_figures, np.int64), np.zeros(KINDS, np.int64),
         np.zeros((n, dimensions), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros(levels), np.zeros(dimensions, np.int64),
@@ -92,7 +92,7 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
         np.zeros(own_figures, np.int64), np.zeros((own_figures, 4)), np.zeros((n, ACCOUNT + 3 * own_terms)),
         np.zeros(n), np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64),
         np.zeros((n, OPEN_FIGURES + candidates), np.int64), np.zeros((n, cluster), np.float32),
-        np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
+        np.zeros((n, candidates, features), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
         np.zeros((n, decisions), np.float32),
     )

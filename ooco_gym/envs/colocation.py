@@ -1,10 +1,10 @@
-"""`ooco_gym/Colocation-v0`: all decisions, each when it is due, by one agent."""
+"""`ooco_gym/Colocation-v1`: all decisions, each when it is due, by one agent."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from ooco_gym.envs import eviction, gating, migration, packing, preemption, routing
+from ooco_gym.envs import eviction, interruption, migration, packing, prefill_gate, routing
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.vector import register
@@ -26,9 +26,10 @@ class ColocationEnv(DecisionEnv):
     Those of the decision that is due.
     """
 
-    id: ClassVar[str] = "ooco_gym/Colocation-v0"
+    id: ClassVar[str] = "ooco_gym/Colocation-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (
-        gating.DECISION, eviction.DECISION, preemption.DECISION, migration.DECISION, packing.DECISION, routing.DECISION)
+        prefill_gate.DECISION, eviction.DECISION, interruption.DECISION, migration.DECISION, packing.DECISION,
+        routing.DECISION)
     default_scenario: ClassVar[str] = "colocation"
 
 

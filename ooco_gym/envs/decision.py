@@ -6,7 +6,7 @@ An environment's file makes its `Decision` of these pieces; everything that show
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from ooco_gym.compile import address_of, inlined, inner
 from ooco_gym.envs import ENVIRONMENTS
 from ooco_gym.envs.buffers import ADMIT, CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, RECLAIM, STEP_SIGNATURE
 from ooco_gym.envs.config import EpisodeConfig
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
+from ooco_gym.envs.features import CLUSTER, Feature
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.state import State
@@ -88,10 +88,10 @@ class Decision:
         no: what action 0 does.
         take: what action 2 + k does.
         candidates: what the candidates are.
-        figures: features of a candidate that say something here, by name.
-        features: features of a candidate that mean something of their own here: the name in `features.CANDIDATES` of
-            the column, and the feature that is in it.
+        table: the features of a candidate, in the order of its columns.
         cluster: the table of the observation's `cluster`, where it is not `features.CLUSTER`; `observe` then fills it.
+        still: features of `features.CLUSTER` that are always the same at this kind of decision. An environment leaves
+            out those that are so at all kinds that it asks.
         observe: step kernel that completes the observation of this kind of decision: `cluster`, and what of the
             candidates `offer` has left; None: the common one.
         box: an action may be a vector of numbers from -1 to 1, one for each row of `levels`, least to most.
@@ -111,9 +111,9 @@ class Decision:
     no: str = "(never legal)"
     take: str = ""
     candidates: str = "candidates"
-    figures: tuple[str, ...] = ()
-    features: Mapping[str, Feature] = field(default_factory=dict)
+    table: tuple[Feature, ...] = (Feature("present", "", "as is", 1.0, 0.0, 1.0, "1 where there is a candidate"),)
     cluster: tuple[Feature, ...] = CLUSTER
+    still: tuple[str, ...] = ()
     observe: Any = None
     box: bool = False
     marks: tuple[tuple[float, float], ...] = ()
@@ -123,14 +123,7 @@ class Decision:
             raise ValueError(f"decision '{self.name}' has no rule of its own: `partner` must say what the partner does")
         if self.cluster is not CLUSTER and self.observe is None:
             raise ValueError(f"decision '{self.name}' has a cluster table of its own: `observe` must fill it")
-        if unknown := set(self.features) - {feature.name for feature in CANDIDATES}:
-            raise ValueError(f"decision '{self.name}': candidates have no feature {', '.join(sorted(unknown))}")
         _KNOWN[self.name] = self
-
-    @property
-    def columns(self) -> tuple[Feature, ...]:
-        """The features of a candidate, in the order of `features.CANDIDATES`."""
-        return tuple(self.features.get(feature.name, feature) for feature in CANDIDATES)
 
 
 _KNOWN: dict[str, Decision] = {}
@@ -140,12 +133,7 @@ def kinds() -> Mapping[str, Decision]:
     """Every kind of decision by name: those of this package, then those of environments that were imported."""
     for entry_point in ENVIRONMENTS.values():
         import_module(entry_point.partition(":")[0])
-    return {name: _KNOWN[name] for name in (*DECISIONS, *(name for name in _KNOWN if name not in DECISIONS))}
-
-
-def slot_names(decisions: Sequence[Decision]) -> tuple[str, ...]:
-    """What the slots of an observation's one-hot `decision` say: `features.DECISIONS`, then the other kinds' names."""
-    return (*DECISIONS, *(decision.name for decision in decisions if decision.name not in DECISIONS))
+    return _KNOWN
 
 
 def are_settings(decisions: Sequence[Decision]) -> bool:
@@ -155,19 +143,20 @@ def are_settings(decisions: Sequence[Decision]) -> bool:
 
 
 def candidate_columns(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
-    """The features of a candidate of some decisions, in the order of `features.CANDIDATES`; a column that has several
-    meanings says which decision has which."""
-    return tuple(map(_column, CANDIDATES, [[(one.name, one.columns[place]) for one in decisions]
-                                           for place in range(len(CANDIDATES))]))
+    """The features of a candidate of some decisions. A column that means one thing in one decision and another in the
+    next says which decision has which; beyond a decision's own table columns are 0."""
+    width = max(len(one.table) for one in decisions)
+    return tuple(_column([(one.name, one.table[place]) for one in decisions if place < len(one.table)])
+                 for place in range(width))
 
 
-def _column(common: Feature, listed: Sequence[tuple[str, Feature]]) -> Feature:
+def _column(listed: Sequence[tuple[str, Feature]]) -> Feature:
     distinct = list(dict.fromkeys(feature for _, feature in listed))
     if len(distinct) == 1:
         return distinct[0]
+    names = " or ".join(dict.fromkeys(one.name for one in distinct))
     words = "; ".join(f"{name}: {feature.meaning} ({feature.name})" for name, feature in listed)
-    return Feature(common.name, "", "as is", 1.0, min(one.low for one in distinct), max(one.high for one in distinct),
-                   words)
+    return Feature(names, "", "as is", 1.0, min(one.low for one in distinct), max(one.high for one in distinct), words)
 
 
 def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
@@ -176,7 +165,9 @@ def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
     if len(tables) != 1:
         names = " and ".join(decision.name for decision in decisions)
         raise ValueError(f"decisions {names} have different cluster tables: one environment has one")
-    return tables.pop()
+    table = tables.pop()
+    still = set.intersection(*(set(decision.still) for decision in decisions))
+    return tuple(feature for feature in table if feature.name not in still)
 
 
 @lru_cache(maxsize=64)

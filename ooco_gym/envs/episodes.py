@@ -18,7 +18,8 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.custom import Figure, Term, addresses_of, check, scales_of
-from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, cluster_table, slot_names
+from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, candidate_columns, cluster_table
+from ooco_gym.envs.features import CLUSTER
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
@@ -95,18 +96,20 @@ class Episodes:
             elif decision.levels is not None:
                 levels = decision.levels(self._partner, config)
                 size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
-        slots = slot_names(self.decisions)
         if config.box:
             dimensions = len(levels)
             if not all(decision.box for decision in self.decisions):
                 raise UserError("action=box: this environment's actions are candidates; leave it out, or take "
-                                "ooco_gym/Batching-v0")
+                                "ooco_gym/Batching-v1")
         common = cluster_table(self.decisions)
         check(terms, figures, r.TERMS, [feature.name for feature in common])
         self.features = (*common, *(figure.feature for figure in figures)) if figures else common
-        self.buffers = b.empty_buffers(count, size, dimensions, levels.shape, actions, len(slots), len(self.features),
-                                       _most_instances(config), len(terms), len(figures))
+        self.buffers = b.empty_buffers(
+            count, size, dimensions, levels.shape, actions, len(self.decisions), len(self.features),
+            len(candidate_columns(self.decisions)), _most_instances(config), len(terms), len(figures))
         own = len(terms)
+        if common and common[0] in CLUSTER:
+            self.buffers.shown[:] = [CLUSTER.index(feature) for feature in common]
         self.own_terms = {term.name: (r.ACCOUNT + own + k, r.ACCOUNT + 2 * own + k) for k, term in enumerate(terms)}
         self.buffers.own_terms[:] = addresses_of([term.total for term in terms])
         self.buffers.own_figures[:] = addresses_of([figure.value for figure in figures])
@@ -114,10 +117,10 @@ class Episodes:
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
         self.buffers.settings[b.OFFERED] = config.candidates
-        for decision in self.decisions:
+        for slot, decision in enumerate(self.decisions):
             self.buffers.offers[decision.kind] = address(decision.offer)
             self.buffers.answers[decision.kind] = address(decision.answer)
-            self.buffers.slots[decision.kind] = slots.index(decision.name)
+            self.buffers.slots[decision.kind] = slot
             if decision.observe is not None:
                 self.buffers.observers[decision.kind] = address(decision.observe)
             if decision.partner is not None:

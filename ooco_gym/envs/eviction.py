@@ -1,4 +1,4 @@
-"""`ooco_gym/Eviction-v0` and `EvictionPredicted-v0`: which resident request gives way where KV memory is short?"""
+"""`ooco_gym/Eviction-v1` and `EvictionPredicted-v1`: which resident request gives way where KV memory is short?"""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from ooco_gym.compile import inner
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
-from ooco_gym.envs.features import BELIEVED, COLUMN
-from ooco_gym.envs.filling import fast_rate, fill_believed, fill_request, fill_step, running, stack_logs, take_logs
+from ooco_gym.envs.features import BELIEVED, MARGIN, PICKS, RESIDENT, columns
+from ooco_gym.envs.filling import (
+    fill_believed,
+    fill_request,
+    rank_requests,
+    running,
+    stack_logs,
+    step_share,
+    take_logs,
+)
 from ooco_gym.envs.stepping import partner_pick, pending_view
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.lengths import least_dense, longest_output
@@ -18,6 +26,8 @@ from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import DECLINE, EVICT
+
+COLUMN = columns(RESIDENT)
 
 
 @inner
@@ -41,18 +51,18 @@ def _offer(state, buffers, i, believed):
     offered = add_quantiles(state, chosen, offered, count)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
-    rate, logs = fast_rate(state), stack_logs()
+    logs = stack_logs()
     for k in range(offered):
         slot, out = view.candidates[chosen[k]], buffers.candidates[i, k]
-        fill_request(state, instance, slot, spec.total_blocks, rate, logs, k, out)
+        fill_request(state, instance, slot, spec.total_blocks, logs, k, out)
         out[COLUMN.running] = running(state, instance, slot)
-        fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
+        out[COLUMN.step] = step_share(state, instance, spec.decodable - 1, context - length(state, slot))
         out[COLUMN.partner] = chosen[k] == wanted
         if believed:
             fill_believed(state, slot, out)
         buffers.mask[i, FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
-    buffers.mask[i, PARTNER_ACTION] = 1
+    rank_requests(buffers.candidates[i], offered)
     may_wait = view.request >= 0
     buffers.mask[i, DECLINE_ACTION] = may_wait
     return offered + may_wait
@@ -90,10 +100,8 @@ DECISION = Decision(
     question="Which resident request is evicted?",
     no="let the newcomer wait (not where a running batch needs the memory)", take="evict this request",
     candidates="resident offline requests",
-    figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "running", "step"),
-    marks=((430, 272), (800, 272)))
-BY_LENGTHS = replace(DECISION, name="evict by lengths", offer=offer_victims_believed, features=BELIEVED,
-                     figures=(*DECISION.figures, *(one.name for one in BELIEVED.values())))
+    table=RESIDENT, still=MARGIN + PICKS, marks=((430, 272), (800, 272)))
+BY_LENGTHS = replace(DECISION, name="evict by lengths", offer=offer_victims_believed, table=BELIEVED)
 
 
 class EvictionEnv(DecisionEnv):
@@ -106,21 +114,21 @@ class EvictionEnv(DecisionEnv):
     request that can wait, none need give way yet: it is asked again when something has changed.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 lets the newcomer wait (not legal where a running batch needs the memory), 1 does what the
-    partner would do, `2 + k` evicts candidate k.
+    `Discrete(2 + K)`: 0 lets the newcomer wait (not legal where a running batch needs the memory), `2 + k` evicts
+    candidate k.
 
     ## Candidates
     The partner's choice, the longest, the shortest, the one that joined last (what vLLM preempts), then length
     quantiles of the residents; each once.
     """
 
-    id: ClassVar[str] = "ooco_gym/Eviction-v0"
+    id: ClassVar[str] = "ooco_gym/Eviction-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "eviction"
 
 
 class EvictionPredictedEnv(EvictionEnv):
-    """Eviction where a length predictor says how long outputs will be; all else is as in Eviction-v0.
+    """Eviction where a length predictor says how long outputs will be; all else is as in Eviction-v1.
 
     ## Description
     The scenario has a length predictor (`lengths`, of log-normal error 0.3). Each candidate's observation has what it
@@ -129,10 +137,10 @@ class EvictionPredictedEnv(EvictionEnv):
 
     ## Candidates
     The partner's choice, the one that is worth least for the memory that it still takes (`ooco_lengths:evict=density`),
-    the one whose predicted output is longest, then as in Eviction-v0.
+    the one whose predicted output is longest, then as in Eviction-v1.
     """
 
-    id: ClassVar[str] = "ooco_gym/EvictionPredicted-v0"
+    id: ClassVar[str] = "ooco_gym/EvictionPredicted-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (BY_LENGTHS,)
     default_scenario: ClassVar[str] = "evictionpredicted"
 

@@ -8,12 +8,16 @@ lengths of unfinished requests are not among them, only, in some, what a length 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.errors import UserError
+
+# Actions that every environment of one choice has: the decision's own *no*, and what the partner would do. Candidates
+# come after them.
+DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
 
 
 class Feature(NamedTuple):
@@ -45,7 +49,8 @@ CLUSTER = (
     _log("resident_context", "tokens", 32_768, "their mean context length"),
     _share("kv_free", 1.0, "free KV memory of this instance"),
     _log("decode_step", "ms", 1_000, "believed latency of a decode step of all its residents"),
-    _log("offline_waiting", "requests", 4_096, "offline requests waiting for prefill here"),
+    _log("offline_waiting", "requests", 4_096, "offline requests waiting for prefill here; where a strict instance "
+                                               "decides, this and the next five are of all relaxed ones"),
     _log("offline_waiting_tokens", "tokens", 1e7, "their tokens"),
     _log("oldest_wait", "s", 3_600, "time since the head of the offline queue arrived"),
     _log("online_waiting", "requests", 256, "online requests waiting for prefill here"),
@@ -78,25 +83,63 @@ CLUSTER = (
     _share("recent_violations", 0.06, "the same over the last (up to ten) minutes"),
     _share("picks", 1.0, "picks made so far in this decision, over the most"),
 )
-CANDIDATES = (
+# What every request that is offered to a pool's decision has, in these columns; a decision adds its own after them.
+REQUEST = (
     _share("present", 1.0, "1 where there is a candidate"),
     _log("tokens", "tokens", 32_768, "its context: prompt and what it has generated (to prefill, or held)"),
     _log("generated", "tokens", 16_384, "tokens generated so far"),
     _log("prefill", "ms", 10_000, "believed latency of prefilling them alone: its cost, or that of losing them"),
     _log("wait", "s", 3_600, "time since its arrival"),
     _share("evictions", 4.0, "times that it was evicted"),
-    _share("interruptions", 8.0, "times that its prefill was interrupted"),
     _share("memory", 1.0, "KV blocks that it takes (or holds) over those free (or all)"),
+    _share("shorter", 1.0, "share of the other candidates that are shorter"),
+    _share("partner", 1.0, "1 where it is what the partner would choose"),
+)
+GATE = (
+    *REQUEST,
+    _share("interruptions", 8.0, "times that its prefill was interrupted"),
     _share("interrupt_risk", 1.0, "1 - exp(-online_rate_10s x prefill): chance of an online arrival meanwhile"),
-    _signed("slack", "s", 5.0, "online requests: until the TTFT deadline, or, decoding, ahead of the TPOT SLO so far"),
+)
+# Of a request that decodes, for eviction and migration.
+RESIDENT = (
+    *REQUEST,
     _share("running", 1.0, "1 where it is in the iteration in progress"),
     _share("step", 2.0, "believed latency of the decode step that results, over the TPOT SLO"),
-    _log("backlog", "ms", 10_000, "instances: believed latency of the prefills there; arrivals: until theirs is over"),
-    _share("residents", 2.0, "instances: requests that decode there, over bs_sat"),
-    _share("level", 2.0, "packing: the share of the TPOT SLO; control: its index among the levels"),
-    _share("partner", 1.0, "1 where it is what the partner would choose"),
-    _share("shorter", 1.0, "share of the other candidates that are shorter"),
 )
+# The same with what a length predictor lets one believe (versions of Eviction and Migration with predicted lengths).
+BELIEVED = (
+    *RESIDENT,
+    _log("believed_remaining", "tokens", 16_384, "output tokens that it is believed to generate yet (median)"),
+    _log("believed_spread", "tokens", 16_384, "how far that may be off: half of the way from the 16th to the 84th "
+                                              "percentile"),
+)
+ARRIVAL = (
+    _log("tokens", "tokens", 32_768, "the prompt of the online request that has arrived"),
+    _log("prefill", "ms", 10_000, "believed latency of prefilling it alone"),
+    _share("memory", 1.0, "KV blocks that it takes over those free"),
+    _signed("slack", "s", 5.0, "until its TTFT deadline"),
+    _log("backlog", "ms", 10_000, "believed latency until its prefill would be over, if nothing stops"),
+    _share("partner", 1.0, "1 where the partner would stop what runs"),
+)
+INSTANCE = (
+    _share("present", 1.0, "1 where there is a candidate"),
+    _log("tokens", "tokens", 32_768, "context of the request: prompt and what it has generated"),
+    _log("generated", "tokens", 16_384, "tokens that the request has generated"),
+    _log("prefill", "ms", 10_000, "believed latency of prefilling the request there alone"),
+    _share("memory", 1.0, "KV blocks that the request takes over those free there"),
+    _share("step", 2.0, "believed latency of the decode step that results there, over the TPOT SLO"),
+    _log("backlog", "ms", 10_000, "believed latency of the prefills there"),
+    _share("residents", 2.0, "requests that decode there, over bs_sat"),
+    _share("partner", 1.0, "1 where it is what the partner would choose"),
+)
+LEVEL = (
+    _share("present", 1.0, "1 where there is a candidate"),
+    _share("level", 2.0, "the share of the TPOT SLO that steps may fill"),
+    _share("in_force", 1.0, "1 where it is in force now"),
+    _share("step", 2.0, "believed latency of a step of all that is resident, over the TPOT SLO"),
+    _share("partner", 1.0, "1 where it is what the partner was tuned to"),
+)
+PARAMETER = (_share("level", 1.0, "where the parameter stands among its levels, 0 the first and 1 the last"),)
 
 
 def columns(table: Sequence[Any]) -> Any:
@@ -104,22 +147,12 @@ def columns(table: Sequence[Any]) -> Any:
     return namedtuple("Columns", [feature.name for feature in table])(*range(len(table)))
 
 
-CLUSTER_COLUMN, COLUMN = columns(CLUSTER), columns(CANDIDATES)
-# What a length predictor lets one believe of a candidate, in two columns that requests have no other use for
-# (`Decision.features`; versions v1 of Eviction and Migration).
-BELIEVED = {"backlog": _log("believed_remaining", "tokens", 16_384, "output tokens that it is believed to generate yet "
-                            "(median)"),
-            "residents": _log("believed_spread", "tokens", 16_384, "how far that may be off: half of the way from the "
-                              "16th to the 84th percentile")}
-# Kinds of decisions that have a slot in the one-hot `decision` of every observation. Trained policies depend on them,
-# so they do not change. Other kinds have slots after them, in the observations of their environments alone.
-DECISIONS = ("route", "interrupt", "gate", "evict", "pull", "pack", "control")
-CLUSTER_SIZE, CANDIDATE_SIZE, DECISION_SIZE = len(CLUSTER), len(CANDIDATES), len(DECISIONS)
-
-
-def kind_name(slot: int) -> str:
-    """The kind of decision of a slot of `decision`; `own 1` and on for those that an environment has of its own."""
-    return DECISIONS[slot] if slot < DECISION_SIZE else f"own {slot - DECISION_SIZE + 1}"
+CLUSTER_COLUMN, CLUSTER_SIZE = columns(CLUSTER), len(CLUSTER)
+# Features of `CLUSTER` that never change at a kind of decision (`Decision.still`): where the partner's margin is not
+# set, where no picks are made, where an instance is free to begin something, and where it is no strict one.
+MARGIN, PICKS = ("packing",), ("picks",)
+IDLE = ("busy", "progress")
+RELAXED = ("pull_guard",)
 
 
 def bounds(table: tuple[Feature, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,23 +160,28 @@ def bounds(table: tuple[Feature, ...]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([f.low for f in table], np.float32), np.array([f.high for f in table], np.float32)
 
 
-def candidate_table(candidates: Any) -> Any:
+def candidate_table(observation: Mapping[str, Any], parameters: int | None = None) -> Any:
     """The candidates of an observation as a table: a view, nothing is copied.
 
     Args:
-        candidates: `observation["candidates"]`, (..., K·F), row by row, of one episode or of many: numpy array or torch
-            tensor.
+        observation: of one episode or of many: its part `candidates` is (..., K·F), row by row, numpy arrays or torch
+            tensors.
+        parameters: K, where the action is a vector of levels, one for each of so many parameters; else there is an
+            action for each candidate, and `action_mask` tells how many there are.
 
     Returns:
-        (..., K, F), of the same kind; F is `CANDIDATE_SIZE`, its columns are `CANDIDATES`.
+        (..., K, F), of the same kind; `feature_tables()["candidates"]` of the environment names the columns.
 
     Raises:
-        UserError: no array, or one whose last axis is no whole number of candidates.
+        UserError: no observation, or candidates that are no such table.
     """
-    if not hasattr(candidates, "shape"):
-        raise UserError(f"candidates is a {type(candidates).__name__}: expected observation[\"candidates\"], an array")
-    shape = tuple(candidates.shape)
-    if not shape or not shape[-1] or shape[-1] % CANDIDATE_SIZE:
-        raise UserError(f"candidates of shape {shape}: expected observation[\"candidates\"], whose last axis holds "
-                        f"{CANDIDATE_SIZE} features for each candidate, row by row")
-    return candidates.reshape(*shape[:-1], shape[-1] // CANDIDATE_SIZE, CANDIDATE_SIZE)
+    try:
+        candidates, actions = observation["candidates"], observation["action_mask"].shape[-1]
+        shape = tuple(candidates.shape)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError("expected an observation: a mapping with the arrays candidates and action_mask") from error
+    places = actions - FIXED if parameters is None else parameters
+    if not shape or places < 1 or not shape[-1] or shape[-1] % places:
+        raise UserError(f"candidates of shape {shape} are no whole rows of {places} candidates: give parameters=… "
+                        "where an action is a vector of levels")
+    return candidates.reshape(*shape[:-1], places, shape[-1] // places)

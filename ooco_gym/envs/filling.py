@@ -7,7 +7,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.compile.instructions import LANES, count_below, quotient, stack_floats
 from ooco_gym.envs.config import MOST_CANDIDATES
-from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_COLUMN, CLUSTER_SIZE, COLUMN
+from ooco_gym.envs.features import BELIEVED, CLUSTER, CLUSTER_COLUMN, CLUSTER_SIZE, INSTANCE, REQUEST, columns
 from ooco_gym.policy.engine_features import log1p, online_rate
 from ooco_gym.policy.lengths import believed_remaining, believed_spread
 from ooco_gym.sim import state as s
@@ -26,8 +26,9 @@ def scale_log(x, scale):
 # --- Features ---------------------------------------------------------------------------------------------------------
 DAY_S = 86_400.0
 GUARD = 0.85  # of the TPOT SLO: OOCO's slo_margin less its pull_margin
-TEN_MS, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
-FIRST_LOG, LOG_COUNT = 1, 4  # features of a request that are logarithms
+TEN_MS, SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
+REQUESTS, BELIEFS, INSTANCES = columns(REQUEST), columns(BELIEVED), columns(INSTANCE)
+FIRST_LOG, LOG_COUNT = REQUESTS.tokens, 4  # features of a request that are logarithms: tokens, generated, prefill, wait
 ROW = CLUSTER_SIZE + -CLUSTER_SIZE % LANES  # numbers of a row of features, in whole vector registers
 CHUNK = 32  # candidates' logarithms that are taken at once
 
@@ -39,7 +40,7 @@ def log_scales(features, size=0):
 
 
 _CLUSTER_SCALES = np.array(log_scales(CLUSTER, ROW))
-_LOG_SCALES = np.tile(log_scales(CANDIDATES[FIRST_LOG : FIRST_LOG + LOG_COUNT]), CHUNK // LOG_COUNT)
+_LOG_SCALES = np.tile(log_scales(REQUEST[FIRST_LOG : FIRST_LOG + LOG_COUNT]), CHUNK // LOG_COUNT)
 _LOG_UNITS = np.tile([1.0, 1.0, 1e9, s.PS_PER_S], CHUNK // LOG_COUNT)  # tokens, tokens, ms and s of ps
 _cluster_row = stack_floats(ROW)
 stack_logs = stack_floats(MOST_CANDIDATES * LOG_COUNT)
@@ -72,15 +73,21 @@ def fast_rate(state):
 
 
 @inner
-def fill_cluster(state, instance, day_s, out):
-    """Writes the CLUSTER features of a decision on `instance` at a time of day, float32[CLUSTER_SIZE], but for those
-    that the episode keeps (the last four)."""
+def fill_cluster(state, instance, day_s, packing, recent_violations, picks, shown, out):
+    """Writes CLUSTER features of a decision on `instance` at a time of day: those `shown`, int64[C], to float32[C].
+
+    Args:
+        packing, recent_violations, picks: what the episode keeps, shares.
+    """
     row = _cluster_row()
     _fill_row(state, instance, day_s, row)
+    row[CLUSTER_COLUMN.packing] = packing
+    row[CLUSTER_COLUMN.recent_violations] = recent_violations
+    row[CLUSTER_COLUMN.picks] = picks
     for index in range(ROW):
         row[index] = scale_log(row[index], _CLUSTER_SCALES[index])
-    for index in range(CLUSTER_SIZE):
-        out[index] = row[index]
+    for index in range(shown.size):
+        out[index] = row[np.uint64(shown[index])]
 
 
 @inlined
@@ -117,27 +124,37 @@ def _fill_row(state, instance, day_s, out):
     _fill_strict(state, out)
     out[CLUSTER_COLUMN.push_waiting] = 1.0 if state.push_queues[s.URGENT].head >= 0 else 0.0
     out[CLUSTER_COLUMN.pull_guard] = _guard(state, instance)
-    out[CLUSTER_COLUMN.violations] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
-    out[CLUSTER_COLUMN.packing] = out[CLUSTER_COLUMN.recent_violations] = 0.0
-    for index in range(35, ROW):
+    for index in range(CLUSTER_COLUMN.packing, ROW):
         out[index] = 0.0
+    out[CLUSTER_COLUMN.violations] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
 
 
 @inlined
 def _fill_queues(state, instance, out):
-    spec, now = state.instances[instance], state.clock.now_ps
-    out[CLUSTER_COLUMN.offline_waiting] = float(spec.offline_waiting)
-    out[CLUSTER_COLUMN.offline_waiting_tokens] = float(spec.offline_waiting_tokens)
-    out[CLUSTER_COLUMN.oldest_wait] = 0.0
-    if spec.offline_head >= 0:
-        out[CLUSTER_COLUMN.oldest_wait] = (now - state.requests[spec.offline_head].arrival_ps) / s.PS_PER_S
-    out[CLUSTER_COLUMN.online_waiting] = float(spec.online_waiting)
-    out[CLUSTER_COLUMN.online_waiting_prefill] = 0.0
-    out[CLUSTER_COLUMN.online_slack] = 1.0
-    if spec.online_head >= 0:
-        first = state.requests[spec.online_head]
-        out[CLUSTER_COLUMN.online_waiting_prefill] = predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9
-        out[CLUSTER_COLUMN.online_slack] = signed((first.arrival_ps + first.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
+    """The queues for prefill of an instance; of a strict one, which has none, those of all relaxed ones: lengths and
+    latencies added up, times those of the most urgent."""
+    now, first, last = state.clock.now_ps, instance, instance + 1
+    if state.instances[instance].role == s.STRICT:
+        first, last = np.int64(0), np.int64(state.config.relaxed_count)
+    waiting = tokens = oldest = online = prefill = 0.0
+    slack = 1.0
+    for one in range(first, last):
+        spec = state.instances[one]
+        waiting += spec.offline_waiting
+        tokens += spec.offline_waiting_tokens
+        online += spec.online_waiting
+        if spec.offline_head >= 0:
+            oldest = max(oldest, (now - state.requests[spec.offline_head].arrival_ps) / s.PS_PER_S)
+        if spec.online_head >= 0:
+            head = state.requests[spec.online_head]
+            prefill += predict_prefill(state, one, spec.online_waiting_tokens) / 1e9
+            slack = min(slack, signed((head.arrival_ps + head.ttft_slo_ps - now) / s.PS_PER_S, 5.0))
+    out[CLUSTER_COLUMN.offline_waiting] = waiting
+    out[CLUSTER_COLUMN.offline_waiting_tokens] = tokens
+    out[CLUSTER_COLUMN.oldest_wait] = oldest
+    out[CLUSTER_COLUMN.online_waiting] = online
+    out[CLUSTER_COLUMN.online_waiting_prefill] = prefill
+    out[CLUSTER_COLUMN.online_slack] = slack
 
 
 @inlined
@@ -182,41 +199,36 @@ def _guard(state, instance):
 
 
 @inlined
-def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
-    """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`: candidate k.
+def fill_request(state, instance, slot, blocks_of, logs, k, out):
+    """Writes the REQUEST features of a request that is waiting, or holds memory on `instance`: candidate k.
 
     Args:
         blocks_of: blocks that count as the whole of the memory.
-        rate: `fast_rate`.
         logs: `stack_logs()`: logarithms are left to `take_logs`, for all candidates at once.
-        out: float32[CANDIDATE_SIZE]; what does not apply is left 0.
+        out: its row of candidates; `shorter` and `partner` are left to the decision.
+
+    Returns:
+        Believed latency of prefilling it, in ps.
     """
     request, now = state.requests[slot], state.clock.now_ps
     tokens = length(state, slot)
     prefill_ps = predict_prefill(state, instance, tokens)
-    out[COLUMN.present] = 1.0
+    out[REQUESTS.present] = 1.0
     at = LOG_COUNT * k
     logs[at] = tokens
     logs[at + 1] = request.generated_tokens
     logs[at + 2] = prefill_ps
     logs[at + 3] = now - request.arrival_ps
-    out[COLUMN.evictions] = share(float(request.evictions), 4.0)
-    out[COLUMN.interruptions] = share(float(request.interruptions), 8.0)
-    out[COLUMN.memory] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
-    out[COLUMN.interrupt_risk] = 1.0 - math.exp(-rate * prefill_ps / s.PS_PER_S)
-    if request.online:
-        if request.first_token_ps == 0:
-            out[COLUMN.slack] = signed((request.arrival_ps + request.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
-        else:
-            due_ps = request.first_token_ps + request.generated_tokens * request.tpot_slo_ps
-            out[COLUMN.slack] = signed((due_ps - now) / s.PS_PER_S, 5.0)
+    out[REQUESTS.evictions] = share(float(request.evictions), 4.0)
+    out[REQUESTS.memory] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
+    return prefill_ps
 
 
 @inner
 def fill_believed(state, slot, out):
     """Writes what is believed of the output that a request generates yet (`features.BELIEVED`)."""
-    out[COLUMN.backlog] = log_scale(believed_remaining(state, slot), _LONG)
-    out[COLUMN.residents] = log_scale(believed_spread(state, slot), _LONG)
+    out[BELIEFS.believed_remaining] = log_scale(believed_remaining(state, slot), _LONG)
+    out[BELIEFS.believed_spread] = log_scale(believed_spread(state, slot), _LONG)
 
 
 @inlined
@@ -236,49 +248,48 @@ def take_logs(logs, count, candidates):
 
 
 @inner
-def fill_step(state, instance, requests, context, out):
-    """Writes the believed latency of the decode step of an instance that results, over the TPOT SLO."""
-    out[COLUMN.step] = share(predict_decode(state, instance, requests, context) / state.config.default_tpot_ps, 2.0)
+def step_share(state, instance, requests, context):
+    """The believed latency of a decode step of an instance over the TPOT SLO, as the features `step` have it."""
+    return share(predict_decode(state, instance, requests, context) / state.config.default_tpot_ps, 2.0)
 
 
 @inner
 def fill_instance(state, instance, slot, decodes, out):
-    """Writes the CANDIDATES features of an instance that a request may go to, for prefill or to decode."""
+    """Writes the INSTANCE features of an instance that a request may go to, for prefill or to decode."""
     flush_totals(state, instance)
     spec, now = state.instances[instance], state.clock.now_ps
     tokens = length(state, slot)
-    out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = log_scale(tokens, _SHORT)
-    out[COLUMN.generated] = log_scale(state.requests[slot].generated_tokens, _LONG)
-    out[COLUMN.prefill] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
-    out[COLUMN.memory] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
+    out[INSTANCES.present] = 1.0
+    out[INSTANCES.tokens] = log_scale(tokens, SHORT)
+    out[INSTANCES.generated] = log_scale(state.requests[slot].generated_tokens, _LONG)
+    out[INSTANCES.prefill] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
+    out[INSTANCES.memory] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
     requests = spec.decodable + spec.arriving + decodes
     context = spec.urgent_context + spec.offline_context + spec.arriving_context + tokens * decodes
-    fill_step(state, instance, requests, context, out)
+    out[INSTANCES.step] = step_share(state, instance, requests, context)
     backlog_ps = 0
     waiting = spec.online_waiting_tokens + spec.offline_waiting_tokens
     if waiting > 0:
         backlog_ps = predict_prefill(state, instance, waiting)
     if spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
         backlog_ps += spec.end_ps - now
-    out[COLUMN.backlog] = log_scale(backlog_ps / 1e9, TEN_MS)
-    out[COLUMN.residents] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
+    out[INSTANCES.backlog] = log_scale(backlog_ps / 1e9, TEN_MS)
+    out[INSTANCES.residents] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
 
 
 @inlined
-def rank_candidates(candidates):
-    """Writes to each candidate present which share of the others is shorter; those present come first."""
-    lengths, present = _lengths(), 0
-    while present < candidates.shape[0] and candidates[present, 0] > 0.0:
-        lengths[present] = candidates[present, 1]
-        present += 1
+def rank_requests(candidates, present):
+    """Writes to each of the requests present, the first ones, which share of the others is shorter."""
+    lengths = _lengths()
+    for k in range(present):
+        lengths[k] = candidates[k, REQUESTS.tokens]
     for lane in range(LANES):
         lengths[present + lane] = math.inf
     for k in range(present):
         shorter = 0
         for first in range(0, present, LANES):
             shorter += count_below(lengths, first, lengths[k])
-        candidates[k, CANDIDATE_SIZE - 1] = quotient(float(shorter), float(max(1, present - 1)))
+        candidates[k, REQUESTS.shorter] = quotient(float(shorter), float(max(1, present - 1)))
 
 
 @inner

@@ -1,103 +1,86 @@
-"""`ooco_gym/Gating-v0`: when does a relaxed instance start an offline prefill, and which?"""
+"""`ooco_gym/Gating-v2`: how much memory must stay free before offline requests enter, for the next seconds?"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from ooco_gym.compile.instructions import prefetch
-from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
-from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_spread
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
-from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.custom import Figure, Term, reading
+from ooco_gym.envs.features import Feature
+from ooco_gym.envs.online_tuning import OnlineTuningEnv
+from ooco_gym.envs.reward import work_done
 from ooco_gym.envs.vector import register
-from ooco_gym.sim.records import CACHE_LINE
-from ooco_gym.sim.state import GATE, HOLD
-from ooco_gym.sim.waiting import SHORTEST
-
-WINDOW = 64  # waiting requests from which the candidates are chosen
+from ooco_gym.sim.decode import flush_totals
 
 
-@step_kernel
-def offer_gate(state, buffers, i):
-    """The head of the queue among those that fit, the partner's choice, then quantiles of length."""
-    instance, count = state.pending.instance, state.pending.count
-    chosen, wanted = buffers.chosen[i], partner_pick(state, buffers, i)
-    first = state.picks[0]
-    wanted = state.picks[wanted] if 0 <= wanted < count else -1
-    chosen[0] = first
-    offered = add_choice(chosen, 1, wanted)
-    # What fits is no longer than what does not: the first ones by length are the candidates.
-    shortest, low, high = state.waiting_window[instance, SHORTEST], 0, 0
-    for index in range(count):
-        low += index * (shortest[index] == first)
-        high += index * (shortest[index] == wanted)
-    if offered == 1:
-        high = count
-    offered = add_spread(shortest, chosen, offered, count - offered, min(low, high), max(low, high))
-    logs, rate, free = stack_logs(), fast_rate(state), state.instances[instance].free_blocks
-    for k in range(offered):
-        prefetch(state.requests[chosen[k]], 0)
-        prefetch(state.requests[chosen[k]], CACHE_LINE)
-    for k in range(offered):
-        fill_request(state, instance, chosen[k], free, rate, logs, k, buffers.candidates[i, k])
-        buffers.candidates[i, k, COLUMN.partner] = chosen[k] == wanted
-        buffers.mask[i, FIXED + k] = 1
-    take_logs(logs, offered, buffers.candidates[i])
-    buffers.mask[i, DECLINE_ACTION] = 1
-    buffers.mask[i, PARTNER_ACTION] = 1
-    return 1 + offered
+@reading
+def relaxed_kv_free(state, instance):
+    """Share of the KV blocks of relaxed instances that are free."""
+    free = total = 0
+    for relaxed in range(state.config.relaxed_count):
+        flush_totals(state, relaxed)
+        free += state.instances[relaxed].free_blocks
+        total += state.instances[relaxed].total_blocks
+    return free / max(1, total)
 
 
-@step_kernel
-def answer_gate(state, buffers, i):
-    """Hold, or the position of the candidate."""
-    k = buffers.actions[i, 0] - FIXED
-    if k < 0:
-        return HOLD
-    for position in range(state.pending.count):
-        if state.picks[position] == buffers.chosen[i, k]:
-            return position
-    return HOLD
+@reading
+def relaxed_residents(state, instance):
+    """Offline requests that decode on relaxed instances."""
+    count = 0
+    for relaxed in range(state.config.relaxed_count):
+        flush_totals(state, relaxed)
+        count += state.instances[relaxed].decodable
+    return float(count)
 
 
-def action_of_gate(opened: OpenDecision) -> int:
-    """The action for a gate's answer: its candidate, or the offered one closest in length."""
-    if opened.answer < 0:
-        return DECLINE_ACTION
-    return opened.closest(opened.offered(), opened.state.picks[opened.answer])
+@reading
+def relaxed_online_waiting(state, instance):
+    """Prompt tokens of online requests that wait on relaxed instances."""
+    return float(state.instances["online_waiting_tokens"][:state.config.relaxed_count].sum())
 
 
-DECISION = Decision(
-    "gate", GATE, offer_gate, answer_gate, action_of_gate, window=WINDOW,
-    question="Start an offline prefill?", no="hold: decode what is resident",
-    take="start the prefill of this request", candidates="waiting offline requests",
-    figures=("tokens", "prefill", "wait", "evictions", "interruptions", "interrupt_risk"), marks=((336, 176),))
+@reading
+def relaxed_offline_waiting(state, instance):
+    """Offline requests that wait on relaxed instances."""
+    return float(state.instances["offline_waiting"][:state.config.relaxed_count].sum())
 
 
-class GatingEnv(DecisionEnv):
-    """The gate of OOCO's relaxed pool as a decision of one's own; a partner policy takes all other decisions.
+@reading
+def progress(state, instance):
+    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
+    return work_done(state)
+
+
+class GatingEnv(OnlineTuningEnv):
+    """The gate of a relaxed pool as an answer that holds for seconds; a partner policy takes all other decisions.
 
     ## Description
-    Whenever a relaxed instance has no online request to prefill, and offline requests wait for a prefill that fits its
-    KV memory, it may go on decoding the offline requests that are resident, or start a prefill. Prefills make larger
-    decode batches and feed the strict instances, but an online arrival interrupts them, and what was computed is lost;
-    residents may lose their memory to online prefills later.
+    A relaxed instance prefills offline requests where it has nothing online to prefill, and decodes them. Let in too
+    many, and they are evicted as they grow or as online prompts come; let in too few, and the instance idles. An answer
+    says which share of a relaxed instance's blocks must stay free after an offline prefill, and holds for `interval_s`
+    seconds. The reward pays offline work as it is computed (`progress`, a potential whose change is the reward: Ng et
+    al. 1999) and takes it back where it is lost. The decisions one by one are [PrefillGate-v1](#prefillgate-v1).
 
     ## Action Space
-    `Discrete(2 + K)`: 0 holds (decode what is resident; asked again after the next decode step, or after
-    `gate_poll_s` where nothing is resident), 1 does what the partner would do, `2 + k` starts the prefill of candidate
-    k, filled up with waiting requests in queue order to the partner's token budget.
+    `MultiDiscrete([8])`: the share of the blocks of a relaxed instance that must stay free, from 0 to 1, with which an
+    offline request starts only where none decodes (`conf/env/gating.yaml`, `controls`). All are legal.
 
     ## Candidates
-    Candidate 0 is the head of the queue among the waiting requests that fit; then comes the partner's
-    choice, where it is another one; the others are length quantiles of the 64 first ones, shortest first.
+    One, the share: `level` is where it stands among its levels.
     """
 
-    id: ClassVar[str] = "ooco_gym/Gating-v0"
-    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
-    default_scenario: ClassVar[str] = "gating_v0"
+    id: ClassVar[str] = "ooco_gym/Gating-v2"
+    terms: ClassVar[tuple[Term, ...]] = (Term("progress", progress),)
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure(Feature("relaxed_kv_free", "share", "as is", 1.0, 0.0, 1.0,
+                       "KV blocks of relaxed instances that are free"), relaxed_kv_free),
+        Figure(Feature("relaxed_residents", "requests", "log", 256.0, 0.0, 1.0,
+                       "requests that decode on relaxed instances"), relaxed_residents),
+        Figure(Feature("relaxed_online_waiting", "tokens", "log", 65_536.0, 0.0, 1.0,
+                       "prompt tokens of online requests that wait on relaxed instances"), relaxed_online_waiting),
+        Figure(Feature("relaxed_offline_waiting", "requests", "log", 1_024.0, 0.0, 1.0,
+                       "offline requests that wait on relaxed instances"), relaxed_offline_waiting))
+    default_scenario: ClassVar[str] = "gating"
 
 
 register(GatingEnv)

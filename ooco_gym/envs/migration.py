@@ -1,4 +1,4 @@
-"""`ooco_gym/Migration-v0` and `MigrationPredicted-v0`: which offline requests does a strict instance pull?"""
+"""`ooco_gym/Migration-v1` and `MigrationPredicted-v1`: which offline requests does a strict instance pull?"""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
-from ooco_gym.envs.features import BELIEVED, COLUMN
-from ooco_gym.envs.filling import fast_rate, fill_believed, fill_request, fill_step, running, stack_logs, take_logs
+from ooco_gym.envs.features import BELIEVED, IDLE, MARGIN, RESIDENT, columns
+from ooco_gym.envs.filling import (
+    fill_believed,
+    fill_request,
+    rank_requests,
+    running,
+    stack_logs,
+    step_share,
+    take_logs,
+)
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.lengths import believed_output
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import flush
+
+COLUMN = columns(RESIDENT)
 
 
 @inner
@@ -93,20 +103,21 @@ def _offer(state, buffers, i, believed):
         offered = add_choice(chosen, offered, soonest)
         offered = add_choice(chosen, offered, shortest)
     offered = add_quantiles(state, chosen, offered, available)
-    rate, logs = fast_rate(state), stack_logs()
+    logs = stack_logs()
     for k in range(offered):
         slot, out = chosen[k], buffers.candidates[i, k]
         source = state.requests[slot].instance
-        fill_request(state, source, slot, max(1, free), rate, logs, k, out)
+        fill_request(state, source, slot, max(1, free), logs, k, out)
         out[COLUMN.running] = running(state, source, slot)
-        fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
+        requests = spec.decodable + spec.arriving + more + 1
+        out[COLUMN.step] = step_share(state, instance, requests, context + length(state, slot))
         out[COLUMN.partner] = slot == wanted
         if believed:
             fill_believed(state, slot, out)
         buffers.mask[i, b.FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
+    rank_requests(buffers.candidates[i], offered)
     buffers.mask[i, b.DECLINE_ACTION] = 1
-    buffers.mask[i, b.PARTNER_ACTION] = more == 0
     return 1 + offered
 
 
@@ -147,9 +158,8 @@ DECISION = Decision(
     "pull", s.PULL, offer_pulls, answer_pull, action_of_pull,
     question="Which request does the strict instance pull?", no="end the picks: none, or no more",
     take="pull this request, and be asked again", candidates="offline requests that decode on relaxed instances",
-    figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "step"), marks=((504, 256),))
-BY_LENGTHS = replace(DECISION, name="pull by lengths", offer=offer_pulls_believed, features=BELIEVED,
-                     figures=(*DECISION.figures, *(one.name for one in BELIEVED.values())))
+    table=RESIDENT, still=IDLE + MARGIN, marks=((504, 256),))
+BY_LENGTHS = replace(DECISION, name="pull by lengths", offer=offer_pulls_believed, table=BELIEVED)
 
 
 class MigrationEnv(DecisionEnv):
@@ -163,21 +173,21 @@ class MigrationEnv(DecisionEnv):
     the picks are made one by one.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 ends the picks (pulls none, or no more), 1 does what the partner would do (first pick
-    only), `2 + k` picks candidate k and is asked again, up to 16 times.
+    `Discrete(2 + K)`: 0 ends the picks (pulls none, or no more), `2 + k` picks candidate k and is asked again, up to 16
+    times.
 
     ## Candidates
     The one that the partner would pick next, then length quantiles of the decoding offline requests of all relaxed
     instances that fit the memory left. No time passes between the picks of one decision.
     """
 
-    id: ClassVar[str] = "ooco_gym/Migration-v0"
+    id: ClassVar[str] = "ooco_gym/Migration-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "migration"
 
 
 class MigrationPredictedEnv(MigrationEnv):
-    """Migration where a length predictor says how long outputs will be; all else is as in Migration-v0.
+    """Migration where a length predictor says how long outputs will be; all else is as in Migration-v1.
 
     ## Description
     The scenario has a length predictor (`lengths`, of log-normal error 0.3). Each candidate's observation has what it
@@ -186,10 +196,10 @@ class MigrationPredictedEnv(MigrationEnv):
 
     ## Candidates
     The one that the partner would pick next, the one that is believed to finish soonest, the one whose predicted output
-    is shortest, then as in Migration-v0.
+    is shortest, then as in Migration-v1.
     """
 
-    id: ClassVar[str] = "ooco_gym/MigrationPredicted-v0"
+    id: ClassVar[str] = "ooco_gym/MigrationPredicted-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (BY_LENGTHS,)
     default_scenario: ClassVar[str] = "migrationpredicted"
 

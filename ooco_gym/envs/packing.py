@@ -1,4 +1,4 @@
-"""`ooco_gym/Packing-v0`: how full are the steps of the next interval packed?"""
+"""`ooco_gym/Packing-v1`: how full are the steps of the next interval packed?"""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.filling import fill_step, share
+from ooco_gym.envs.features import LEVEL, PICKS, columns
+from ooco_gym.envs.filling import share, step_share
 from ooco_gym.envs.stepping import set_margin
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError
 from ooco_gym.policy.policy import Policy
 from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import ASK
+
+COLUMN = columns(LEVEL)
 
 
 @step_kernel
@@ -28,17 +30,19 @@ def offer_levels(state, buffers, i):
     flush(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
-    index = int(buffers.settings[b.PACK_PARAM])
+    index, listed = int(buffers.settings[b.PACK_PARAM]), False
+    step = step_share(state, instance, spec.decodable, context)
     for k in range(buffers.levels.shape[1]):
         value, out = buffers.levels[0, k], buffers.candidates[i, k]
         out[COLUMN.present] = 1.0
-        fill_step(state, instance, spec.decodable, context, out)
-        out[COLUMN.running] = state.params[index] == value
+        out[COLUMN.step] = step
+        out[COLUMN.in_force] = state.params[index] == value
         out[COLUMN.level] = share(value * buffers.settings[b.PACK_SCALE], 2.0)
         out[COLUMN.partner] = value == buffers.tuned[i]
+        listed = listed or value == buffers.tuned[i]
         buffers.chosen[i, k] = k
         buffers.mask[i, b.FIXED + k] = 1
-    buffers.mask[i, b.PARTNER_ACTION] = 1
+    buffers.mask[i, b.PARTNER_ACTION] = not listed
     return buffers.levels.shape[1]
 
 
@@ -77,7 +81,7 @@ def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
 DECISION = Decision(
     "pack", b.CLOCK, offer_levels, answer_level, partner=keep_tuned, levels=pack_levels,
     question="How full may steps be in the next interval?", take="fill steps up to this share of the TPOT SLO",
-    candidates="levels", figures=("level", "step", "running"), marks=((750, 168),))
+    candidates="levels", table=LEVEL, still=PICKS, marks=((750, 168),))
 
 
 class PackingEnv(DecisionEnv):
@@ -90,7 +94,8 @@ class PackingEnv(DecisionEnv):
     looking at single requests.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is never legal, 1 takes the partner's own value, `2 + k` takes level k.
+    `Discrete(2 + K)`: 0 is never legal, `2 + k` takes level k; 1 is the partner's own value,
+    where that is none of the levels.
 
     ## Candidates
     The levels of `conf/env` (`levels`: shares of the TPOT SLO), ascending; `step` is the believed latency of a step of
@@ -98,7 +103,7 @@ class PackingEnv(DecisionEnv):
     `latency_budget_s` where it has that.
     """
 
-    id: ClassVar[str] = "ooco_gym/Packing-v0"
+    id: ClassVar[str] = "ooco_gym/Packing-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "packing"
 

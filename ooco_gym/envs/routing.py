@@ -1,4 +1,4 @@
-"""`ooco_gym/Routing-v0`: to which of many instances does a request go?"""
+"""`ooco_gym/Routing-v1`: to which of many instances does a request go?"""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice
-from ooco_gym.envs.features import COLUMN
+from ooco_gym.envs.features import INSTANCE, MARGIN, PICKS, RELAXED, columns
 from ooco_gym.envs.filling import fill_instance
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import urgent_load
+
+COLUMN = columns(INSTANCE)
 
 
 @step_kernel
@@ -44,7 +46,6 @@ def offer_instances(state, buffers, i):
         fill_instance(state, chosen[k], slot, 0 if arrives else 1, buffers.candidates[i, k])
         buffers.candidates[i, k, COLUMN.partner] = chosen[k] == wanted
         buffers.mask[i, FIXED + k] = 1
-    buffers.mask[i, PARTNER_ACTION] = 1
     buffers.mask[i, DECLINE_ACTION] = not arrives
     return offered + (not arrives)
 
@@ -71,7 +72,7 @@ DECISION = Decision(
     "route", s.ROUTE, offer_instances, answer_instance, action_of_instance,
     question="Which instance takes the request?", no="wait, or stay where the prefill ran (not for an arrival)",
     take="send it to this instance", candidates="instances",
-    figures=("prefill", "backlog", "residents", "memory", "step"), marks=((154, 102), (512, 136)))
+    table=INSTANCE, still=(*MARGIN, *PICKS, *RELAXED), marks=((154, 102), (512, 136)))
 
 
 class RoutingEnv(DecisionEnv):
@@ -83,15 +84,14 @@ class RoutingEnv(DecisionEnv):
     compare backlogs (OOCO and xLLM) or counts (vLLM).
 
     ## Action Space
-    `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), 1 does what the partner would do, `2 + k` takes
-    instance k of the candidates.
+    `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), `2 + k` takes instance k of the candidates.
 
     ## Candidates
     The partner's choice, then the instances in order of load: tokens waiting for prefill, or the online context that
     decodes there. `memory`, `step`, `backlog` and `residents` are of the instance, `tokens` of the request.
     """
 
-    id: ClassVar[str] = "ooco_gym/Routing-v0"
+    id: ClassVar[str] = "ooco_gym/Routing-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "routing"
 

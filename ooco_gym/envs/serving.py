@@ -1,4 +1,4 @@
-"""`ooco_gym/Serving-v0`: all decisions of one or many mixed instances, each when it is due, by one agent."""
+"""`ooco_gym/Serving-v1`: all decisions of one or many mixed instances, each when it is due, by one agent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import ClassVar
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.envs import admission, batching, reclaiming
+from ooco_gym.envs import admission, batching, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.batching import feature_of, fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, add_choice
-from ooco_gym.envs.features import COLUMN, columns
+from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
@@ -29,11 +29,6 @@ from ooco_gym.sim.step_actions import get_computed_blocks, missing, num_free_blo
 
 # --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
-# Which column of a candidate has which figure of `TARGET`: all environments' candidates are of one width.
-PLACES = {"present": "present", "tokens": "tokens", "online": "generated", "deadline": "slack", "cached": "wait",
-          "prefill": "prefill", "memory": "memory", "free": "evictions", "seats": "interruptions",
-          "online_requests": "running", "online_missing": "backlog", "offline_requests": "residents",
-          "offline_missing": "level", "online_decodes": "interrupt_risk", "decodes": "step", "default": "partner"}
 F = columns(TARGET)
 _PER_LOG = log_scales(TARGET)
 _TOKENS, _DEADLINE, _PREFILL = _PER_LOG[F.tokens], _PER_LOG[F.deadline], _PER_LOG[F.prefill]
@@ -74,25 +69,25 @@ def fill_target(state, instance, slot, default, out):
         due_ms = (request.arrival_ps + request.ttft_slo_ps - state.clock.now_ps) / 1e9
     alone = believed_latency(state, instance, add_to_sums(state, table, NO_SUMS, tokens - computed, tokens, 1))
     per_tpot = 1.0 / (tpot_ps * _TIMES)
-    out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = log_scale(tokens, _TOKENS)
-    out[COLUMN.generated] = request.online
-    out[COLUMN.slack] = log_scale(due_ms, _DEADLINE)
-    out[COLUMN.wait] = computed / tokens
-    out[COLUMN.prefill] = log_scale(alone / 1e9, _PREFILL)
+    out[F.present] = 1.0
+    out[F.tokens] = log_scale(tokens, _TOKENS)
+    out[F.online] = request.online
+    out[F.deadline] = log_scale(due_ms, _DEADLINE)
+    out[F.cached] = computed / tokens
+    out[F.prefill] = log_scale(alone / 1e9, _PREFILL)
     need = blocks_for(state, tokens) - shared + idle
-    out[COLUMN.memory] = min(1.0, need / max(1, num_free_blocks(state, instance)))
-    out[COLUMN.evictions] = spec.free_blocks / spec.total_blocks
-    out[COLUMN.interruptions] = 1.0 - spec.running / state.config.max_num_seqs
-    out[COLUMN.running] = log_scale(online[0] + online[2] + spec.online_waiting, _ONLINE)
-    out[COLUMN.backlog] = log_scale(online[3] + spec.online_waiting_tokens, _ONLINE_MISSING)
-    out[COLUMN.residents] = log_scale(offline[0] + offline[2] + spec.offline_waiting, _OFFLINE)
-    out[COLUMN.level] = log_scale(offline[3] + spec.offline_waiting_tokens, _OFFLINE_MISSING)
+    out[F.memory] = min(1.0, need / max(1, num_free_blocks(state, instance)))
+    out[F.free] = spec.free_blocks / spec.total_blocks
+    out[F.seats] = 1.0 - spec.running / state.config.max_num_seqs
+    out[F.online_requests] = log_scale(online[0] + online[2] + spec.online_waiting, _ONLINE)
+    out[F.online_missing] = log_scale(online[3] + spec.online_waiting_tokens, _ONLINE_MISSING)
+    out[F.offline_requests] = log_scale(offline[0] + offline[2] + spec.offline_waiting, _OFFLINE)
+    out[F.offline_missing] = log_scale(offline[3] + spec.offline_waiting_tokens, _OFFLINE_MISSING)
     some, context = online[0], online[1]
-    out[COLUMN.interrupt_risk] = min(1.0, believed(state, table, some, context, 0) * per_tpot)
+    out[F.online_decodes] = min(1.0, believed(state, table, some, context, 0) * per_tpot)
     every, whole = some + offline[0], context + offline[1]
-    out[COLUMN.step] = min(1.0, believed(state, table, every, whole, 0) * per_tpot)
-    out[COLUMN.partner] = default
+    out[F.decodes] = min(1.0, believed(state, table, every, whole, 0) * per_tpot)
+    out[F.default] = default
 
 
 @step_kernel
@@ -127,7 +122,6 @@ def offer_targets(state, buffers, i):
     for k in range(offered):
         fill_target(state, chosen[k], slot, chosen[k] == wanted, buffers.candidates[i, k])
         buffers.mask[i, b.FIXED + k] = 1
-    buffers.mask[i, b.PARTNER_ACTION] = 1
     return offered
 
 
@@ -140,8 +134,7 @@ def answer_target(state, buffers, i):
 DECISION = Decision(
     "target", ROUTE, offer_targets, answer_target,
     question="Which engine takes the request that has arrived?", take="send it to this engine", candidates="engines",
-    figures=tuple(one.name for one in TARGET if one.name != "present"),
-    features={PLACES[one.name]: feature_of(one) for one in TARGET}, cluster=tuple(map(feature_of, ENGINE)),
+    table=tuple(map(feature_of, TARGET)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_targets, marks=((158, 147),))
 
 
@@ -149,11 +142,11 @@ class ServingEnv(DecisionEnv):
     """The whole of one or many engines by one agent: where requests go, how iterations are filled, who enters them.
 
     ## Description
-    The decisions of [Reclaiming-v0](#reclaiming-v0), [Batching-v0](#batching-v0) and [Admission-v0](#admission-v0) on
-    the same engines, and, where there are several, which of them takes a request that arrives; `decision` says which it
-    is. Where blocks lack for what must run, it is asked first which request gives way; then how the iteration is
-    filled; then, where that leaves time, tokens, a seat and memory, which waiting offline requests enter. The partner
-    answers arrivals that have one engine to go to, and iterations without a choice.
+    The decisions of [PreemptionVictim-v1](#preemptionvictim-v1), [Batching-v1](#batching-v1) and
+    [Admission-v1](#admission-v1) on the same engines, and, where there are several, which of them takes a request that
+    arrives; `decision` says which it is. Where blocks lack for what must run, it is asked first which request gives
+    way; then how the iteration is filled; then, where that leaves time, tokens, a seat and memory, which waiting
+    offline requests enter. The partner answers arrivals that have one engine to go to, and iterations without a choice.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (online decodes alone; no more requests enter), 1 does what the
@@ -168,8 +161,9 @@ class ServingEnv(DecisionEnv):
     the partner would send it to, as its scheduler last left it.
     """
 
-    id: ClassVar[str] = "ooco_gym/Serving-v0"
-    decisions: ClassVar[tuple[Decision, ...]] = (DECISION, reclaiming.DECISION, batching.DECISION, admission.DECISION)
+    id: ClassVar[str] = "ooco_gym/Serving-v1"
+    decisions: ClassVar[tuple[Decision, ...]] = (
+        DECISION, preemption_victim.DECISION, batching.DECISION, admission.DECISION)
     default_scenario: ClassVar[str] = "serving"
 
 

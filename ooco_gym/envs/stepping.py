@@ -9,8 +9,7 @@ from ooco_gym.envs import reward as r
 from ooco_gym.envs.ahead import look_ahead
 from ooco_gym.envs.buffers import buffers_at, kernel_at
 from ooco_gym.envs.custom import reading_at, scaled
-from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
-from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
+from ooco_gym.envs.filling import fill_cluster, share
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
 from ooco_gym.errors import UserError
 from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
@@ -206,7 +205,7 @@ def offer(state, buffers, i):
     chosen, candidates = buffers.chosen[i], buffers.candidates[i]
     for k in range(chosen.size):
         chosen[k] = -1
-        for index in range(CANDIDATE_SIZE):
+        for index in range(candidates.shape[1]):
             candidates[k, index] = 0.0
     buffers.mask[i, :] = 0
     if buffers.offers[buffers.turns[i, b.KIND]] == 0:
@@ -225,11 +224,14 @@ def note_illegal(buffers, i):
 
 @inlined
 def answer_of(state, buffers, i):
-    """The answer for the simulator, or MORE; an action that is not legal does what the partner would do."""
+    """The answer for the simulator, or MORE; an action that is not legal does what the partner would do.
+
+    The mask has the partner's action only where no other action is the same act, but it is always accepted.
+    """
     kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
     if kind != b.CONTROL and not buffers.settings[b.BOX]:
         size = buffers.mask.shape[1]
-        if not 0 <= action < size or buffers.mask[i, action] == 0:
+        if action != b.PARTNER_ACTION and (not 0 <= action < size or buffers.mask[i, action] == 0):
             buffers.actions[i, 0] = b.PARTNER_ACTION
             note_illegal(buffers, i)
     if kind == s.COMPOSE:
@@ -269,7 +271,7 @@ def _observe_own(state, buffers, i):
 
 @inner
 def observe(state, buffers, i):
-    """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
+    """Completes the observation of the open decision: the cluster and the decision."""
     kind = buffers.turns[i, b.KIND]
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
@@ -279,13 +281,11 @@ def observe(state, buffers, i):
         kernel_at(buffers.observers[kind])(state, buffers, i)
         return
     instance, out = _where(state, kind), buffers.cluster[i]
-    fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, out)
     index = np.int64(buffers.settings[b.PACK_PARAM])
     packing = state.params[index] * buffers.settings[b.PACK_SCALE] if index >= 0 else 0.0
-    out[CLUSTER_COLUMN.packing] = share(packing, 2.0)
-    out[CLUSTER_COLUMN.recent_violations] = share(recent_violations(state, buffers.account[i]), 0.06)
-    out[CLUSTER_COLUMN.picks] = share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS))
-    rank_candidates(buffers.candidates[i])
+    fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, share(packing, 2.0),
+                 share(recent_violations(state, buffers.account[i]), 0.06),
+                 share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS)), buffers.shown, out)
 
 
 @inner

@@ -355,7 +355,7 @@ def register(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:
     """Registers an environment under its `id`, single and as N in one call: the last line of its file.
 
     Returns:
-        The class of N episodes, which becomes an attribute of the module, for example `GatingVectorEnv`.
+        The class of N episodes, which becomes an attribute of the module, for example `PrefillGateVectorEnv`.
     """
     name = vector_name(single.__name__)
     made = type(name, (DecisionVectorEnv,), {"single": single, "__doc__": f"N episodes of `{single.__name__}`.",

@@ -1,4 +1,4 @@
-"""The feature contract of `Batching-v0`, `Admission-v0`, `Reclaiming-v0` and `Serving-v0`: what a policy sees.
+"""The feature contract of `Batching-v1`, `Admission-v1`, `PreemptionVictim-v1` and `Serving-v1`: what a policy sees.
 
 `features.json` has the tables; `ooco_gym.policy.engine_features` and the environments compute them from a simulator's
 state, and the scheduler inside vLLM (`ooco_gym.vllm.replica`) from such a state that is filled with the engine.

@@ -38,7 +38,7 @@ LICENCE = "Apache-2.0"
 def write_parameters_bundle(
     directory: str | Path, *, parameters: Sequence[Mapping[str, Any]], features: Sequence[Any], weights: Any,
     rule: str = "deadline",
-    environment: str = "ooco_gym/Batching-v0", name: str | None = None, decision_point: str = "parameters",
+    environment: str = "ooco_gym/Batching-v1", name: str | None = None, decision_point: str = "parameters",
     interval_s: float | None = None, constants: Mapping[str, float] | None = None, seen: Any = None,
     training: Mapping[str, Any] | None = None,
     scores: Sequence[Mapping[str, Any]] = (), trained_for: Mapping[str, Any] | None = None, licence: str = LICENCE,

@@ -1,4 +1,4 @@
-"""Configurations as the command line composes them, and an exported network of Gating-v0."""
+"""Configurations as the command line composes them, and an exported network of PrefillGate-v1."""
 
 from pathlib import Path
 

@@ -124,7 +124,7 @@ def train_config(out, **changes):
     }
 
 
-GATING = yaml.safe_load((Path(__file__).parents[2] / "conf" / "env" / "gating_v0.yaml").read_text(encoding="utf-8"))
+GATING = yaml.safe_load((Path(__file__).parents[2] / "conf" / "env" / "prefillgate.yaml").read_text(encoding="utf-8"))
 SHORT = {**GATING, "window_s": 60.0, "warmup_s": 30.0}
 
 

@@ -163,7 +163,7 @@ def test_aggregates_and_plots_are_there(summary):
 def test_shifts_are_suites_with_a_plain_word_on_the_budget(tmp_path):
     from ooco_gym.resources import load_yaml
 
-    env = {**load_yaml("env", "gating_v0"), "shifts": {"light": {"rate_scale": 0.01}, "heavy": {"rate_scale": 0.25}}}
+    env = {**load_yaml("env", "prefillgate"), "shifts": {"light": {"rate_scale": 0.01}, "heavy": {"rate_scale": 0.25}}}
     result = evaluate.main({"env": env, "policies": ["ooco", "never"], "episodes": 6, "seeds": SEEDS, "workers": 1,
                             "window_s": 20.0, "warmup_s": 5.0, "shift": "all", "out": str(tmp_path)})
     assert [suite["shift"] for suite in result["suites"]] == [None, "light", "heavy"]
@@ -259,7 +259,7 @@ def test_without_online_requests_there_is_no_violation_rate():
     result = scoring.score({"ooco": idle, "never": idle}, "gating", {"ooco": False, "never": False})
     assert [of(result, name, "violation_rate")["mean"] for name in ("ooco", "never")] == [None, None]
     assert [entry["rank"] for entry in result["policies"]] == [None, None]
-    text = tables.markdown({**result, "env": "gating_v0", "episodes": 5})
+    text = tables.markdown({**result, "env": "prefillgate", "episodes": 5})
     assert "No online request arrived" in text and "0.00%" not in text
 
 

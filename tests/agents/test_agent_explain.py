@@ -13,6 +13,7 @@ from agents.evaluation.players import LearnedPolicy, load_learned
 from agents.explaining import Recording, importances, record
 from ooco_gym.errors import UserError
 
+NAMES = {"cluster": [f"cluster_{i}" for i in range(FC)], "candidates": [f"candidates_{i}" for i in range(F)]}
 CHANGES = {"episodes": 3, "decisions": 400, "repeats": 2, "seed": 1, "env": None}
 
 
@@ -27,7 +28,8 @@ def synthetic(rule, count=600, cluster=FC, features=F, seed=0):
     def decide(cluster, candidates, mask, decision):
         return rule(cluster, candidates, mask)
 
-    return LearnedPolicy(decide, {}, ()), Recording(0, *observed, decision, decide(*observed, decision))
+    return LearnedPolicy(decide, {}, ()), Recording(
+        "gate", NAMES, *observed, decision, decide(*observed, decision))
 
 
 def smallest(feature, patience=0.4):

@@ -117,13 +117,13 @@ AGENTS = {agent["name"]: name for name in names("agent")
 def test_what_any_algorithm_learns_is_exported_and_decides_alike(name, tmp_path):
     agent = {**composed("train", f"agent={name}")["agent"], **SMALL}
     small = {key: value for key, value in (("learning_starts", 20), ("buffer_size", 200)) if key in agent}
-    env_config, run, policy = exported(tmp_path, "preemption", {**agent, **small})
+    env_config, run, policy = exported(tmp_path, "interruption", {**agent, **small})
     answers = same_on_the_way(env_config, run, policy)
     assert policy.parts == [] and policy.fixed == 2 and set(answers) <= {0, 1, 2}
 
 
 def test_a_vector_of_levels_is_exported_with_what_each_part_means(tmp_path):
-    env_config, run, policy = exported(tmp_path, "control", SMALL)
+    env_config, run, policy = exported(tmp_path, "onlinetuning", SMALL)
     answers = same_on_the_way(env_config, run, policy)
     assert [part["name"] for part in policy.parts] == list(env_config["controls"])
     assert {one.shape for one in answers} == {(6,)} and policy.fixed == 0

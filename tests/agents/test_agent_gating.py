@@ -16,13 +16,13 @@ def folders(tmp_path_factory):
     from ooco_gym.cli import main
 
     root = tmp_path_factory.mktemp("gate")
-    train = ["train", "env=gating_v0", "agent=maskable_ppo", *SHORT, "window_s=60", "total_timesteps=256",
+    train = ["train", "env=prefillgate", "agent=maskable_ppo", *SHORT, "window_s=60", "total_timesteps=256",
              "agent.n_envs=4", "agent.n_steps=32", "agent.batch_size=64", "agent.imitate.decisions=256",
              "validation.windows=2", "validation.every_steps=200", f"out={root / 'run'}"]
     assert main(train) == 0
     assert main(["export", f"policy={root / 'run'}", "checks=50", f"out={root / 'gate'}"]) == 0
     policies = f"policies=[{root / 'run'},{root / 'gate'},ooco,never]"
-    assert main(["evaluate", "env=gating_v0", *SHORT, policies, "episodes=3", "workers=1", f"out={root / 'e'}"]) == 0
+    assert main(["evaluate", "env=prefillgate", *SHORT, policies, "episodes=3", "workers=1", f"out={root / 'e'}"]) == 0
     return root
 
 
@@ -52,7 +52,7 @@ def test_manifest_names_the_features_and_the_runtime_takes_them_by_name(folders)
     inputs = policy.manifest["inputs"]
     assert inputs["cluster"]["features"][0]["name"] == "resident_decodes"
     assert {"unit", "low", "high", "meaning"} <= set(inputs["candidates"]["features"][1])
-    assert [feature["name"] for feature in inputs["decision"]["features"]][2] == "gate"
+    assert [feature["name"] for feature in inputs["decision"]["features"]] == ["gate"]
     assert policy.decisions == ["gate"] and policy.actions[0] == "hold: decode what is resident"
     assert policy.actions[policy.fixed] == "candidate 0: start the prefill of this request"
     cluster = {feature["name"]: 0.5 for feature in inputs["cluster"]["features"]}

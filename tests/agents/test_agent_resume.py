@@ -17,7 +17,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
 IMITATE = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 2}
-GATING = {"id": "ooco_gym/Gating-v0", "window_s": 30.0, "warmup_s": 10.0,
+GATING = {"id": "ooco_gym/PrefillGate-v1", "window_s": 30.0, "warmup_s": 10.0,
           "splits": {"train": [1, 2], "validation": [3], "test": [4]}}
 KINDS = {
     "maskable_ppo": {},

@@ -12,11 +12,10 @@ from agents.evaluation import evaluate
 from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
 from agents.policies.describing import action_meanings, action_names
-from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
-DISCRETE = ("colocation", "eviction", "gating_v0", "migration", "packing", "preemption", "routing")
+DISCRETE = ("colocation", "eviction", "prefillgate", "migration", "packing", "interruption", "routing")
 SHORT = {"window_s": 20.0, "warmup_s": 10.0}
 
 
@@ -45,8 +44,8 @@ def test_train_export_and_evaluate(name, tmp_path):
     policy = Policy.load(tmp_path / "bundle")
     env = make_env(config_of(name))
     assert len(policy.actions) == env.action_space.n and policy.fixed == 2  # type: ignore[attr-defined]
-    assert [one["name"] for one in policy.manifest["inputs"]["decision"]["features"]] == list(DECISIONS)
-    assert policy.manifest["actions_by_decision"].keys() == set(policy.decisions) <= set(DECISIONS)
+    assert [one["name"] for one in policy.manifest["inputs"]["decision"]["features"]] == list(policy.decisions)
+    assert policy.manifest["actions_by_decision"].keys() == set(policy.decisions)
     observation, _ = env.reset(seed=1)
     assert policy.decide(observation) in np.flatnonzero(observation["action_mask"])
 
@@ -54,7 +53,7 @@ def test_train_export_and_evaluate(name, tmp_path):
 def test_the_partner_by_name_plays_what_it_would_do_anyway():
     """To the bit: the same as action 1 throughout, and as no environment at all would have it."""
     config, games = config_of("migration", window_s=60.0), windows([3000, 3001], 2)
-    env = gym.make("ooco_gym/Migration-v0", window_s=60.0, warmup_s=10.0)
+    env = gym.make("ooco_gym/Migration-v1", window_s=60.0, warmup_s=10.0)
     for record, game in zip(play(config, Heuristic("ooco"), games), games, strict=True):
         env.reset(seed=game.seed, options={"window": game.number})
         over, reward = False, 0.0
@@ -65,8 +64,8 @@ def test_the_partner_by_name_plays_what_it_would_do_anyway():
 
 
 def test_a_partner_is_known_however_it_is_written():
-    plain, written = make_env(config_of("gating_v0")), make_env(config_of("gating_v0", partner={"name": "ooco"}))
-    tuned = make_env(config_of("gating_v0", partner="ooco:slo_margin=0.8"))
+    plain, written = make_env(config_of("prefillgate")), make_env(config_of("prefillgate", partner={"name": "ooco"}))
+    tuned = make_env(config_of("prefillgate", partner="ooco:slo_margin=0.8"))
     assert is_partner("ooco", plain) and not is_partner("never", plain)
     assert is_partner("ooco", written) and not is_partner("never", written)
     assert is_partner("ooco:slo_margin=0.8", tuned) and not is_partner("ooco", tuned)
@@ -76,7 +75,7 @@ def test_where_only_the_clock_asks_other_rules_are_refused(tmp_path):
     config = {"episodes": 1, "seeds": None, "workers": 1, "out": str(tmp_path)}
     with pytest.raises(UserError, match="base_pd"):
         evaluate.main({**config, "env": config_of("packing"), "policies": ["ooco", "base_pd"]})
-    summary = evaluate.main({**config, "env": config_of("control"), "policies": ["ooco"]})
+    summary = evaluate.main({**config, "env": config_of("onlinetuning"), "policies": ["ooco"]})
     assert json.dumps(summary) and summary["policies"][0]["policy"] == "ooco"
 
 
@@ -86,7 +85,7 @@ def test_settings_of_the_configuration_reach_the_environment():
     inner = env.unwrapped
     assert env.action_space.n == 4  # type: ignore[attr-defined]
     assert (inner.config.levels, inner.config.interval_s) == ((0.5, 0.9), 2.0)  # type: ignore[attr-defined]
-    changed = make_env(config_of("gating_v0", shift="mine", shifts={"mine": {"rate_scale": 0.01}}))
+    changed = make_env(config_of("prefillgate", shift="mine", shifts={"mine": {"rate_scale": 0.01}}))
     assert changed.unwrapped.config.scenario.rate_scale == 0.01  # type: ignore[attr-defined]
 
 
@@ -96,7 +95,7 @@ def test_a_policy_is_not_asked_for_decisions_that_it_never_learned(tmp_path):
 
     agent = {"imitate": None, "scale_decisions": 30}
     made = train_config(tmp_path / "gate", total_timesteps=3, validation={"windows": 0}, agent=agent)
-    train.main({**made, "env": config_of("gating_v0")})
+    train.main({**made, "env": config_of("prefillgate")})
     config = {"episodes": 1, "seeds": None, "workers": 1, "out": str(tmp_path / "e"),
               "policies": [str(tmp_path / "gate")]}
     with pytest.raises(UserError, match="policy 'gate' was never asked to evict, only to gate"):
@@ -107,7 +106,7 @@ def test_actions_are_named_for_every_decision():
     assert action_names(["evict"], 2, 2) == [
         "let the newcomer wait (not where a running batch needs the memory)", "do what the partner would do",
         "candidate 0: evict this request", "candidate 1: evict this request"]
-    choices = [name for name in DECISIONS if name != "control"]
+    choices = ["route", "interrupt", "gate", "evict", "pull", "pack"]
     first = {name: words[0] for name, words in action_meanings(choices, 1, 2).items()}
     assert len(set(first.values())) == len(choices)
     joint = action_meanings(["gate", "pull"], 1, 2)

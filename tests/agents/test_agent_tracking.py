@@ -56,7 +56,7 @@ def test_actions_are_histograms_by_kind_of_decision(tracked):
 def test_settings_are_no_shares_of_no_and_of_the_partner(tmp_path):
     """Level 0 of a parameter is no 'no': Control's vectors have histograms, a parameter each, and no such shares."""
     config = composed(
-        tmp_path, "env=control", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2",
+        tmp_path, "env=onlinetuning", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2",
         "agent.n_steps=8", "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule=null",
         "agent.scale_decisions=8", "total_timesteps=16")
     train.main(config)
@@ -66,9 +66,9 @@ def test_settings_are_no_shares_of_no_and_of_the_partner(tmp_path):
 
 def test_config_and_policy_are_kept(tracked):
     out, run = tracked
-    assert run.config["env"]["id"] == "ooco_gym/Gating-v0" and run.config["seed"] == 1
+    assert run.config["env"]["id"] == "ooco_gym/PrefillGate-v1" and run.config["seed"] == 1
     artifact, = (one for one in run.artifacts if one.type == "model")
-    assert (artifact.name, artifact.type) == ("policy-gating", "model")
+    assert (artifact.name, artifact.type) == ("policy-prefillgate", "model")
     names = {entry.path for entry in artifact.manifest.contents}
     assert "config.yaml" in names and names & {"policy.onnx", "policy.zip"}
     assert all(Path(entry.local_path).is_relative_to(out) for entry in artifact.manifest.contents)

@@ -132,7 +132,7 @@ def test_training_draws_only_training_seeds():
     ({"agent": {"discount_per_s": 1.5}}, "agent.discount_per_s must lie in (0, 1], got 1.5"),
     ({"logger": "wandbb"}, "unknown logger 'wandbb' (did you mean 'wandb'?)"),
     ({"env": {"id": "ooco_gym/Gatingg-v0", "splits": {"train": [1], "validation": [2]}}}, "unknown environment"),
-    ({"env": {"id": "ooco_gym/Gating-v0", "splits": {"train": [1]}}}, "unknown split 'validation'"),
+    ({"env": {"id": "ooco_gym/PrefillGate-v1", "splits": {"train": [1]}}}, "unknown split 'validation'"),
     ({"env": {"splits": {"train": [1], "validation": [2]}}}, "env.id is missing"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):

@@ -29,7 +29,7 @@ def cartpoles(count=3, **arguments):
     return GymnasiumVecEnv(SyncVectorEnv(makers, autoreset_mode=SAME_STEP), **arguments), DummyVecEnv(makers)
 
 
-def native(count=3, name="gating_v0", window_s=SHORT["window_s"], **arguments):
+def native(count=3, name="prefillgate", window_s=SHORT["window_s"], **arguments):
     env = training_env({**load_yaml("env", name), **SHORT, "window_s": window_s}, count, seed=1)
     return GymnasiumVecEnv(env, **arguments)
 
@@ -98,8 +98,8 @@ def test_the_double_steps_as_in_stable_baselines3s_own_vectoriser():
 
 
 def test_the_native_environment_steps_as_single_ones_do():
-    makers = [lambda i=i: SplitEpisodes(gym.make("ooco_gym/Gating-v0", disable_env_checker=True, **SHORT),
-                                        load_yaml("env", "gating_v0")["splits"]["train"], (1, i)) for i in range(3)]
+    makers = [lambda i=i: SplitEpisodes(gym.make("ooco_gym/PrefillGate-v1", disable_env_checker=True, **SHORT),
+                                        load_yaml("env", "prefillgate")["splits"]["train"], (1, i)) for i in range(3)]
     ours, theirs = native(), DummyVecEnv(makers)
     assert same(ours.reset(), theirs.reset())
     random, ended = np.random.default_rng(0), 0
@@ -185,7 +185,7 @@ def test_what_stable_baselines3_asks_of_its_places():
 
 
 def test_seeds_and_options_reach_the_environment_once():
-    env = GymnasiumVecEnv(gym.make_vec("ooco_gym/Gating-v0", num_envs=2, vectorization_mode="vector_entry_point",
+    env = GymnasiumVecEnv(gym.make_vec("ooco_gym/PrefillGate-v1", num_envs=2, vectorization_mode="vector_entry_point",
                                        autoreset_mode="SameStep", **SHORT))
     env.seed(30)
     env.set_options({"window": 2})
@@ -196,7 +196,7 @@ def test_seeds_and_options_reach_the_environment_once():
 
 
 def test_threads_of_a_vector_play_the_same_behind_the_adapter_and_end_with_it():
-    ours = [GymnasiumVecEnv(gym.make_vec("ooco_gym/Gating-v0", num_envs=5, vectorization_mode="vector_entry_point",
+    ours = [GymnasiumVecEnv(gym.make_vec("ooco_gym/PrefillGate-v1", num_envs=5, vectorization_mode="vector_entry_point",
                                          autoreset_mode="SameStep", threads=threads, **SHORT)) for threads in (1, 2)]
     begun = threading.active_count()
     for env in ours:
@@ -212,7 +212,7 @@ def test_threads_of_a_vector_play_the_same_behind_the_adapter_and_end_with_it():
 
 def test_native_training_draws_only_training_seeds():
     env = native(2)
-    inner, seeds = env.env.unwrapped, set(load_yaml("env", "gating_v0")["splits"]["train"])
+    inner, seeds = env.env.unwrapped, set(load_yaml("env", "prefillgate")["splits"]["train"])
     seen = []
     for first in (2000, 3000):  # a validation and a test seed, which must not reach the episodes
         env.seed(first)
@@ -243,7 +243,7 @@ def test_control_learns_with_its_masks_over_several_dimensions():
     """MultiDiscrete actions are for sb3-contrib's own network; its masks are the concatenated ones."""
     from sb3_contrib import MaskablePPO
 
-    env = native(2, "control", info_keys=())
+    env = native(2, "onlinetuning", info_keys=())
     assert np.stack(env.reset()["action_mask"]).shape == (2, sum(env.action_space.nvec))
     model = MaskablePPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, seed=0, device="cpu")
     model.learn(32)
@@ -252,4 +252,4 @@ def test_control_learns_with_its_masks_over_several_dimensions():
 
 
 def test_single_environments_please_stable_baselines3s_checker():
-    check_env(gym.make("ooco_gym/Gating-v0", **SHORT), warn=False)
+    check_env(gym.make("ooco_gym/PrefillGate-v1", **SHORT), warn=False)

@@ -21,14 +21,14 @@ def conf(name, **changes):
 
 def make(name):
     register_all()
-    return gym.make(f"ooco_gym/{name}-v0", window_s=20.0, warmup_s=20.0, disable_env_checker=True).unwrapped
+    return gym.make(f"ooco_gym/{name}-v1", window_s=20.0, warmup_s=20.0, disable_env_checker=True).unwrapped
 
 
 def figures(config, name):
     return [(record["reward"], record["summary"]) for record in play_heuristic(config, name, GAMES)]
 
 
-@pytest.mark.parametrize("env", ["Gating", "Packing", "Control", "Preemption"])
+@pytest.mark.parametrize("env", ["PrefillGate", "Packing", "OnlineTuning", "Interruption"])
 def test_every_heuristic_that_headroom_lists_is_found_again_by_its_name(env):
     made = make(env)
     for one in heuristics_of(made, None):
@@ -36,10 +36,10 @@ def test_every_heuristic_that_headroom_lists_is_found_again_by_its_name(env):
         again = by_name(made, one.name)
         assert again.name == one.name
         expected, got = one.begin(made)(), again.begin(made)()
-        assert list(expected) == list(got) if env == "Control" else expected == got
+        assert list(expected) == list(got) if env == "OnlineTuning" else expected == got
 
 
-@pytest.mark.parametrize("env", ["packing", "control"])
+@pytest.mark.parametrize("env", ["packing", "onlinetuning"])
 def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env):
     config = conf(env)
     moved, name = seated(config, "ooco:slo_margin=0.7,interrupt=slack")
@@ -67,19 +67,19 @@ def test_a_policy_that_has_none_of_the_settings_plays_as_it_is(policy):
 
 
 def test_the_partners_own_name_is_the_partner_and_stays_where_it_is():
-    for env in ("gating_v0", "packing"):
+    for env in ("prefillgate", "packing"):
         config = conf(env)
         assert seated(config, "ooco")[0]["partner"] == "ooco"
         assert figures(config, "ooco") == figures(config, PARTNER)
 
 
 def test_a_constant_control_is_the_partner_with_that_setting_after_the_warm_up():
-    config = conf("control", warmup_s=0.0)
+    config = conf("onlinetuning", warmup_s=0.0)
     assert figures(config, "slo_margin=0.8,interrupt=1") == figures(config, "ooco:slo_margin=0.8,interrupt=slack")
 
 
 def test_where_rules_are_asked_a_policy_answers_with_its_own_parameters():
-    config = conf("preemption")
+    config = conf("interruption")
     assert seated(config, "ooco:interrupt=never") == (config, "ooco:interrupt=never")
     assert figures(config, "ooco:interrupt=never") == figures(config, "decline") != figures(config, PARTNER)
 
@@ -97,17 +97,17 @@ def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
 
 
 def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():
-    config = conf("gating_v0")
+    config = conf("prefillgate")
     forward = play_heuristic(config, "random actions", GAMES, side_by_side=1)
     backward = play_heuristic(config, "random actions", GAMES[::-1], side_by_side=2)
     assert forward == backward[::-1]
 
 
 @pytest.mark.parametrize("env, name, words", [
-    ("gating_v0", "shortes", "'shortes' is no heuristic of this environment (did you mean 'shortest'?)"),
-    ("gating_v0", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
-    ("control", "slo_margin=0.91", "slo_margin has no level 0.91; it has: 0.8, 0.85, 0.9, 0.95, 1"),
-    ("control", "margin=0.9", "unknown control 'margin'"),
+    ("prefillgate", "shortes", "'shortes' is no heuristic of this environment (did you mean 'shortest'?)"),
+    ("prefillgate", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
+    ("onlinetuning", "slo_margin=0.91", "slo_margin has no level 0.91; it has: 0.8, 0.85, 0.9, 0.95, 1"),
+    ("onlinetuning", "margin=0.9", "unknown control 'margin'"),
     ("packing", "base_pd", "partner 'base_pd' has neither 'slo_margin' nor 'latency_budget_s'"),
 ])
 def test_mistakes_are_named(env, name, words):

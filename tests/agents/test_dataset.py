@@ -17,12 +17,13 @@ from ooco_gym.resources import load_yaml
 SHORT = {"window_s": 20.0, "warmup_s": 5.0}
 
 
-def config(out, env="gating_v0", **changes):
+def config(out, env="prefillgate", **changes):
     return {**load_yaml("", "dataset"), "env": {"name": env, **load_yaml("env", env)}, **SHORT, "episodes": 2,
             "out": str(out), **changes}
 
 
-@pytest.mark.parametrize("env, policy", [("gating_v0", "shortest"), ("control", "partner"), ("colocation", "ooco")])
+@pytest.mark.parametrize("env, policy", [
+    ("prefillgate", "shortest"), ("onlinetuning", "partner"), ("colocation", "ooco")])
 def test_what_minari_reads_can_be_played_again(tmp_path, env, policy):
     summary = dataset.main(config(tmp_path, env, policy=policy, random=0.3))
     data = minari.MinariDataset(summary["folder"])
@@ -60,7 +61,7 @@ def test_a_data_set_is_whole_or_not_there_and_begun_again_it_is_the_same(
     def files(folder: Path) -> dict[str, int]:
         return {str(one.relative_to(folder)): one.stat().st_size for one in folder.rglob("*.arrow")}
 
-    words = ["dataset", "env=gating_v0", "policy=shortest", "episodes=2", "window_s=20"]
+    words = ["dataset", "env=prefillgate", "policy=shortest", "episodes=2", "window_s=20"]
     assert main([*words, f"out={tmp_path / 'whole'}"]) == 0
     made = minari.create_dataset_from_buffers
 

@@ -22,17 +22,17 @@ def as_partner(observation):
 
 
 def test_a_function_is_paired_with_heuristics_on_the_same_windows():
-    env = gym.make("ooco_gym/Gating-v0", **QUICK)
+    env = gym.make("ooco_gym/PrefillGate-v1", **QUICK)
     found = ooco_gym.evaluate(as_partner, env, split="validation", episodes=4, beside=["partner", "random"])
     assert [one["policy"] for one in found["policies"]] == ["mine", "partner", "random"]
     assert found["window_s"] == 10.0 and found["seeds"] == SHORT["splits"]["validation"]
     same = next(row for row in found["paired"] if (row["policy"], row["metric"]) == ("mine", "episode_reward"))
     assert same["mean_difference"] == 0.0
-    with pytest.raises(UserError, match=r"'mine' answers 99, which is not legal here; expected one of \[0, 1"):
-        ooco_gym.evaluate(lambda observation: 99, "gating_v0", episodes=1, **QUICK)
+    with pytest.raises(UserError, match=r"'mine' answers 99, which is not legal here; expected one of \[0, 2"):
+        ooco_gym.evaluate(lambda observation: 99, "prefillgate", episodes=1, **QUICK)
     with pytest.raises(UserError, match="unknown environment 'gatin'"):
         ooco_gym.evaluate(as_partner, "gatin")
-    levels = ooco_gym.evaluate(lambda observation: np.zeros(6, int), "control", episodes=1, beside=(), **QUICK)
+    levels = ooco_gym.evaluate(lambda observation: np.zeros(6, int), "onlinetuning", episodes=1, beside=(), **QUICK)
     assert levels["policies"][0]["learned"]
 
 

@@ -114,7 +114,7 @@ def test_random_play_of_vectors_is_legal_in_every_part() -> None:
 def test_length_of_training_episodes_is_told_to_environments_that_name_one() -> None:
     assert "window_s" not in with_length(CONFIG, 60.0)
     assert with_length({**CONFIG, "window_s": 5.0}, 60.0)["window_s"] == 60.0
-    assert with_length({"id": "ooco_gym/Gating-v0"}, 60.0)["window_s"] == 60.0
+    assert with_length({"id": "ooco_gym/PrefillGate-v1"}, 60.0)["window_s"] == 60.0
     assert with_length({**CONFIG, "window_s": 5.0}, None)["window_s"] == 5.0
 
 
@@ -141,7 +141,7 @@ def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
 
 
 def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "env=gating_v0", "+env.flat=true"]) == 2
+    assert main(["train", "env=prefillgate", "+env.flat=true"]) == 2
     assert "env.flat=true: commands take an observation by its parts" in capsys.readouterr().err
 
 

@@ -16,13 +16,13 @@ from ooco_gym.report.terminal import Bar
 
 SHORT = {"window_s": 15.0, "warmup_s": 30.0}
 WINDOW = {"seed": 5, "options": {"window": 1}}
-ALL = ["Gating", "Eviction", "Preemption", "Migration", "Packing", "Control", "Colocation", "Routing",
-       "Reclaiming"]
+ALL = ["PrefillGate", "Eviction", "Interruption", "Migration", "Packing", "OnlineTuning", "Colocation", "Routing",
+       "PreemptionVictim"]
 
 
 def make(name, **arguments):
     register_all()
-    return gym.make(f"ooco_gym/{name}-v0", disable_env_checker=True, **{**SHORT, **arguments}).unwrapped
+    return gym.make(f"ooco_gym/{name}-v1", disable_env_checker=True, **{**SHORT, **arguments}).unwrapped
 
 
 def play(env, act):
@@ -50,7 +50,7 @@ def test_playing_the_partner_out_gives_the_partners_own_episode(name):
     assert seen
 
 
-@pytest.mark.parametrize("name,every", [("Gating", 3), ("Preemption", 1), ("Eviction", 5), ("Packing", 4)])
+@pytest.mark.parametrize("name,every", [("PrefillGate", 3), ("Interruption", 1), ("Eviction", 5), ("Packing", 4)])
 def test_the_clairvoyant_one_gets_no_less_than_any_base(name, every):
     env = make(name)
     got = play(env, Rollout(env, every=every).act)["reward_total"]
@@ -62,7 +62,7 @@ def test_the_clairvoyant_one_gets_no_less_than_any_base(name, every):
 
 
 def test_what_is_foreseen_comes_true():
-    env = make("Gating")
+    env = make("PrefillGate")
     ahead, best = Rollout(env), []
 
     def act():
@@ -76,7 +76,7 @@ def test_what_is_foreseen_comes_true():
 
 
 def test_a_short_horizon_credits_work_in_progress():
-    env = make("Gating")
+    env = make("PrefillGate")
     env.reset(**WINDOW)
     without, half, full = (Rollout(env, horizon_s=2.0, progress=share).values()[2] for share in (0.0, 0.5, 1.0))
     assert (full > without).all()
@@ -85,7 +85,7 @@ def test_a_short_horizon_credits_work_in_progress():
 
 def test_a_base_of_another_name_is_refused():
     with pytest.raises(UserError, match="base"):
-        Rollout(make("Gating"), bases=["shortes"])
+        Rollout(make("PrefillGate"), bases=["shortes"])
 
 
 def test_play_outs_are_one_compiled_call():
@@ -95,7 +95,7 @@ def test_play_outs_are_one_compiled_call():
 CONFIG = {"episodes": 2, "seeds": None, "window_s": 8.0, "warmup_s": 20.0, "rules": [],
           "every": 2, "horizon_s": None, "progress": 1.0,
           "violation_budget": 0.03, "workers": 1}
-ENV = {"id": "ooco_gym/Gating-v0", "splits": {"test": [3000, 3001]}}
+ENV = {"id": "ooco_gym/PrefillGate-v1", "splits": {"test": [3000, 3001]}}
 
 
 def test_the_command_writes_its_table(tmp_path):
@@ -136,7 +136,7 @@ def test_the_bar_moves_by_one_a_window():
         def text(self, text):
             self.said += (text,)
 
-    bar, env = Counting(), make("Gating", window_s=5.0, warmup_s=20.0)
+    bar, env = Counting(), make("PrefillGate", window_s=5.0, warmup_s=20.0)
     found = play_window({**CONFIG, "env": ENV, "every": 50}, ["partner"], (3000, 0), env, bar)
     assert bar.moved == pytest.approx(1.0) and len(bar.said) == len(found)
 
@@ -158,6 +158,6 @@ def test_bad_values_are_refused(tmp_path, key, value):
 
 @pytest.mark.parametrize("rules,words", [(["foo"], "unknown rule 'foo'"), (["ooco_xllm"], "rules=ooco_xllm")])
 def test_rules_where_only_the_clock_asks_are_refused(tmp_path, rules, words):
-    packing = {**ENV, "id": "ooco_gym/Packing-v0"}
+    packing = {**ENV, "id": "ooco_gym/Packing-v1"}
     with pytest.raises(UserError, match=words):
         main({**CONFIG, "env": packing, "out": str(tmp_path), "rules": rules})

@@ -46,7 +46,8 @@ def folder_of(tmp_path, command="train", status="done"):
     for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.2)):
         point = tmp_path / f"seed={seed},agent.learning_rate={rate}"
         point.mkdir()
-        config = {"seed": seed, "env": {"id": "ooco_gym/Gating-v0", "name": "gating"}, "agent": {"learning_rate": rate}}
+        config = {"seed": seed, "env": {"id": "ooco_gym/PrefillGate-v1", "name": "gating"},
+                  "agent": {"learning_rate": rate}}
         (point / "config.yaml").write_text(yaml.safe_dump(config))
         (point / "policy.zip").write_bytes(b"")
         (point / "summary.json").write_text("{\"schema\": \"ooco-gym/train/1\"}")

@@ -22,7 +22,7 @@ from ooco_gym.policy import get_policy, list_policies, spelled
 from ooco_gym.resources import load_yaml
 
 
-def config(out, env="preemption", **changes):
+def config(out, env="interruption", **changes):
     """A search of seconds."""
     own = {**load_yaml("env", env), "window_s": 60.0, "warmup_s": 60.0}
     return {**load_yaml("", "tune"), "env": own, "trials": 6, "windows": 2, "window_s": 60.0, "warmup_s": 60.0,
@@ -74,7 +74,7 @@ def test_what_the_simulator_reads_is_the_partners_where_decisions_are_asked():
 
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"policy": "decline", "env": "eviction", "params": None}, "no parameters"),
-    ({"policy": "shortest", "env": "gating_v0", "params": None}, "no parameters"),
+    ({"policy": "shortest", "env": "prefillgate", "params": None}, "no parameters"),
     ({"policy": "oocoo"}, "did you mean 'ooco'"),
     ({"params": ["slo_margn"]}, "did you mean 'slo_margin'"),
     ({"space": {"slack_factor": [2, 1]}}, r"must be \[low, high\]"),
@@ -87,7 +87,7 @@ def test_what_the_simulator_reads_is_the_partners_where_decisions_are_asked():
 def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
     wrong = dict(wrong)
     with pytest.raises(UserError, match=words) as error:
-        tune.main(config(tmp_path / "out", wrong.pop("env", "preemption"), **wrong))
+        tune.main(config(tmp_path / "out", wrong.pop("env", "interruption"), **wrong))
     assert "\n" not in str(error.value)
 
 

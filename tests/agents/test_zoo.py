@@ -8,7 +8,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.resources import load_yaml
 
-RECIPE = {"env": "gating_v0", "seed": 1, "reference": "ooco", "windows": 2,
+RECIPE = {"env": "prefillgate", "seed": 1, "reference": "ooco", "windows": 2,
           "agent": {"population": 4, "generations": 1, "restarts": 0, "windows": 2, "warmup_s": 1.0,
                     "validation": {"windows": 2, "every": 1, "patience": 9}},
           "searches": {"gate": {"policy": "memory_gate:reserve=0", "weights": ["*"]},

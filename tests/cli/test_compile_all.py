@@ -42,12 +42,12 @@ LOAD = "workload=azure_conv rate_scale=0.05 duration_s=30 warmup_s=5 offline.rat
 SHORT = "env.window_s=20 env.warmup_s=5"
 WORDS = [[*f"{line} out={line.partition(' ')[0]}".split()] for line in (
     f"simulate {LOAD}", f"compare policies=[ooco,base_pd] seeds=2 workers=1 {LOAD.replace('warmup_s=5 ', '')}",
-    "train env=gating_v0 agent.n_envs=4 agent.n_steps=16 agent.batch_size=32 total_timesteps=128 window_s=20 "
+    "train env=prefillgate agent.n_envs=4 agent.n_steps=16 agent.batch_size=32 total_timesteps=128 window_s=20 "
     f"agent.imitate.rule=null agent.scale_decisions=64 validation.windows=1 {SHORT}",
-    f"evaluate env=gating_v0 policies=[ooco,always] episodes=6 workers=1 {SHORT}",
+    f"evaluate env=prefillgate policies=[ooco,always] episodes=6 workers=1 {SHORT}",
     "export policy=learned_deadline checks=50",
     f"explain policy={NETWORK} episodes=2 decisions=200 repeats=1 window_s=20 warmup_s=5",
-    f"tune env=gating_v0 trials=4 windows=2 window_s=20 warmup_s=5 validation.windows=2 {SHORT}")]
+    f"tune env=prefillgate trials=4 windows=2 window_s=20 warmup_s=5 validation.windows=2 {SHORT}")]
 
 
 def looked_for(code: str, folder: Path) -> set[str]:

@@ -15,7 +15,7 @@ from ooco_gym.sim import state as s
 
 IDS = tuple(ENVIRONMENTS)
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
-SHORT_OF = {"ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0}}  # sixteen instances: a decision every 7 ms
+SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0}}  # sixteen instances: a decision every 7 ms
 # What is played does not hang on what is worth learning (conf/env).
 POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 3.0},
             "rate_scale": 0.1}
@@ -31,12 +31,12 @@ SHORT_OF_BLOCKS = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "
                    "offline": {"mode": "rate", "rate": 8.0}, "rate_scale": 0.06}
 ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate": 12.0}, "rate_scale": 5.6}
 SCENARIOS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v0": MEMORY_BOUND, "ooco_gym/Colocation-v0": MEMORY_BOUND,
-    "ooco_gym/Eviction-v0": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v0": FLEET,
-    "ooco_gym/EvictionPredicted-v0": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
-    "ooco_gym/MigrationPredicted-v0": {**MEMORY_BOUND, "lengths": PREDICTED},
-    "ooco_gym/Batching-v0": ENGINE, "ooco_gym/Admission-v0": ENTERING, "ooco_gym/Serving-v0": ENGINES,
-    "ooco_gym/Reclaiming-v0": SHORT_OF_BLOCKS}
+    **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v1": MEMORY_BOUND, "ooco_gym/Colocation-v1": MEMORY_BOUND,
+    "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v1": FLEET,
+    "ooco_gym/EvictionPredicted-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": PREDICTED},
+    "ooco_gym/MigrationPredicted-v1": {**MEMORY_BOUND, "lengths": PREDICTED},
+    "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v1": ENTERING, "ooco_gym/Serving-v1": ENGINES,
+    "ooco_gym/PreemptionVictim-v1": SHORT_OF_BLOCKS}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",

@@ -1,4 +1,4 @@
-"""Admission-v0: where it asks, what entering does, that its features are those an engine can compute."""
+"""Admission-v1: where it asks, what entering does, that its features are those an engine can compute."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import pytest
 from episodes_in_short import differences, make, play
 
 from ooco_gym import Simulation, candidate_table
-from ooco_gym.envs.admission import PLACES
-from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
 from ooco_gym.runtime.features import ENTRY
 from ooco_gym.sim import state as s
 
-ID = "ooco_gym/Admission-v0"
-COLUMNS = [getattr(COLUMN, PLACES[one.name]) for one in ENTRY]
+ID = "ooco_gym/Admission-v1"
 NAMES = [one.name for one in ENTRY]
 CACHING = "deadline:prefix_caching=on"
 MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.04,
@@ -31,7 +28,7 @@ CASES = {
 
 def figures(env, k=None):
     """The candidates' features by name: of all (columns), or of one."""
-    table = candidate_table(env._observation()["candidates"])[:, COLUMNS]
+    table = candidate_table(env._observation())
     return dict(zip(NAMES, table.T if k is None else table[k], strict=True))
 
 

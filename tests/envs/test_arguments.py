@@ -20,11 +20,11 @@ HYGEN = "hygen:latency_budget_s=0.045"
 
 
 def env_of(name: str, **changes: Any) -> Any:
-    return gym.make(f"ooco_gym/{name}-v0", disable_env_checker=True, **{**SHORT, **changes}).unwrapped
+    return gym.make(f"ooco_gym/{name}-v1", disable_env_checker=True, **{**SHORT, **changes}).unwrapped
 
 
 def vector_of(name: str, **changes: Any) -> Any:
-    return gym.make_vec(f"ooco_gym/{name}-v0", **{"num_envs": 2, **SHORT, **changes})
+    return gym.make_vec(f"ooco_gym/{name}-v1", **{"num_envs": 2, **SHORT, **changes})
 
 
 @pytest.mark.parametrize("maker", [env_of, vector_of])
@@ -48,7 +48,7 @@ def vector_of(name: str, **changes: Any) -> Any:
     ({"vary": {"rate_scale": [0.1, "b", 0.3]}}, "vary.rate_scale: rate_scale='b' must be a number")])
 def test_invalid_arguments_are_refused(maker, changes, words):
     with pytest.raises(UserError, match=words):
-        maker("Gating", **changes)
+        maker("PrefillGate", **changes)
 
 
 @pytest.mark.parametrize(("control", "words"), [
@@ -57,7 +57,7 @@ def test_invalid_arguments_are_refused(maker, changes, words):
     ({"interrupt": 3}, "controls.interrupt=3 must be choices"), ({"slo_margi": 0.1}, "did you mean 'slo_margin'")])
 def test_invalid_steps_of_controls_are_refused(control, words):
     with pytest.raises(UserError, match=words):
-        env_of("Control", controls=control)
+        env_of("OnlineTuning", controls=control)
 
 
 @settings(deadline=None, max_examples=40)
@@ -67,7 +67,7 @@ def test_invalid_steps_of_controls_are_refused(control, words):
                  st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)))
 def test_any_value_is_accepted_or_raises_a_user_error(name, value):
     with contextlib.suppress(UserError):  # nothing else may come
-        assert episode_config("gating_v0", **{name: value}).candidates > 0
+        assert episode_config("prefillgate", **{name: value}).candidates > 0
 
 
 # --- Of a vector ----------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_any_value_is_accepted_or_raises_a_user_error(name, value):
     ({"num_envs": 0}, "at least 1"), ({"autoreset_mode": "Later"}, "must be one of")])
 def test_invalid_vector_arguments_are_refused(changes, words):
     with pytest.raises(UserError, match=words):
-        vector_of("Gating", **changes)
+        vector_of("PrefillGate", **changes)
 
 
 @pytest.mark.parametrize(("options", "words"), [
@@ -85,7 +85,7 @@ def test_invalid_vector_arguments_are_refused(changes, words):
     *[({"window": wrong}, r"options\['window'\]=.* must be a whole number from 0") for wrong in
       (-1, "a", 2**32)]])
 def test_options_of_a_reset_are_read_before_anything_is_played(options, words):
-    for env in (make("ooco_gym/Gating-v0"), vector_of("Gating")):
+    for env in (make("ooco_gym/PrefillGate-v1"), vector_of("PrefillGate")):
         with pytest.raises(UserError, match=words):
             env.reset(seed=1, options=options)
         assert env.episodes.simulations[0] is None
@@ -93,10 +93,10 @@ def test_options_of_a_reset_are_read_before_anything_is_played(options, words):
 
 def test_a_vector_takes_one_window_for_each_slot():
     with pytest.raises(UserError, match="has 3 entries for 2 environments"):
-        vector_of("Gating").reset(seed=1, options={"window": [1, 2, 3]})
+        vector_of("PrefillGate").reset(seed=1, options={"window": [1, 2, 3]})
 
 
-@pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Packing-v0", "ooco_gym/Control-v0"])
+@pytest.mark.parametrize("name", ["ooco_gym/PrefillGate-v1", "ooco_gym/Packing-v1", "ooco_gym/OnlineTuning-v1"])
 def test_rule_action_refuses_what_is_no_policy(name):
     both: Any = gym.make_vec(name, num_envs=2, **arguments(name))
     env = make(name)
@@ -112,7 +112,7 @@ def test_rule_action_refuses_what_is_no_policy(name):
 
 # --- Decisions that never come up -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "changes", "words"), [
-    ("Gating", {"cluster": "mixed_7b", "partner": HYGEN}, "its instances are mixed.* such as cluster pair_7b"),
+    ("PrefillGate", {"cluster": "mixed_7b", "partner": HYGEN}, "its instances are mixed.* such as cluster pair_7b"),
     ("Migration", {"partner": "base_pd"}, "partner 'base_pd' treats offline requests as online ones"),
     ("Routing", {"cluster": "pair_7b", "partner": "base_pd"}, "no route decision ever comes up .*such as fleet_16"),
     ("Routing", {"cluster": "mixed_7b", "partner": HYGEN, "candidates": 1}, "no route decision ever comes up")])

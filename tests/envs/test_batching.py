@@ -1,4 +1,4 @@
-"""Batching-v0: what it asks, what its answers do, and that its features are those that an engine can compute itself."""
+"""Batching-v1: what it asks, what its answers do, and that its features are those that an engine can compute itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ooco_gym import UserError
 from ooco_gym.runtime.features import ENGINE as FEATURES
 from ooco_gym.sim import state as s
 
-ID = "ooco_gym/Batching-v0"
+ID = "ooco_gym/Batching-v1"
 
 
 def test_a_decision_is_asked_where_there_is_more_to_do_than_online_decodes():

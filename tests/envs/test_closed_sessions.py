@@ -17,9 +17,9 @@ from ooco_gym.sim import state as s
 
 CHAT = {"name": "sharegpt", "sharing": {"form": "chat", "ratio": 0.4, "think_s": 4.0}, "sessions": "closed",
         "think_s": {"median": 2.0, "sigma": 1.0}}
-IDS = ("ooco_gym/Serving-v0", "ooco_gym/Colocation-v0", "ooco_gym/Gating-v0")
-SCENARIO = {"ooco_gym/Serving-v0": {"workload": CHAT}, "ooco_gym/Colocation-v0": {"workload": CHAT, "rate_scale": 1.0},
-            "ooco_gym/Gating-v0": {"workload": CHAT, "rate_scale": 3.0}}
+IDS = ("ooco_gym/Serving-v1", "ooco_gym/Colocation-v1", "ooco_gym/PrefillGate-v1")
+SCENARIO = {"ooco_gym/Serving-v1": {"workload": CHAT}, "ooco_gym/Colocation-v1": {"workload": CHAT, "rate_scale": 1.0},
+            "ooco_gym/PrefillGate-v1": {"workload": CHAT, "rate_scale": 3.0}}
 
 
 def short(name: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_the_checker_passes_and_the_partner_plays_as_the_simulator(name: str) ->
     assert turns_of(env) > 10
     whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
     whole.advance()
-    if name != "ooco_gym/Serving-v0":  # whose partner's action is not all that its rules do: tests/envs/test_serving.py
+    if name != "ooco_gym/Serving-v1":  # whose partner's action is not all that its rules do: tests/envs/test_serving.py
         assert differences(env.simulation.state, whole.state) == []
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from itertools import combinations
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +24,7 @@ import sys
 for name in ("torch", "hydra", "plotly", "pandas", "scipy", "wandb", "stable_baselines3", "sb3_contrib"):
     sys.modules[name] = None
 import gymnasium as gym
-env = gym.make("ooco_gym:ooco_gym/Gating-v0", window_s=20.0, warmup_s=10.0)
+env = gym.make("ooco_gym:ooco_gym/PrefillGate-v1", window_s=20.0, warmup_s=10.0)
 env.reset(seed=1)
 print(*env.step(1)[2:4], "ooco_gym" in sys.modules)
 """
@@ -53,13 +54,14 @@ def test_stable_baselines_checker_passes(name):
 
 
 def test_what_was_not_measured_of_chips_is_in_the_info_of_a_reset():
-    env = gym.make("ooco_gym/Gating-v0", window_s=20.0, warmup_s=10.0)
+    env = gym.make("ooco_gym/PrefillGate-v1", window_s=20.0, warmup_s=10.0)
     assert any(one.startswith("chip 'ascend_910c': not measured") for one in env.reset(seed=1)[1]["notes"])
     assert "notes" not in env.step(1)[4]
-    envs = gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", window_s=20.0, warmup_s=10.0)
+    envs = gym.make_vec("ooco_gym/PrefillGate-v1", 2, vectorization_mode="vector_entry_point", window_s=20.0,
+                        warmup_s=10.0)
     info = envs.reset(seed=1)[1]
     assert list(info["notes"]) == [env.reset(seed=1)[1]["notes"]] * 2 and info["_notes"].all()
-    measured = gym.make("ooco_gym/Gating-v0", window_s=20.0, warmup_s=10.0, cluster="pair_h100_8b")
+    measured = gym.make("ooco_gym/PrefillGate-v1", window_s=20.0, warmup_s=10.0, cluster="pair_h100_8b")
     assert "notes" not in measured.reset(seed=1)[1]
 
 
@@ -85,7 +87,7 @@ def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(na
     assert {len(space.shape) for space in env.observation_space.values()} == {1}
     for observed, made in ((env.reset(seed=1)[0], env), (envs.reset(seed=1)[0], envs.unwrapped)):
         within = made.episodes.buffers.candidates
-        shown = candidate_table(observed["candidates"])
+        shown = candidate_table(observed, parameters(env))
         assert np.shares_memory(shown, observed["candidates"]) and not np.shares_memory(shown, within)
         assert np.array_equal(shown, within if made is not env else within[0])
         assert observed["candidates"].shape == (*within.shape[:0 if made is env else 1], within[0].size)
@@ -93,8 +95,15 @@ def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(na
 
 @pytest.mark.parametrize("shape", [(), (0,), (16,), (3, 18)])
 def test_candidate_table_refuses_other_shapes(shape):
-    with pytest.raises(UserError, match="17 features for each candidate"):
-        candidate_table(np.zeros(shape))
+    with pytest.raises(UserError, match="no whole rows of 5 candidates: give parameters="):
+        candidate_table({"candidates": np.zeros(shape), "action_mask": np.ones(7)})
+    with pytest.raises(UserError, match="expected an observation"):
+        candidate_table(np.zeros(8))
+
+
+def parameters(env):
+    """How many parameters an action sets; None where it is one of a few."""
+    return len(env.action_space.nvec) if hasattr(env.action_space, "nvec") else None
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -107,7 +116,7 @@ def test_info_and_action_masks_have_the_same_mask(name):
         assert env.observation_space.contains(step.observation)
         if not step.truncated and env.episodes.controls is None:
             assert step.observation["decision"].sum() == 1.0
-            shown = candidate_table(step.observation["candidates"])[:, 0] > 0
+            shown = candidate_table(step.observation).any(axis=1)
             assert np.array_equal(shown, mask[2:] > 0), "every candidate shown may be taken, and no other"
     assert np.array_equal(env.action_masks(), mask.astype(bool))
 
@@ -129,7 +138,35 @@ def wrong_actions(env):
         counts = env.action_space.nvec
         return [counts, -np.ones_like(counts), np.full_like(counts, 10**9), [10**30] * len(counts)]
     forbidden = np.flatnonzero(~env.action_masks())
+    forbidden = forbidden[forbidden != env.partner_action()]  # which is always accepted
     return [-1, -5, int(env.action_space.n), 10**12, 10**30, -(10**30), np.int64(2**62), *map(int, forbidden[:3])]
+
+
+@pytest.mark.parametrize("name", [one for one in IDS if "Batching" not in one and "Serving" not in one])
+def test_no_two_legal_actions_are_the_same_act(name):
+    """Played from one snapshot, no action comes to what another comes to each time; the partner's is no second name of
+    one. (Ways to fill an iteration do come to the same where there is little to fill it with.)"""
+    env = make(name)
+    if env.episodes.controls is not None:
+        pytest.skip("each level is another one")
+    same, seen, random = {}, 0, at_random(6)
+
+    def compare(one):
+        nonlocal seen
+        legal, state, after = np.flatnonzero(one.action_masks()), one.snapshot(), {}
+        for action in legal.tolist():
+            one.step(action)
+            after[action] = pickle.dumps((one.simulation.state.requests, one.simulation.state.instances))
+            one.restore(state)
+        for first, second in combinations(legal.tolist(), 2):
+            if after[first] == after[second]:
+                same[first, second] = same.get((first, second), 0) + 1
+        seen += 1
+        return random(one)
+
+    play(env, compare, most=60)
+    assert seen > 10
+    assert all(count < seen / 2 for count in same.values()), (same, seen)
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -188,7 +225,7 @@ def test_a_pickled_episode_goes_on_as_the_original_does(name):
 
 def test_a_window_without_a_decision_is_one_step():
     """Nothing is evicted in a quiet window: there is a step all the same, as Gymnasium's loops expect."""
-    steps = play(make("ooco_gym/Eviction-v0", scenario={"rate_scale": 0.001, "offline": {"mode": "rate", "rate": 0.1}}),
+    steps = play(make("ooco_gym/Eviction-v1", scenario={"rate_scale": 0.001, "offline": {"mode": "rate", "rate": 0.1}}),
                  at_random(0))
     assert [step.truncated for step in steps] == [False, True]
     assert steps[0].info["action_mask"].tolist() == [0, 1] + [0] * 8

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from agents.environments import make_env
 from ooco_gym import UserError
 
-GATING = "ooco_gym/Gating-v0"
+GATING = "ooco_gym/PrefillGate-v1"
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
 
 
@@ -33,7 +33,7 @@ def test_an_observation_is_what_gymnasium_makes_of_the_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("name", [GATING, "ooco_gym/Control-v0"])
+@pytest.mark.parametrize("name", [GATING, "ooco_gym/OnlineTuning-v1"])
 def test_a_vector_of_them_is_gymnasiums_of_single_ones(name: str, mode: AutoresetMode) -> None:
     given = arguments(name, **BRIEF, flat=True)
     ours: Any = gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", autoreset_mode=mode, **given)

@@ -131,5 +131,5 @@ def test_a_run_of_decode_steps_is_seen_as_one_step(name):
         assert alike(before, after)
         if env.step(choose(env))[3]:
             break
-    assert found > 0 or name in ("ooco_gym/Gating-v0", "ooco_gym/Preemption-v0", "ooco_gym/Batching-v0",
-                                 "ooco_gym/Admission-v0", "ooco_gym/Reclaiming-v0", "ooco_gym/Serving-v0")
+    assert found > 0 or name in ("ooco_gym/PrefillGate-v1", "ooco_gym/Interruption-v1", "ooco_gym/Batching-v1",
+                                 "ooco_gym/Admission-v1", "ooco_gym/PreemptionVictim-v1", "ooco_gym/Serving-v1")

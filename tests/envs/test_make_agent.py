@@ -11,13 +11,13 @@ import ooco_gym
 from ooco_gym.policy import get_policy, list_policies
 
 SHORT: dict[str, Any] = {"window_s": 30.0, "warmup_s": 20.0}
-GATING = "ooco_gym/Gating-v0"
+GATING = "ooco_gym/PrefillGate-v1"
 POOL_POLICIES = [name for name in list_policies() if not get_policy(name).mixed]
 
 
 @pytest.mark.parametrize("name", POOL_POLICIES)
 def test_every_pool_policy_plays_a_window(name: str) -> None:
-    env: Any = gym.make("ooco_gym/Colocation-v0", **SHORT)
+    env: Any = gym.make("ooco_gym/Colocation-v1", **SHORT)
     agent = ooco_gym.make_agent(name, env)
     observation, _ = env.reset(seed=1)
     over = False
@@ -55,17 +55,18 @@ def test_stable_baselines3_evaluates_a_rule_agent() -> None:
 
 
 @pytest.mark.parametrize(("env", "name", "words"), [
-    ("Gating", "oco", "ooco"), ("Gating", "ooco:nothing=1", "nothing"), ("Gating", "vllm_v0", "mixed instances"),
-    ("Packing", "slack", "as the partner instead"), ("Control", "slack", "settings"),
-    ("Gating", 3, "policy's name"),
-    ("Gating", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*partner=POLICY"),
+    ("PrefillGate", "oco", "ooco"), ("PrefillGate", "ooco:nothing=1", "nothing"),
+    ("PrefillGate", "vllm_v0", "mixed instances"),
+    ("Packing", "slack", "as the partner instead"), ("OnlineTuning", "slack", "settings"),
+    ("PrefillGate", 3, "policy's name"),
+    ("PrefillGate", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*partner=POLICY"),
 ])
 def test_policies_without_a_rule_for_the_decisions_are_refused_with_the_reason(env: str, name: Any, words: str) -> None:
     with pytest.raises(ooco_gym.UserError, match=words):
-        ooco_gym.make_agent(name, gym.make(f"ooco_gym/{env}-v0", **SHORT))
+        ooco_gym.make_agent(name, gym.make(f"ooco_gym/{env}-v1", **SHORT))
     if env == "Packing":
         with pytest.raises(ooco_gym.UserError, match=words):
-            ooco_gym.make_agent(name, gym.make_vec(f"ooco_gym/{env}-v0", 2, vectorization_mode="vector_entry_point",
+            ooco_gym.make_agent(name, gym.make_vec(f"ooco_gym/{env}-v1", 2, vectorization_mode="vector_entry_point",
                                                    **SHORT))
 
 

@@ -16,7 +16,6 @@ import ooco_gym
 from ooco_gym import UserError
 from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
 from ooco_gym.envs.decision import kinds
-from ooco_gym.envs.features import CANDIDATES, DECISIONS
 from ooco_gym.resources import load_yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -46,17 +45,16 @@ def test_it_is_registered_by_its_file_as_a_gymnasium_environment(name: str, fold
     check_env(gym.make(ID, **SHORT).unwrapped, skip_render_check=True)
     spec = gym.spec(ID)
     assert EnvSpec.from_json(spec.to_json()).entry_point == spec.entry_point == "pull_limit:PullLimitEnv"
-    assert gym.make(f"pull_limit:{ID}", **SHORT).unwrapped.decision_names == (*DECISIONS, "pull_limit")
+    assert gym.make(f"pull_limit:{ID}", **SHORT).unwrapped.decision_names == ("pull_limit",)
 
 
 def test_its_decision_has_a_slot_words_and_features_of_its_own(name: str) -> None:
     env: Any = gym.make(imported(name), **SHORT).unwrapped
     observation, _ = env.reset(seed=1, options={"window": 0})
-    assert observation["decision"].tolist() == [0.0] * len(DECISIONS) + [1.0]
+    assert observation["decision"].tolist() == [1.0]
     assert kinds()["pull_limit"].question.startswith("How many requests")
     table = env.feature_tables()["candidates"]
-    assert [row["name"] for row in table] == ["limit" if one.name == "level" else one.name for one in CANDIDATES]
-    assert gym.make("ooco_gym/Gating-v0", **SHORT).observation_space["decision"].shape == (len(DECISIONS),)
+    assert [row["name"] for row in table] == ["present", "limit", "partner"]
 
 
 def test_its_actions_change_what_is_pulled_and_the_partner_is_left_as_tuned(name: str) -> None:

@@ -15,10 +15,10 @@ from ooco_gym import UserError
 from ooco_gym.envs import imported, is_ours
 from ooco_gym.envs.custom import Figure, Term, reading
 from ooco_gym.envs.features import Feature
-from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.prefill_gate import PrefillGateEnv
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_reward.py"
-COMMON, ID = "ooco_gym/Gating-v0", "mine/Gating-v0"
+COMMON, ID = "ooco_gym/PrefillGate-v1", "mine/PrefillGate-v1"
 BUSY: dict[str, Any] = {"rate_scale": 0.2}  # interruptions are frequent
 
 
@@ -100,7 +100,7 @@ def now_s(state, instance):
 
 
 def of_class(**attributes: Any) -> Any:
-    return type("OwnEnv", (GatingEnv,), attributes)(**arguments(COMMON))
+    return type("OwnEnv", (PrefillGateEnv,), attributes)(**arguments(COMMON))
 
 
 def figure(**changes: Any) -> Figure:
@@ -112,7 +112,7 @@ def figure(**changes: Any) -> Figure:
     ({"terms": (Term("late", now_s),)}, "term 'late': there is another one"),
     ({"terms": (Term("a", now_s), Term("a", now_s))}, "term 'a': there is another one"),
     ({"terms": (Term("a", now_s, weight=-1.0),)}, "weight=-1.0 must be a number of at least 0"),
-    ({"figures": (figure(name="busy"),)}, "figure 'busy': there is another one"),
+    ({"figures": (figure(name="kv_free"),)}, "figure 'kv_free': there is another one"),
     ({"figures": (figure(scale="exp"),)}, "scale 'exp' must be one of as is, linear"),
     ({"figures": (figure(limit=0.0),)}, "limit=0.0 must be a number above 0"),
     ({"figures": (figure(low=0.5),)}, "its bounds 0.5 and 1.0 must have 0 between them")])

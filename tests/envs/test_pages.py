@@ -45,29 +45,30 @@ def test_a_section_has_what_is_its_own(name: str) -> None:
     shared, inside = document.common(), env.unwrapped
     for head in document.OWN:
         assert f"**{head}.** " in text
-    for table in inside.feature_tables().values():  # type: ignore[attr-defined]
-        for slot, row in enumerate(table):
-            assert f"| {slot} | `{row['name']}` | " in whole + shared or f" {slot} `{row['name']}`" in text
+    for decision in inside.decisions:  # type: ignore[attr-defined]
+        for slot, feature in enumerate(decision.table):
+            assert f"| {slot} | `{feature.name}` | " in (text if len(inside.decisions) == 1 else whole)  # type: ignore[attr-defined]
+    for feature in inside.episodes.features:  # type: ignore[attr-defined]
+        assert f"| `{feature.name}` | " in whole + shared
     for term in TERMS:
         assert f"| `{term}` | " in shared
     assert f"`{env.action_space}`" in text
     spaces = inside.observation_space.spaces  # type: ignore[attr-defined]
-    sizes = (spaces["action_mask"].shape[0], spaces["candidates"].shape[0] // features.CANDIDATE_SIZE,
+    sizes = (spaces["action_mask"].shape[0], *inside.episodes.buffers.candidates.shape[1:],  # type: ignore[attr-defined]
              spaces["cluster"].shape[0], spaces["decision"].shape[0])
-    assert f"`A, K, C, D` are {', '.join(str(size) for size in sizes)}" in text
+    assert f"`A, K, F, C, D` are {', '.join(str(size) for size in sizes)}" in text
     for split, seeds in document.load_yaml("env", document.short_name(name))["splits"].items():
         assert f"{split}: {seeds}" in shared
 
 
 # --- Pictures and words ---------------------------------------------------------------------------------------------
 def test_every_decision_has_words_and_known_figures() -> None:
-    assert tuple(kinds())[: len(features.DECISIONS)] == features.DECISIONS
     for kind in kinds().values():
-        assert set(kind.figures) <= {feature.name for feature in kind.columns}
+        assert set(kind.still) <= {feature.name for feature in features.CLUSTER}
         assert kind.question and kind.candidates and kind.marks
 
 
-@pytest.mark.parametrize("name", features.DECISIONS)
+@pytest.mark.parametrize("name", kinds())
 def test_a_picture_is_svg_and_marks_its_decision(name: str) -> None:
     tree = ElementTree.fromstring(picture("a < b", [name]))
     texts = [element.text for element in tree.iter() if element.tag.endswith("text")]
@@ -78,7 +79,8 @@ def test_a_picture_is_svg_and_marks_its_decision(name: str) -> None:
 
 
 # --- The table of rules by decision on the environments' index: complete, and what it names can be played ------------
-ENV_OF = {"route": "Routing", "interrupt": "Preemption", "gate": "Gating", "evict": "Eviction", "pull": "Migration"}
+ENV_OF = {"route": "Routing", "interrupt": "Interruption", "gate": "PrefillGate", "evict": "Eviction",
+          "pull": "Migration"}
 
 
 @pytest.mark.parametrize("decision", ENV_OF)
@@ -91,7 +93,7 @@ def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
     for policy in pools:
         alike = {other.name for other in pools if other.hooks()[index] is policy.hooks()[index]}
         assert named & alike, policy.name
-    env: Any = gym.make(f"ooco_gym/{ENV_OF[decision]}-v0", window_s=5.0, warmup_s=5.0)
+    env: Any = gym.make(f"ooco_gym/{ENV_OF[decision]}-v1", window_s=5.0, warmup_s=5.0)
     env.reset(seed=1)
     for rule in rules:
         for name in rule:

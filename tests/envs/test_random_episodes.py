@@ -24,9 +24,9 @@ PARTNERS = ("ooco", "ooco_xllm", "online_priority", "ooco:max_pull=1,interrupt=s
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
 ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:prefix_caching=on", "vllm_priority", "echo")
 OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
-BESIDE = {"ooco_gym/Batching-v0": ENGINE_PARTNERS, "ooco_gym/Admission-v0": OPEN_PARTNERS,
-          **dict.fromkeys(("ooco_gym/Serving-v0", "ooco_gym/Reclaiming-v0"), ENGINE_PARTNERS + OPEN_PARTNERS)}
-NEEDS_OOCO = ("Control", "Packing", "Colocation")  # a partner with a packing margin, or the parameters that are turned
+BESIDE = {"ooco_gym/Batching-v1": ENGINE_PARTNERS, "ooco_gym/Admission-v1": OPEN_PARTNERS,
+          **dict.fromkeys(("ooco_gym/Serving-v1", "ooco_gym/PreemptionVictim-v1"), ENGINE_PARTNERS + OPEN_PARTNERS)}
+NEEDS_OOCO = ("OnlineTuning", "Packing", "Colocation")  # a partner with a margin, or the parameters that are turned
 
 
 def test_same_seed_same_bytes_in_another_process():
@@ -56,9 +56,9 @@ def a_scenario(random, name):
     cluster = "fleet_16" if "Routing" in name else str(random.choice(list(pools)))  # many, to route among
     low, high = pools[cluster]
     partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(partners))
-    if "Gating" in name and partner == "online_priority":
+    if "PrefillGate" in name and partner == "online_priority":
         partner = "slack"
-    if "Gating-v1" in name:  # whose `reserve` is set
+    if "Gating-v2" in name:  # whose `reserve` is set
         partner = str(random.choice(["memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"]))
     few = cluster == "fleet_16"
     return {"scenario": {

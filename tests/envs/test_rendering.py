@@ -19,7 +19,7 @@ pytest.importorskip("PIL")
 
 
 def make(name: str, **arguments: Any) -> Any:
-    return gym.make(f"ooco_gym/{name}-v0", **{**SHORT, **arguments})
+    return gym.make(f"ooco_gym/{name}-v1", **{**SHORT, **arguments})
 
 
 def play(env: Any, steps: int, seed: int = 0) -> None:
@@ -34,7 +34,7 @@ def play(env: Any, steps: int, seed: int = 0) -> None:
             return
 
 
-@pytest.mark.parametrize("name", ["Gating", "Routing", "Packing"])
+@pytest.mark.parametrize("name", ["PrefillGate", "Routing", "Packing"])
 def test_a_picture_has_the_same_size_throughout(name: str) -> None:
     env = make(name, render_mode="rgb_array")
     with pytest.raises(ooco_gym.UserError, match="reset"):
@@ -50,12 +50,12 @@ def test_a_picture_has_the_same_size_throughout(name: str) -> None:
 def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ooco_gym.UserError, match=r"ooco-gym\[render\]"):
-        make("Gating", render_mode="rgb_array")
+        make("PrefillGate", render_mode="rgb_array")
 
 
 def test_a_video_is_written(tmp_path: Path) -> None:
     pytest.importorskip("moviepy")
-    env = RecordVideo(make("Gating", render_mode="rgb_array", window_s=5.0), str(tmp_path))
+    env = RecordVideo(make("PrefillGate", render_mode="rgb_array", window_s=5.0), str(tmp_path))
     env.reset(seed=1)
     play(env, 100)
     env.close()
@@ -63,9 +63,9 @@ def test_a_video_is_written(tmp_path: Path) -> None:
 
 
 def test_a_vector_renders_each_slot() -> None:
-    env = gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", render_mode="rgb_array",
+    env = gym.make_vec("ooco_gym/PrefillGate-v1", 2, vectorization_mode="vector_entry_point", render_mode="rgb_array",
                        **SHORT)
-    alone = make("Gating", render_mode="rgb_array")
+    alone = make("PrefillGate", render_mode="rgb_array")
     env.reset(seed=7)
     alone.reset(seed=8)
     for _ in range(20):
@@ -74,11 +74,11 @@ def test_a_vector_renders_each_slot() -> None:
     pictures: Any = env.render()
     assert len(pictures) == 2 and np.array_equal(pictures[1], alone.render())
     with pytest.raises(ooco_gym.UserError, match="render_mode"):
-        gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", render_mode="humanoid")
+        gym.make_vec("ooco_gym/PrefillGate-v1", 2, vectorization_mode="vector_entry_point", render_mode="humanoid")
 
 
 def test_human_mode_prints_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    env = make("Gating", render_mode="human")
+    env = make("PrefillGate", render_mode="human")
     env.reset(seed=1)
     play(env, 30)
     assert env.render() is None

@@ -18,12 +18,12 @@ WEIGHTS = {"service": 1.0, "waiting": 0.0005, "ttft": 10.0, "tpot": 7.0, "late":
 MANY = {"rate_scale": 0.2, "slo": {"ttft_s": 3.0, "tpot_s": 0.022}}
 LARGE = {"rate_scale": 0.15, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}}
 ENGINE = {"rate_scale": 3.0, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}}
-OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v0": LARGE
+OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v1": LARGE
                                              for name in ("Eviction", "Migration", "Colocation")},
-              "ooco_gym/Routing-v0": {"rate_scale": 1.8, "slo": {"ttft_s": 1.0, "tpot_s": 0.017}},
-              "ooco_gym/Batching-v0": ENGINE, "ooco_gym/Admission-v0": ENGINE,
-              "ooco_gym/Reclaiming-v0": {"rate_scale": 0.12, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}},
-              "ooco_gym/Serving-v0": {**ENGINE, "rate_scale": 12.0}}
+              "ooco_gym/Routing-v1": {"rate_scale": 1.8, "slo": {"ttft_s": 1.0, "tpot_s": 0.017}},
+              "ooco_gym/Batching-v1": ENGINE, "ooco_gym/Admission-v1": ENGINE,
+              "ooco_gym/PreemptionVictim-v1": {"rate_scale": 0.12, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}},
+              "ooco_gym/Serving-v1": {**ENGINE, "rate_scale": 12.0}}
 PS = s.PS_PER_S
 
 
@@ -114,19 +114,19 @@ def test_overloaded_windows_have_misses_of_both_kinds(name):
 def test_terms_do_not_depend_on_how_often_an_agent_is_asked():
     """One run, its decisions taken by the partner, asked every few milliseconds, every five minutes, or never."""
     totals = {}
-    for name, interval_s in (("Gating", 1.0), ("Preemption", 1.0), ("Packing", 0.25), ("Control", 300.0)):
-        env = make(f"ooco_gym/{name}-v0", reward=WEIGHTS, partner="ooco:gate_window=64", interval_s=interval_s,
+    for name, interval_s in (("PrefillGate", 1.0), ("Interruption", 1.0), ("Packing", 0.25), ("OnlineTuning", 300.0)):
+        env = make(f"ooco_gym/{name}-v1", reward=WEIGHTS, partner="ooco:gate_window=64", interval_s=interval_s,
                    window_s=1_500.0, scenario={"rate_scale": 0.17, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}})
         summary = play(env, partner)[-1].info["summary"]
         totals[name] = [summary[f"reward/{term}"] for term in TERMS]
-    first = totals.pop("Gating")
+    first = totals.pop("PrefillGate")
     assert first[TERMS.index("burst")] < 0.0
     for name, total in totals.items():
         assert total == pytest.approx(first, rel=1e-9, abs=1e-6), name
 
 
 def test_the_constrained_form_leaves_misses_to_the_cost():
-    env = make("ooco_gym/Gating-v0", reward="constrained", scenario={"rate_scale": 0.8})
+    env = make("ooco_gym/PrefillGate-v1", reward="constrained", scenario={"rate_scale": 0.8})
     steps = play(env, partner)
     assert all(step.info[f"reward/{term}"] == 0.0 for step in steps[1:] for term in ("ttft", "tpot", "burst"))
     assert sum(step.info["cost"] for step in steps[1:]) == steps[-1].info["summary"]["online_violated"] > 0

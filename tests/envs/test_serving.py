@@ -1,4 +1,4 @@
-"""Serving-v0: that each decision is asked when it is due, in order, and sees what its engines can tell."""
+"""Serving-v1: that each decision is asked when it is due, in order, and sees what its engines can tell."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import pytest
 from episodes_in_short import at_random, differences, make, play
 
 from ooco_gym import Simulation, candidate_table
-from ooco_gym.envs import admission, batching, reclaiming, serving
+from ooco_gym.envs import admission, batching, preemption_victim, serving
 from ooco_gym.envs.buffers import PLANNED
-from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.features import ACTION, ENTRY, TARGET, VICTIM
 from ooco_gym.sim import state as s
 
-ID = "ooco_gym/Serving-v0"
+ID = "ooco_gym/Serving-v1"
 TABLES = {"batch": (ACTION, batching), "admit": (ENTRY, admission), "target": (TARGET, serving),
-          "reclaim": (VICTIM, reclaiming)}
+          "reclaim": (VICTIM, preemption_victim)}
 SINGLE = {"cluster": "engine_7b", "rate_scale": 1.4, "offline": {"mode": "rate", "rate": 4.0}}
 MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.07,
                 "offline": {"mode": "rate", "rate": 4.0}}
@@ -64,7 +63,7 @@ def test_a_request_goes_where_it_is_sent():
             continue
         legal = np.flatnonzero(env.action_masks()[2:])
         assert sorted(env.episodes.buffers.chosen[0, legal]) == [0, 1, 2, 3] and not env.action_masks()[0]
-        first = candidate_table(env._observation()["candidates"])[0, COLUMN.partner]
+        first = candidate_table(env._observation())[0, serving.F.default]
         assert first == 1.0 and env.episodes.buffers.chosen[0, 0] == env.episodes.buffers.turns[0, PLANNED]
         k, slot = int(random.choice(legal)), int(env.simulation.state.pending.request)
         engine = int(env.episodes.buffers.chosen[0, k])
@@ -81,11 +80,11 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
     env = make(ID, **CASES[case])
 
     def as_the_rule(one):
-        table, mask = candidate_table(one._observation()["candidates"]), one.action_masks()
+        table, mask = candidate_table(one._observation()), one.action_masks()
         if kind(one) == "target":
-            return 2 + int(np.argmax(table[:, COLUMN.partner]))
+            return 2 + int(np.argmax(table[:, serving.F.default]))
         if kind(one) == "admit":
-            first = np.flatnonzero(table[:, getattr(COLUMN, admission.PLACES["first"])])
+            first = np.flatnonzero(table[:, admission.F.first])
             return 2 + int(first[0]) if len(first) else 0 if mask[0] else 1
         return 1
 

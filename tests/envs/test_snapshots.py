@@ -18,13 +18,13 @@ import ooco_gym
 from ooco_gym.policy import get_policy
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
-NAMES = ("Gating", "Eviction", "Migration", "Packing", "Control", "Colocation", "Routing", "Batching", "Admission",
-         "Serving", "Reclaiming")
+NAMES = ("PrefillGate", "Eviction", "Migration", "Packing", "OnlineTuning", "Colocation", "Routing", "Batching",
+         "Admission", "Serving", "PreemptionVictim")
 
 
 @cache
 def environment(name: str, copy: int = 0) -> Any:
-    return make(f"ooco_gym/{name}-v0")
+    return make(f"ooco_gym/{name}-v1")
 
 
 def walk(env: Any, steps: int, seed: int) -> list[Any]:
@@ -67,7 +67,7 @@ def test_a_restored_episode_goes_on_as_it_did(name: str, window: int, before: in
 @settings(max_examples=10, deadline=None)
 def test_snapshots_may_be_restored_in_any_order(order: list[int]) -> None:
     """An earlier one after a later one, and back: requests that had arrived are put back to where they were."""
-    env = environment("Gating")
+    env = environment("PrefillGate")
     env.reset(seed=12, options={"window": 1})
     states, told = [], []
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_snapshots_may_be_restored_in_any_order(order: list[int]) -> None:
 
 
 def test_the_end_and_its_summary_are_the_same_again() -> None:
-    env = environment("Gating")
+    env = environment("PrefillGate")
     env.reset(seed=15, options={"window": 0})
     walk(env, 20, 7)
     state = env.snapshot()
@@ -97,13 +97,13 @@ def test_the_end_and_its_summary_are_the_same_again() -> None:
 
 
 def test_restoring_other_snapshots_is_refused() -> None:
-    env = gym.make("ooco_gym/Gating-v0", **SHORT).unwrapped
+    env = gym.make("ooco_gym/PrefillGate-v1", **SHORT).unwrapped
     with pytest.raises(ooco_gym.UserError, match="reset"):
         env.snapshot()
     env.reset(seed=1)
     with pytest.raises(ooco_gym.UserError, match="snapshot"):
         env.restore({"now": 0})
-    for other in (gym.make("ooco_gym/Eviction-v0", **SHORT), gym.make("ooco_gym/Gating-v0", window_s=30.0)):
+    for other in (gym.make("ooco_gym/Eviction-v1", **SHORT), gym.make("ooco_gym/PrefillGate-v1", window_s=30.0)):
         with pytest.raises(ooco_gym.UserError, match="configuration"):
             other.unwrapped.restore(env.snapshot())
 
@@ -113,19 +113,19 @@ def _pulls_as_slack() -> Any:
 
 
 @pytest.mark.parametrize(("name", "mine", "others"), [
-    ("Gating", {"partner": {"name": "ooco"}}, [
+    ("PrefillGate", {"partner": {"name": "ooco"}}, [
         {"partner": {"name": "slack"}}, {"partner": _pulls_as_slack()},
         {"reward": {"service": 2.0}}]),
     ("Packing", {}, [{"levels": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}]),
-    ("Control", {"controls": {"gate_gain": "x4"}}, [{"controls": {"gate_gain": "x3"}}]),
+    ("OnlineTuning", {"controls": {"gate_gain": "x4"}}, [{"controls": {"gate_gain": "x3"}}]),
 ])
 def test_a_snapshot_belongs_to_its_partner_levels_and_weights(name: str, mine: dict[str, Any],
                                                               others: list[dict[str, Any]]) -> None:
-    env: Any = gym.make(f"ooco_gym/{name}-v0", **SHORT, **mine).unwrapped
+    env: Any = gym.make(f"ooco_gym/{name}-v1", **SHORT, **mine).unwrapped
     env.reset(seed=1)
     state = env.snapshot()
     for arguments in others:
         with pytest.raises(ooco_gym.UserError, match="configuration"):
-            gym.make(f"ooco_gym/{name}-v0", **SHORT, **arguments).unwrapped.restore(state)
-    same: Any = gym.make(f"ooco_gym/{name}-v0", **SHORT, **{**mine, "partner": "ooco"}).unwrapped
+            gym.make(f"ooco_gym/{name}-v1", **SHORT, **arguments).unwrapped.restore(state)
+    same: Any = gym.make(f"ooco_gym/{name}-v1", **SHORT, **{**mine, "partner": "ooco"}).unwrapped
     same.restore(pickle.loads(pickle.dumps(state)))  # the same partner, however it is written

@@ -14,8 +14,8 @@ from episodes_in_short import alike, arguments
 
 from ooco_gym import UserError
 
-GATING, CONTROL = "ooco_gym/Gating-v0", "ooco_gym/Control-v0"  # which decides by the clock: its episodes end together
-KINDS = (GATING, CONTROL, "ooco_gym/Batching-v0", "ooco_gym/MigrationPredicted-v0")
+GATING, CONTROL = "ooco_gym/PrefillGate-v1", "ooco_gym/OnlineTuning-v1"  # by the clock: its episodes end together
+KINDS = (GATING, CONTROL, "ooco_gym/Batching-v1", "ooco_gym/MigrationPredicted-v1")
 
 
 def vector(threads: int | None, count: int = 5, name: str = GATING, mode: str = "SameStep", **changes: Any) -> Any:

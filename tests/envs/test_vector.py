@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ooco_gym import UserError
 
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
-BRIEF_OF = {"ooco_gym/Routing-v0": {"window_s": 1.0, "warmup_s": 5.0},
-            "ooco_gym/Control-v0": {"interval_s": 2.0}, "ooco_gym/Serving-v0": {"window_s": 1.0}}
+BRIEF_OF = {"ooco_gym/Routing-v1": {"window_s": 1.0, "warmup_s": 5.0},
+            "ooco_gym/OnlineTuning-v1": {"interval_s": 2.0}, "ooco_gym/Serving-v1": {"window_s": 1.0}}
 MODES = tuple(AutoresetMode)
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 1, "derandomize": True,
        "phases": [Phase.generate]}
@@ -93,7 +93,7 @@ def test_native_episodes_are_those_of_gymnasiums_vector(name, mode, seed, count,
 
 @pytest.mark.parametrize("mode", MODES)
 def test_max_episode_steps_truncates_as_the_wrapper_does(mode):
-    name = "ooco_gym/Gating-v0"
+    name = "ooco_gym/PrefillGate-v1"
     spec = gym.spec(name)
     limited = gym.envs.registration.EnvSpec(id="ooco_gym/Limited-v0", entry_point=spec.entry_point,
                                             vector_entry_point=spec.vector_entry_point, max_episode_steps=7)
@@ -131,7 +131,7 @@ def test_rule_actions_and_masks_are_those_of_single_environments(name):
 
 
 def test_batches_of_wrong_shape_are_refused():
-    env = native("ooco_gym/Gating-v0", 2, AutoresetMode.DISABLED)
+    env = native("ooco_gym/PrefillGate-v1", 2, AutoresetMode.DISABLED)
     with pytest.raises(UserError, match="before step"):
         env.step(np.zeros(2, int))
     with pytest.raises(UserError, match="reset_mask.*first reset"):
@@ -175,7 +175,8 @@ def test_a_step_returns_copies(name):
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_illegal_actions_are_counted_as_in_gymnasiums_vector(mode):
     """Of two episodes side by side one takes illegal actions: its infos and its summary say so, the other's do not."""
-    envs = native("ooco_gym/Gating-v0", 2, mode), SyncVectorEnv([maker("ooco_gym/Gating-v0")] * 2, autoreset_mode=mode)
+    name = "ooco_gym/PrefillGate-v1"
+    envs = native(name, 2, mode), SyncVectorEnv([maker(name)] * 2, autoreset_mode=mode)
     seen: list[list[Any]] = [[], []]
     for env, mine in zip(envs, seen, strict=True):
         env.reset(seed=3)
@@ -195,7 +196,7 @@ def test_illegal_actions_are_counted_as_in_gymnasiums_vector(mode):
 
 
 def test_a_vector_in_the_midst_of_its_episodes_pickles():
-    env = native("ooco_gym/Colocation-v0", 2, AutoresetMode.SAME_STEP)
+    env = native("ooco_gym/Colocation-v1", 2, AutoresetMode.SAME_STEP)
     env.reset(seed=4)
     for _ in range(20):
         env.step(env.partner_actions())

@@ -8,7 +8,7 @@ import pytest
 
 import ooco_gym  # noqa: F401  registers the environments
 from ooco_gym.cli import main
-from ooco_gym.envs.gating import GatingVectorEnv
+from ooco_gym.envs.prefill_gate import PrefillGateVectorEnv
 from ooco_gym.resources import load_yaml
 
 SHORT = {"window_s": 20.0, "warmup_s": 20.0}
@@ -30,13 +30,13 @@ def played(env, episodes: int) -> list[tuple[tuple[int, int], bytes]]:
 
 def test_a_window_from_the_bank_begins_as_it_did_at_first():
     arguments = {"num_envs": 2, "autoreset_mode": "SameStep", "train_seeds": [5, 6], **SHORT}
-    with_bank, again = GatingVectorEnv(bank=4, **arguments), {}
+    with_bank, again = PrefillGateVectorEnv(bank=4, **arguments), {}
     for window, said in played(with_bank, 12):
         assert window[0] in (5, 6) and window[1] < 2
         assert again.setdefault(window, said) == said
     assert len(again) == 4 and len(with_bank.episodes._bank) == 4
     for window, said in again.items():
-        single = gym.make("ooco_gym/Gating-v0", **SHORT).unwrapped
+        single = gym.make("ooco_gym/PrefillGate-v1", **SHORT).unwrapped
         observation, _ = single.reset(seed=window[0], options={"window": window[1]})
         pieces, over = [], False
         while not over:
@@ -45,7 +45,7 @@ def test_a_window_from_the_bank_begins_as_it_did_at_first():
         assert b"".join(pieces[:-1]) == said
 
 
-ID = "ooco_gym/Batching-v0"
+ID = "ooco_gym/Batching-v1"
 LOW, HIGH = load_yaml("env", "batching")["vary"]["rate_scale"]
 
 

@@ -12,7 +12,7 @@ from tests.golden.digests import Digests, digest
 from tests.golden.trajectories import make, random_legal
 
 OBSERVATIONS = 1_000
-NETWORKS = {"gate_network": "ooco_gym/Gating-v0"}
+NETWORKS = {"gate_network": "ooco_gym/PrefillGate-v1"}
 FOLDER = Path(__file__).parents[1] / "data"
 
 

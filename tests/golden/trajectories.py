@@ -12,28 +12,28 @@ import numpy as np
 import ooco_gym  # noqa: F401  registers the environments
 from tests.golden.digests import Digests, digest
 
-IDS = tuple(f"ooco_gym/{name}-v0" for name in (
-    "Admission", "Batching", "Colocation", "Control", "Eviction", "Gating", "Migration", "Packing", "Preemption",
-    "Reclaiming", "Routing", "Serving")) + (
-        "ooco_gym/EvictionPredicted-v0", "ooco_gym/Gating-v1", "ooco_gym/MigrationPredicted-v0")
+IDS = tuple(f"ooco_gym/{name}-v1" for name in (
+    "Admission", "Batching", "Colocation", "OnlineTuning", "Eviction", "PrefillGate", "Migration", "Packing",
+    "Interruption", "PreemptionVictim", "Routing", "Serving")) + (
+        "ooco_gym/EvictionPredicted-v1", "ooco_gym/Gating-v2", "ooco_gym/MigrationPredicted-v1")
 MODES = ("NextStep", "SameStep", "Disabled")
 STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
-SHORT_OF = {"ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
-            "ooco_gym/Control-v0": {"window_s": 120.0}}  # a decision every 5 s
+SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
+            "ooco_gym/OnlineTuning-v1": {"window_s": 120.0}}  # a decision every 5 s
 # Other arguments than the defaults of conf/env, which a few environments are also played with.
 OTHERWISE: dict[str, dict[str, dict[str, Any]]] = {
-    "ooco_gym/Gating-v0": {"3 candidates, constrained": {"candidates": 3, "reward": "constrained"},
+    "ooco_gym/PrefillGate-v1": {"3 candidates, constrained": {"candidates": 3, "reward": "constrained"},
                            "beside slack": {"partner": "slack"}, "shift lengths": {"shift": "lengths"}},
-    "ooco_gym/Eviction-v0": {"beside ooco:evict=longest": {"partner": "ooco:evict=longest"},
+    "ooco_gym/Eviction-v1": {"beside ooco:evict=longest": {"partner": "ooco:evict=longest"},
                              "shift burst": {"shift": "burst"}},
-    "ooco_gym/Preemption-v0": {"beside slack": {"partner": "slack"}},
-    "ooco_gym/Migration-v0": {"16 candidates": {"candidates": 16}},
-    "ooco_gym/Packing-v0": {"3 levels": {"levels": [0.6, 0.8, 1.0], "interval_s": 0.5}},
-    "ooco_gym/Control-v0": {"2 controls": {"controls": {"slo_margin": 0.1, "max_pull": 4}, "interval_s": 2.0}},
-    "ooco_gym/Routing-v0": {"mixed instances": {"scenario": {"cluster": "mixed_7b", "rate_scale": 0.1, "offline": {
+    "ooco_gym/Interruption-v1": {"beside slack": {"partner": "slack"}},
+    "ooco_gym/Migration-v1": {"16 candidates": {"candidates": 16}},
+    "ooco_gym/Packing-v1": {"3 levels": {"levels": [0.6, 0.8, 1.0], "interval_s": 0.5}},
+    "ooco_gym/OnlineTuning-v1": {"2 controls": {"controls": {"slo_margin": 0.1, "max_pull": 4}, "interval_s": 2.0}},
+    "ooco_gym/Routing-v1": {"mixed instances": {"scenario": {"cluster": "mixed_7b", "rate_scale": 0.1, "offline": {
         "mode": "rate", "rate": 3.0}}, "partner": "vllm_priority", "window_s": 40.0}},
-    "ooco_gym/Colocation-v0": {"varied": {"vary": {"rate_scale": [0.04, 0.08], "offline.rate": [0.5, 2.0]}}},
+    "ooco_gym/Colocation-v1": {"varied": {"vary": {"rate_scale": [0.04, 0.08], "offline.rate": [0.5, 2.0]}}},
 }
 
 

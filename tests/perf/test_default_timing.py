@@ -52,9 +52,9 @@ def test_the_chips_own_form_is_the_protocols() -> None:
 
 def test_environments_figures_and_claims_keep_the_papers_form() -> None:
     for scenario in ({"cluster": H100}, Scenario(cluster=H100)):
-        assert episode_config("gating_v0", scenario=scenario).scenario.timing == "ooco"
-    assert episode_config("gating_v0", cluster=H100).scenario.timing == "ooco"
-    assert episode_config("gating_v0", scenario={"timing": "extended"}).scenario.timing == "extended"
+        assert episode_config("prefillgate", scenario=scenario).scenario.timing == "ooco"
+    assert episode_config("prefillgate", cluster=H100).scenario.timing == "ooco"
+    assert episode_config("prefillgate", scenario={"timing": "extended"}).scenario.timing == "extended"
     for group in ("figure", "claim"):
         for path in (conf_root() / group).rglob("*.yaml"):
             spec = load_yaml(group, path)

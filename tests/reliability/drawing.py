@@ -25,7 +25,7 @@ LEFT = ("profile_windows", "profile_steps", "profile_duration_s", "profile_seed"
 WORKLOADS = ("azure_conv", "azure_code", "ooc", "sharegpt", "few_shot", "doc_qa", "lmsys", "mooncake")
 POOLS = {"pair_7b": 0.5, "pair_llama2_7b_40g": 0.2, "fleet_16": 1.5}  # most of azure_conv's rate
 ENGINES = {"mixed_7b": 0.5, "engine_7b": 0.25, "mixed_llama2_7b_40g": 0.2}
-NEEDS_OOCO = ("Control", "Packing", "Colocation")  # partners with a packing margin, or parameters that are turned
+NEEDS_OOCO = ("OnlineTuning", "Packing", "Colocation")  # partners with a packing margin, or parameters that are turned
 OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 # Of another workload for about the same load.
 RATE_OF = {"ooc": 0.3, "sharegpt": 40.0, "lmsys": 40.0, "few_shot": 8.0, "doc_qa": 3.0, "mooncake": 0.5}
@@ -201,7 +201,7 @@ def scenario(random: Random) -> Case:
 def environment(random: Random) -> Case:
     """An environment with random arguments, played at random."""
     name = random.choice(sorted(ENVIRONMENTS))
-    mixed = any(part in name for part in ("Batching", "Admission", "Reclaiming"))
+    mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim"))
     if mixed:
         partner, limits = random.choice(OPEN_PARTNERS if "Admission" in name else (*OPEN_PARTNERS, "echo", "sarathi_pp",
                           "vllm_priority", "niyama", "hygen:latency_budget_s=0.04")), ENGINES
@@ -210,7 +210,7 @@ def environment(random: Random) -> Case:
                                          "ooco:max_pull=1,interrupt=slack")), POOLS
     if any(part in name for part in NEEDS_OOCO):
         partner = random.choice(("ooco", "ooco:slo_margin=0.5"))
-    if "Gating-v1" in name:  # whose `reserve` is set
+    if "Gating-v2" in name:  # whose `reserve` is set
         partner = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
     if "Routing" in name:
         limits = {"fleet_16": POOLS["fleet_16"]}

@@ -51,7 +51,7 @@ def kept(env: Any) -> tuple[ArrivalRates, Blocks, float]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_features_in_service_are_those_of_training(case: str) -> None:
-    env, random = make("ooco_gym/Batching-v0", **CASES[case]), np.random.default_rng(3)
+    env, random = make("ooco_gym/Batching-v1", **CASES[case]), np.random.default_rng(3)
     observation, info = env.reset(seed=3, options={"window": 0})
     replicas: dict[int, Replica] = {}
     seen = []

@@ -162,7 +162,7 @@ def test_each_baseline_and_each_point_from_python(policy: str, outside: tuple[st
 
 # --- A state for reading while a decision is open, and rules that count on records being up to date ------------------
 def test_it_is_up_to_date_and_the_episode_is_left_alone() -> None:
-    env: Any = gym.make("ooco_gym/Gating-v0").unwrapped
+    env: Any = gym.make("ooco_gym/PrefillGate-v1").unwrapped
     env.reset(seed=1)
     late = 0
     for _ in range(60):
@@ -191,6 +191,6 @@ def ask_somebody(view):
 
 def test_a_partner_whose_rule_asks_outside_is_refused_in_a_sentence() -> None:
     asks = replace(ooco_gym.get_policy("ooco"), name="asks", gate=ask_somebody)
-    env = gym.make("ooco_gym/Preemption-v0", partner=asks)
+    env = gym.make("ooco_gym/Interruption-v1", partner=asks)
     with pytest.raises(UserError, match="answered ASK"):
         env.reset(seed=1)

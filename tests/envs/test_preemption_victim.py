@@ -1,4 +1,4 @@
-"""Reclaiming-v0: where it asks, what giving way does, that its features are those an engine can compute."""
+"""PreemptionVictim-v1: where it asks, what giving way does, that its features are those an engine can compute."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from numba import types
 from baselines.deadline import compose_within, settings_of
 from ooco_gym import Simulation, candidate_table
 from ooco_gym.compile import jit
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.reclaiming import PLACES
+from ooco_gym.envs.preemption_victim import F
 from ooco_gym.policy import policy_of
 from ooco_gym.policy.decisions import COMPOSE, addresses, hook
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
@@ -21,7 +20,7 @@ from ooco_gym.policy.mixed import RECOMPUTE, preempt
 from ooco_gym.policy.reclaiming import fits_host, lacking, relief
 from ooco_gym.sim import state as s
 
-ID = "ooco_gym/Reclaiming-v0"
+ID = "ooco_gym/PreemptionVictim-v1"
 SHARED = {"rate_scale": 0.06, "offline": {"mode": "rate", "rate": 4.0, "lengths": "ooc",
                                           "sharing": {"form": "few_shot", "ratio": 0.5, "groups": 10}}}
 CASES = {
@@ -34,7 +33,7 @@ CASES = {
 
 def figures(env, name):
     """A figure of all candidates."""
-    return candidate_table(env._observation()["candidates"])[:, getattr(COLUMN, PLACES[name])]
+    return candidate_table(env._observation())[:, getattr(F, name)]
 
 
 @jit(types.int64(types.int64, types.int64))

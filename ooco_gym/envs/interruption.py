@@ -1,18 +1,21 @@
-"""`ooco_gym/Preemption-v0`: an online request arrives while offline work runs: stop it, or let it finish?"""
+"""`ooco_gym/Interruption-v1`: an online request arrives while offline work runs: stop it, or let it finish?"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
+from ooco_gym.envs.features import ARRIVAL, MARGIN, PICKS, RELAXED, columns
+from ooco_gym.envs.filling import SHORT, TEN_MS, log_scale, share, signed
+from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
-from ooco_gym.sim.costs import predict_prefill
+from ooco_gym.sim.costs import blocks_for, length, predict_prefill
 from ooco_gym.sim.decode import flush
-from ooco_gym.sim.state import INTERRUPT, KEEP, STOP
+from ooco_gym.sim.state import INTERRUPT, KEEP, PS_PER_S, STOP
+
+COLUMN = columns(ARRIVAL)
 
 
 @step_kernel
@@ -20,15 +23,17 @@ def offer_interrupt(state, buffers, i):
     """The request that has arrived is the one candidate: to take it is to stop what runs."""
     instance, slot = state.pending.instance, state.pending.request
     flush(state, instance)
-    spec, out = state.instances[instance], buffers.candidates[i, 0]
-    logs = stack_logs()
-    fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)
-    take_logs(logs, 1, buffers.candidates[i])
-    ahead_ps = spec.end_ps - state.clock.now_ps + predict_prefill(state, instance, spec.online_waiting_tokens)
+    spec, request, out = state.instances[instance], state.requests[slot], buffers.candidates[i, 0]
+    now, tokens = state.clock.now_ps, length(state, slot)
+    out[COLUMN.tokens] = log_scale(tokens, SHORT)
+    out[COLUMN.prefill] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
+    out[COLUMN.memory] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
+    out[COLUMN.slack] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
+    ahead_ps = spec.end_ps - now + predict_prefill(state, instance, spec.online_waiting_tokens)
     out[COLUMN.backlog] = log_scale(ahead_ps / 1e9, TEN_MS)
+    out[COLUMN.partner] = partner_pick(state, buffers, i) == STOP
     buffers.chosen[i, 0] = slot
     buffers.mask[i, DECLINE_ACTION] = 1
-    buffers.mask[i, PARTNER_ACTION] = 1
     buffers.mask[i, FIXED] = 1
     return 2
 
@@ -48,10 +53,10 @@ DECISION = Decision(
     "interrupt", INTERRUPT, offer_interrupt, answer_interrupt, action_of_interrupt,
     question="An online request has arrived: stop the offline work that runs?", no="let the iteration finish",
     take="stop it at the next layer", candidates="the request that has arrived",
-    figures=("tokens", "prefill", "slack", "backlog"), marks=((300, 214),))
+    table=ARRIVAL, still=(*MARGIN, *PICKS, *RELAXED, "since_online_arrival"), marks=((300, 214),))
 
 
-class PreemptionEnv(DecisionEnv):
+class InterruptionEnv(DecisionEnv):
     """Whether an online arrival stops the offline work that runs; a partner policy takes all other decisions.
 
     ## Description
@@ -60,17 +65,17 @@ class PreemptionEnv(DecisionEnv):
     lost. Where there is slack in the TTFT SLO, the iteration may as well finish.
 
     ## Action Space
-    `Discrete(3)`: 0 lets the iteration finish, 1 does what the partner would do, 2 stops it at the next layer.
+    `Discrete(3)`: 0 lets the iteration finish, 2 stops it at the next layer.
 
     ## Candidates
     One: the online request that has arrived, with its slack, and `backlog`, the time until its prefill would be over
     if nothing stops. What runs is among the cluster features (`busy`, `progress`, `online_waiting`, `online_slack`).
     """
 
-    id: ClassVar[str] = "ooco_gym/Preemption-v0"
+    id: ClassVar[str] = "ooco_gym/Interruption-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
-    default_scenario: ClassVar[str] = "preemption"
+    default_scenario: ClassVar[str] = "interruption"
     most_candidates: ClassVar[int] = 1
 
 
-register(PreemptionEnv)
+register(InterruptionEnv)

@@ -1,4 +1,4 @@
-"""`ooco_gym/Reclaiming-v0`: which running offline request of a mixed instance gives way where its blocks are short?"""
+"""`ooco_gym/PreemptionVictim-v1`: which running offline request gives way where an engine's blocks are short?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.batching import feature_of, fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, add_choice, add_quantiles
-from ooco_gym.envs.features import COLUMN, columns
+from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.latency_budget import OPEN_FIGURES, believed_latency, decodes
@@ -26,11 +26,6 @@ from ooco_gym.sim.state import ASK, BATCH, RECOMPUTE, SWAP
 
 # --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
-# Which column of a candidate has which figure of `VICTIM`: all environments' candidates are of one width.
-PLACES = {"present": "present", "tokens": "tokens", "generated": "generated", "cost": "prefill", "wait": "wait",
-          "evictions": "evictions", "decodes": "interruptions", "memory": "memory", "online": "interrupt_risk",
-          "computed": "slack", "place": "running", "lack": "step", "output": "backlog", "freed": "residents",
-          "swap": "level"}
 F = columns(VICTIM)
 _PER_LOG = log_scales(VICTIM)
 _TOKENS, _GENERATED, _OUTPUT, _WAIT = (_PER_LOG[F.tokens], _PER_LOG[F.generated], _PER_LOG[F.output],
@@ -79,21 +74,21 @@ def fill_victim(state, buffers, i, k, short):
     (lack, need, online), out, request = short, buffers.candidates[i, k], state.requests[slot]
     tokens = length(state, slot)
     output = max(1.0, state.observed.offline_output_mean - request.generated_tokens)
-    out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = log_scale(tokens, _TOKENS)
-    out[COLUMN.slack] = request.num_computed_tokens / tokens
-    out[COLUMN.generated] = log_scale(request.generated_tokens, _GENERATED)
-    out[COLUMN.backlog] = log_scale(output, _OUTPUT)
-    out[COLUMN.wait] = log_scale((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
-    out[COLUMN.evictions] = min(1.0, request.evictions / _EVICTIONS)
-    out[COLUMN.interruptions] = decodes(state, slot)
-    out[COLUMN.running] = order_of(state, instance, slot)
-    out[COLUMN.memory] = log_scale(private_blocks(state, instance, slot), _MEMORY)
-    out[COLUMN.residents] = min(1.0, relief(state, instance, slot) / (lack * _FREED))
-    out[COLUMN.step] = log_scale(lack, _LACK)
-    out[COLUMN.interrupt_risk] = online / need
-    out[COLUMN.level] = how == SWAP
-    out[COLUMN.prefill] = log_scale(cost_ps(state, instance, slot, how) / 1e9, _COST)
+    out[F.present] = 1.0
+    out[F.tokens] = log_scale(tokens, _TOKENS)
+    out[F.computed] = request.num_computed_tokens / tokens
+    out[F.generated] = log_scale(request.generated_tokens, _GENERATED)
+    out[F.output] = log_scale(output, _OUTPUT)
+    out[F.wait] = log_scale((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
+    out[F.evictions] = min(1.0, request.evictions / _EVICTIONS)
+    out[F.decodes] = decodes(state, slot)
+    out[F.place] = order_of(state, instance, slot)
+    out[F.memory] = log_scale(private_blocks(state, instance, slot), _MEMORY)
+    out[F.freed] = min(1.0, relief(state, instance, slot) / (lack * _FREED))
+    out[F.lack] = log_scale(lack, _LACK)
+    out[F.online] = online / need
+    out[F.swap] = how == SWAP
+    out[F.cost] = log_scale(cost_ps(state, instance, slot, how) / 1e9, _COST)
 
 
 @step_kernel
@@ -173,12 +168,11 @@ DECISION = Decision(
     question="Blocks are short for what must run: which offline request gives way?",
     take="take this request's memory in this way, and be asked again while blocks lack",
     candidates="running offline requests, their memory lost or swapped out",
-    figures=tuple(one.name for one in VICTIM if one.name != "present"),
-    features={PLACES[one.name]: feature_of(one) for one in VICTIM}, cluster=tuple(map(feature_of, ENGINE)),
+    table=tuple(map(feature_of, VICTIM)), cluster=tuple(map(feature_of, ENGINE)),
     observe=observe_victims, marks=((722, 247),))
 
 
-class ReclaimingEnv(DecisionEnv):
+class PreemptionVictimEnv(DecisionEnv):
     """Which running offline request gives way where an engine's KV memory is short, and what becomes of its memory.
 
     ## Description
@@ -202,9 +196,9 @@ class ReclaimingEnv(DecisionEnv):
     will generate: `output` is the mean of those that finished.
     """
 
-    id: ClassVar[str] = "ooco_gym/Reclaiming-v0"
+    id: ClassVar[str] = "ooco_gym/PreemptionVictim-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
-    default_scenario: ClassVar[str] = "reclaiming"
+    default_scenario: ClassVar[str] = "preemptionvictim"
 
 
-register(ReclaimingEnv)
+register(PreemptionVictimEnv)

@@ -1,4 +1,4 @@
-"""`ooco_gym/Control-v0`: all tuned parameters of the partner at once, every few seconds."""
+"""`ooco_gym/OnlineTuning-v1`: all tuned parameters of the partner at once, every few seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CONTROL, step_kernel
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.decision import Controls, Decision
-from ooco_gym.envs.features import COLUMN
+from ooco_gym.envs.features import PARAMETER, PICKS
 from ooco_gym.envs.stepping import end_runs
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, is_number, nearest
@@ -27,11 +27,9 @@ def offer_controls(state, buffers, i):
     """One candidate for each parameter: where it stands among its levels."""
     last = max(1, buffers.levels.shape[1] - 1)
     for index in range(buffers.params.size):
-        out = buffers.candidates[i, index]
-        out[COLUMN.present] = 1.0
         for level in range(last + 1):
             if state.params[buffers.params[index]] == buffers.levels[index, level]:
-                out[COLUMN.level] = level / last
+                buffers.candidates[i, index, 0] = level / last
                 break
     buffers.mask[i, :] = 1
     return 2
@@ -107,10 +105,10 @@ def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
 DECISION = Decision(
     "control", CONTROL, offer_controls, answer_controls, controls=control_levels,
     question="Where do the partner's parameters stand in the next interval?", no="", candidates="parameters",
-    figures=("level",), marks=((354, 54),))
+    table=PARAMETER, still=PICKS, marks=((354, 54),))
 
 
-class ControlEnv(DecisionEnv):
+class OnlineTuningEnv(DecisionEnv):
     """The parameters of a deployed policy, turned up and down around their tuned values every few seconds.
 
     ## Description
@@ -120,15 +118,15 @@ class ControlEnv(DecisionEnv):
 
     ## Action Space
     `MultiDiscrete([L] * P)`: for each of P parameters one of L levels around its tuned value, which is level (L - 1)/2
-    (`conf/env/control.yaml`, `controls`: the size of a step, or `choices`). All levels are always legal.
+    (`conf/env/onlinetuning.yaml`, `controls`: the size of a step, or `choices`). All levels are always legal.
 
     ## Candidates
     One a parameter: `level` is where it stands now among its levels.
     """
 
-    id: ClassVar[str] = "ooco_gym/Control-v0"
+    id: ClassVar[str] = "ooco_gym/OnlineTuning-v1"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
-    default_scenario: ClassVar[str] = "control"
+    default_scenario: ClassVar[str] = "onlinetuning"
 
 
-register(ControlEnv)
+register(OnlineTuningEnv)
