@@ -85,10 +85,10 @@ def _environment(config: Mapping[str, Any], policy: LearnedPolicy, folder: str) 
     env = dict(policy.env if given is None else load_yaml("env", given) if isinstance(given, str) else plain(given))
     env |= {key: config[key] for key in ("shift", "window_s", "warmup_s") if config.get(key) is not None}
     with closing(make_env(env)) as made, closing(make_env(policy.env)) as expected:
-        check_fit(Path(folder).name, folder, made)
         if made.observation_space != expected.observation_space or made.action_space != expected.action_space:
             raise UserError(f"'{folder}' was trained on {policy.env['id']}, whose observations or actions are not "
                             f"those of {env['id']}; leave env=null for its own")
+        check_fit(Path(folder).name, folder, made)
     return env
 
 

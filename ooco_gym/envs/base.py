@@ -84,7 +84,7 @@ class DecisionEnv(gym.Env):
     OOCO (arXiv 2511.21862), HyGen (arXiv 2501.14808), Echo (arXiv 2504.03651), BROS (arXiv 2504.09590).
 
     ## Version History
-    * v1: each kind of decision has its own table of candidates, and no action is there twice; the gate that holds is v2.
+    * v1 (Gating: v2): each kind of decision has its own table of candidates, and no action is there twice.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}

@@ -109,7 +109,7 @@ def test_mistakes_are_named(run_folder, tmp_path, change, match):
 def test_an_exported_policy_is_explained_and_not_on_decisions_that_it_never_learned(tmp_path):
     short = {**CHANGES, "policy": str(GATE), "window_s": 10.0, "warmup_s": 5.0, "episodes": 1,
              "decisions": 40, "repeats": 1, "out": str(tmp_path / "out")}
-    with pytest.raises(UserError, match="'gate_network' was never asked to evict, only to gate"):
+    with pytest.raises(UserError, match="not those of ooco_gym/Eviction-v1; leave env=null"):
         explain.main({**short, "env": "eviction"})
     with pytest.raises(UserError, match="policy folder 'nowhere' does not exist; expected the 'out'"):
         explain.main({**short, "policy": "nowhere"})
