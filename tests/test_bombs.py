@@ -143,3 +143,20 @@ def test_a_row_of_megabytes_is_called_so(tmp_path: Path, text: bytes) -> None:
     """Rather than by what the reader's blocks are called."""
     (tmp_path / "long.csv").write_bytes(text)
     assert "a row is longer than is read (1 MiB" in refused(tmp_path, "simulate", "workload.path=long.csv")
+
+
+def test_keys_that_each_line_has_of_its_own_are_no_columns(tmp_path: Path) -> None:
+    """As of calls of tools by their ids: of a file of 12 MB, 900,000 columns of 3,000 values each."""
+    with (tmp_path / "ids.jsonl").open("w") as file:
+        for line in range(3000):
+            calls = ", ".join(f'"call_{line}_{place}": 1' for place in range(300))
+            file.write(f'{{"arrival_s": {line}, "prompt_tokens": 0, "output_tokens": 9, "calls": {{{calls}}}}}\n')
+    assert "line 1, field 'prompt_tokens': found 0" in refused(tmp_path, "data", "describe", "ids.jsonl")
+
+
+def test_a_line_of_a_megabyte_hangs_nothing(tmp_path: Path) -> None:
+    """Words of a log, which a search might go over again from each of them; and columns without end."""
+    (tmp_path / "words.csv").write_text("INFO " * 200_000 + "\n1\n")
+    (tmp_path / "columns.csv").write_text(",".join(f"{column:x}" for column in range(150_000)) + "\n1\n")
+    for name in ("words.csv", "columns.csv"):
+        assert f"trace file '{name}'" in refused(tmp_path, "data", "describe", name)

@@ -16,6 +16,7 @@ import os
 import re
 import reprlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -36,8 +37,10 @@ Cast = Callable[[Column], Column | None]
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
-_LOG = re.compile(r"\[\d\d/[A-Z][a-z]{2}/\d{4}:|\b(INFO|DEBUG|WARNING|ERROR)\b.*\d\d:\d\d|^\w+=\S+ \w+=\S+"
-                  r"|^data: |^# (HELP|TYPE) ")
+_LOG = re.compile(r"^(?!\s*\[?\s*{)(.*\[(\d\d/)?[A-Z][a-z]{2}[ /]|.*\b(INFO|DEBUG|WARNING|ERROR)\b.*\d\d:\d\d"
+                  r"|\w+=\S+ \w+=\S+|data: |# (HELP|TYPE) )")
+LOOKED_AT = 1000    # characters of a line, by which text of a log is known
+MOST_VALUES, FEWEST_COLUMNS = 10_000_000, 128     # of JSON as columns
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
@@ -240,6 +243,9 @@ def read_table(path: Path) -> Table:
         first = next((line for _, line in _lines(data) if not line.isspace()), None)
         if first is None:
             raise UserError(f"trace file '{path}' is empty")
+        if _LOG.search(first[:LOOKED_AT]):
+            raise UserError(f"trace file '{path}' is text that a server logs and has no names of columns; expected CSV,"
+                            " JSON lines or Parquet with token counts: docs/your_trace.md says how to log them")
         return _read_json(path, data) if first.lstrip()[0] in "{[" else _read_csv(path, data)
     except UserError:
         raise
@@ -310,8 +316,8 @@ def _lines(data: bytes) -> Iterator[tuple[int, str]]:
 
 def _names(path: Path, found: Sequence[str]) -> list[str]:
     names = [name.strip() for name in found]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise UserError(f"trace file '{path}' has two columns named '{name}'; expected each name once")
     return names
 
@@ -321,9 +327,6 @@ def _read_csv(path: Path, data: bytes) -> Table:
     header = next(_lines(data))[1]
     mark = max(",;\t|", key=header.count)
     names, broken = _names(path, next(csv.reader([header], delimiter=mark))), []
-    if _LOG.search(header):
-        raise UserError(f"trace file '{path}' is text that a server logs and has no names of columns; expected CSV, "
-                        "JSON lines or Parquet with token counts: docs/your_trace.md says how to log them")
 
     def skip(row: Any) -> str:
         broken.append(row)
@@ -356,7 +359,9 @@ def _read_json(path: Path, data: bytes) -> Table:
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
             raise UserError(f"trace file '{path}' is one JSON object with a list of objects, '{key}', expected one "
                             f"object a line{_lines_of(path, key)}")
-    names = dict.fromkeys(name for row in rows for name in row)
+    names = Counter(name for row in rows for name in row)
+    if len(names) * len(rows) > MOST_VALUES:    # keys that each row has of its own, such as ids, are no columns
+        names = dict(names.most_common(max(FEWEST_COLUMNS, MOST_VALUES // len(rows))))
     return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
 
 

@@ -153,6 +153,8 @@ def test_an_export_of_what_was_used_is_told_from_a_log_of_requests(text: str) ->
     ("time=2026-11-27T12:44:36Z prompt_tokens=10 completion_tokens=5\n" * 3, "is text that a server logs"),
     (json.dumps({"time_iso8601": "2026-11-27T12:44:36+00:00", "status": "200", "body_bytes_sent": "512"}),
      "columns.arrival_s=time_iso8601 columns.prompt_tokens=NAME .*if none has token counts, .*: log these with each"),
+    ("[Fri Nov 27 12:44:36 2026] [core:error] [pid 1] File does not exist\n" * 3, "is text that a server logs"),
+    ("[27/Nov/2026:12:44:36 +0000] POST /v1/completions\n" * 3, "is text that a server logs"),
     ("# HELP vllm:prompt_tokens_total x\n# TYPE y counter\n", "is text that a server logs"),
     ('data: {"usage": {"prompt_tokens": 1}}\n\n' * 3, "is text that a server logs"),
     (json.dumps({"requests": [{"arrival_s": 0}]}), r"is one JSON object with a list of objects, .*jq -c '.requests"),
