@@ -67,7 +67,7 @@ RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parq
 SEED = 0
 SERVED = {"h100": [  # docs/sim_to_real.md, On a GPU: mean TTFT and TPOT in ms, measured and simulated
     ("vLLM 0.32.0", "none", (333, 61.7), (212, 53.4)),
-    ("vLLM 0.32.0", "vllm_eager_async", (333, 61.7), (336, 63.0)),
+    ("vLLM 0.32.0", "vllm_eager_async", (333, 61.7), (337, 62.9)),
     ("vLLM 0.32.0", "vllm_eager_sync", (287, 68.1), (253, 69.0))]}
 
 

@@ -262,7 +262,7 @@ OVERHEADS = ("prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_
 _KERNELS = {
     # Powers of the ratios of FLOP/s, memory bandwidth, and units. A block of rows runs on one unit, so as fast as its
     # share of the peak; work for each request and head is spread over the units; launches are the host's.
-    "flops_per_s": (1, 0, 0), "units": (0, 0, 1), "critical_flops_per_s": (1, 0, -1),
+    "flops_per_s": (1, 0, 0), "units": (0, 0, 1), "split_rows": (0, 0, 1), "critical_flops_per_s": (1, 0, -1),
     "critical_s_per_token": (-1, 0, 1), "lone_critical_s_per_token": (-1, 0, 1), "request_head_s": (0, 0, -1),
     "store_s": (0, 0, -1), "head_s": (0, 0, -1), "head_s_per_token": (-1, 0, 0), "head_s_per_chunk_token": (0, 0, -1),
     "decode_s_per_token": (-1, 0, 1), "mixed_s_per_token": (-1, 0, 1)}

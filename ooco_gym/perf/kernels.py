@@ -129,6 +129,9 @@ class PrefillAttentionParameters(_Mapped):
     """To write a new token's key and value: for each element of the key, outside the norm."""
     store_width: float = 512.0
     """Elements of the key from which `store_s` counts no more: blocks are as wide as that."""
+    split_rows: float = 0.0
+    """Rows of all heads that fill the chip once: fewer have their earlier context split among blocks, so that its
+    chain is so much shorter and is read again (`reread`) so much less; 0: a context is never split."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +340,8 @@ class Attention(NamedTuple):
         ** (1 / exponent)
 
     and an exponent of infinity takes the largest of the terms: the roofline. In decode every request has one row
-    (`tile` and `causal` do not count: `work` is `kv`).
+    (`tile` and `causal` do not count: `work` is `kv`). Where contexts are split, `critical_s` and `linear_s[2]` count
+    of what is before the new rows `min(1, split * sum rows)` alone.
 
     Attributes:
         roofs_s: float64[r, 4], seconds for each unit of the features; usually a compute and a memory roof.
@@ -345,6 +349,7 @@ class Attention(NamedTuple):
         launch_s: once an iteration that has such attention.
         linear_s: float64[4], added outside the norm.
         critical_s: seconds for each token of the mean context: the longest chain of one block of rows.
+        split: share of the chip that a row fills, where contexts of few rows are split among blocks; 0: never.
         tile: rows are padded to a multiple of it.
         causal: share of its own new tokens that a row does not look at on average: 0 counts the whole square, 0.5 the
             causal triangle.
@@ -355,6 +360,7 @@ class Attention(NamedTuple):
     launch_s: float = 0.0
     linear_s: np.ndarray = np.zeros(4)
     critical_s: float = 0.0
+    split: float = 0.0
     tile: int = 1
     causal: float = 0.0
 
@@ -376,6 +382,9 @@ class Attention(NamedTuple):
         """Seconds from the four sums, element by element for arrays of batches."""
         sums = np.stack(np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (work, rows, context, requests))), -1)
         terms = np.maximum((sums[..., None, :] * self.roofs_s).sum(axis=-1), 0.0)
+        if self.split:  # the chain, and what is read again, of a block's part of the earlier context
+            left_out = 1.0 - np.minimum(1.0, self.split * sums[..., 1])
+            sums[..., 2] -= left_out * np.maximum(sums[..., 2] - sums[..., 1], 0.0)
         if self.critical_s:
             mean = sums[..., 2] / np.maximum(sums[..., 3], 1.0)
             terms = np.concatenate([terms, (self.critical_s * mean)[..., None]], axis=-1)
@@ -456,8 +465,9 @@ def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: flo
     """Prefill attention of one layer on one chip that has `heads` query and `kv_heads` key/value heads.
 
     Rows are padded to tiles, each looks at its causal part of the context plus `row_tokens`, queries and outputs as
-    well as keys and values move once, a single block of rows walks through the whole context (`critical`), and the
-    new keys and values are written to the cache (`store`). `kv_bytes`: of a token of context; 0: of so many heads.
+    well as keys and values move once, a single block of rows walks through the whole context (`critical`), or through
+    its share where the context is split, and the new keys and values are written to the cache (`store`). `kv_bytes`: of
+    a token of context; 0: of so many heads.
     """
     q_bytes = 2.0 * dtype_bytes * heads * head_dim
     kv_bytes = kv_bytes or 2.0 * dtype_bytes * kv_heads * head_dim
@@ -468,7 +478,8 @@ def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: flo
     store = p.store_s * min(kv_heads * head_dim, p.store_width)
     outside = np.array([0.0, store, p.reread * kv_bytes / p.memory_bytes_per_s, 0.0])
     tile = round(p.tile * kv_heads / heads) if p.packed else round(p.tile)
-    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, outside, block, max(tile, 1), p.causal)
+    split = heads / p.split_rows if p.split_rows else 0.0
+    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, outside, block, split, max(tile, 1), p.causal)
 
 
 def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float, head_dim: float,

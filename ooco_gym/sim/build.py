@@ -250,6 +250,7 @@ def _fill_attention(state: s.State, row: int, table: CostTable, factor: float) -
     entry["linear"] = attention.linear_s * ps
     entry["launch"], entry["critical"] = attention.launch_s * ps, attention.critical_s * ps
     entry["exponent"], entry["causal"], entry["tile"] = attention.exponent, attention.causal, attention.tile
+    entry["split"] = attention.split
     entry["measured"] = int(table.attention_grid.size > 0)
     if entry["measured"]:
         state.attention_grid[row] = table.attention_grid + steady(np.log2(factor))

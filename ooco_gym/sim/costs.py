@@ -124,7 +124,10 @@ def prefill_attention(state, table, work, rows, context, prompts):
     one = state.tables[table]
     if one.measured:
         return _measured_attention(state, table, work, rows, context, prompts)
-    critical = one.critical * context / prompts
+    reach = context
+    if one.split > 0.0:
+        reach -= (1.0 - min(1.0, one.split * rows)) * max(context - rows, 0.0)
+    critical = one.critical * reach / prompts
     first = max(0.0, one.roofs[0, 0] * work + one.roofs[0, 1] * rows + one.roofs[0, 2] * context
                 + one.roofs[0, 3] * prompts)
     second = max(0.0, one.roofs[1, 0] * work + one.roofs[1, 1] * rows + one.roofs[1, 2] * context
@@ -135,7 +138,7 @@ def prefill_attention(state, table, work, rows, context, prompts):
         if critical > 0.0:
             norm += steady((critical / largest) ** one.exponent)
         largest *= steady(norm ** (1.0 / one.exponent))
-    return (one.launch + one.linear[0] * work + one.linear[1] * rows + one.linear[2] * context
+    return (one.launch + one.linear[0] * work + one.linear[1] * rows + one.linear[2] * reach
             + one.linear[3] * prompts + largest)
 
 

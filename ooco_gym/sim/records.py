@@ -196,6 +196,7 @@ TABLE = np.dtype(
         ("linear", np.float64, (4,)),
         ("launch", np.float64),
         ("critical", np.float64),
+        ("split", np.float64),  # share of the chip that a row fills; 0: contexts are not split
         ("exponent", np.float64),  # infinity: the largest term
         ("causal", np.float64),
         ("tile", np.int64),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from ooco_gym.perf import (
     cost_table,
     list_chips,
     load_chip,
+    mixed_latency_ps,
 )
 from ooco_gym.perf.command import describe_iteration
+from ooco_gym.perf.kernels import prefill_attention
 from tests.perf.perf_chips import KERNELS, decode_s, deploy, prefill_s
 
 FORMS = [deploy("ooco"), deploy("ooco_xllm"), deploy("extended"), deploy("measured"),
@@ -109,6 +113,32 @@ def test_a_chip_without_kernels_is_named_with_what_to_do():
 
 
 SHIPPED = [name for name in list_chips() if load_chip(name).extended]
+H100 = load_chip("h100")
+MEASURED = json.loads((Path(__file__).parents[2] / "results" / "sim_to_real_gpu.json").read_text(encoding="utf-8"))
+
+
+def test_chunks_behind_long_contexts_take_what_they_took_in_an_engine():
+    """Iterations of vLLM on an H100; small ones wait for the host, and have some of each other's time."""
+    table = cost_table(Deployment.from_config({"chip": "h100", "model": "llama_3_1_8b", "timing": "extended"}))
+    chunks = [one for one in MEASURED["measured"]["long_prompts"]["chunks"] if one["before"] >= 65_536]
+    found = {(one["before"], one["tokens"]): mixed_latency_ps(table, [[one["tokens"]]], [[one["before"]]], [0], [0])[0]
+             / 1e9 / one["ms"] for one in chunks}
+    large = [ratio for (_, tokens), ratio in found.items() if tokens >= 2048]
+    assert len(large) >= 8
+    assert min(large) > 0.86 and max(large) < 0.95
+    for tokens in (64, 256, 512):
+        assert 0.85 < found[104_000 + {64: 16, 256: 80, 512: 336}[tokens], tokens] < 1.2
+
+
+def test_a_context_is_split_the_less_the_more_rows_there_are():
+    whole = prefill_attention(replace(H100.extended.prefill_attention, split_rows=0.0), 32, 8, 128)
+    split = prefill_attention(H100.extended.prefill_attention, 32, 8, 128)
+    shares = []
+    for q in (16, 64, 256, 528, 2048):
+        sums = split.features(np.array([q]), np.array([60_000]))
+        shares.append(float(split.seconds(*sums) / whole.seconds(*sums)))
+    assert shares == sorted(shares)
+    assert shares[0] < 0.25 and shares[-2:] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
