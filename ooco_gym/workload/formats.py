@@ -195,7 +195,8 @@ def _asked(table: Table, missing: Iterable[str]) -> str:
 
 def _likely(table: Table, ours: str) -> str:
     """The column that sounds most like one of ours; NAME where none does."""
-    found = [name for word in LIKELY[ours] for name in table.columns if word in name.casefold()]
+    found = [name for word in LIKELY[ours] for name in table.columns if word in name.casefold() and (
+        ours == "arrival_s" or "time" not in name.casefold())]  # completionStartTime counts no tokens
     tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
     return [*tokens, *found, "NAME"][0]
 

@@ -18,7 +18,7 @@ from ooco_gym.workload.formats import LOG_TOKENS, few, played
 from ooco_gym.workload.table_reader import Table
 
 FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
-NO_COUNT = ("", "-", "none", "null", "nan")
+NO_COUNT = ("", "-", "0", "none", "null", "nan")  # in both lengths
 NOTHING = ("", "-", "0", "none", "null", "nan", "false", "no", "ok", "[]", "{}")
 STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # of HTTP
 DOUBLED_SHARE = 0.01    # of rows that are equal to one before, from which they are asked about

@@ -209,6 +209,7 @@ def _as_moments(column: Column) -> Column | None:
         pattern = rf"^\[?(?:\w{{3}}, )?(\d\d)[/ ]{name}[/ ](\d{{4}})[: ]([\d:.]+) ?(.*?)\]?$"
         text = _compute.replace_substring_regex(text, pattern, rf"\2-{month:02d}-\1 \3 \4")
     for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
+                         (r"(:\d\d),(\d+)", r"\1.\2"),  # as Python's logging writes them
                          (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
         text = _compute.replace_substring_regex(text, pattern, put)
     zoned = _compute.match_substring_regex(text, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")

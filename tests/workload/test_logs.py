@@ -170,15 +170,17 @@ def test_a_log_without_names_or_without_tokens_says_what_to_log(text: str, said:
 
 LITELLM = "request_id,spend,total_tokens,prompt_tokens,completion_tokens,startTime,endTime,status"
 LANGFUSE = "id,startTime,endTime,promptTokens,completionTokens,level"
+OBSERVATIONS = "id,startTime,completionStartTime,usageDetails.input,usageDetails.output"
 AZURE_API = "TimeGenerated [UTC],PromptTokens,CompletionTokens,ResponseCode"
 
 
 @pytest.mark.parametrize(("head", "row"), [
     (LITELLM, "c{i},0.01,107,{p},7,2026-11-27T12:44:{i:02d}.5+00:00,2026-11-27T12:45:00+00:00,success"),
     (LANGFUSE, '"g{i}","2026-11-27T12:44:{i:02d}.5Z","2026-11-27T12:45:00Z","{p}","7","DEFAULT"'),
+    (OBSERVATIONS, "g{i},2026-11-27T12:44:{i:02d}.5Z,2026-11-27T12:45:00Z,{p},7"),
     (AZURE_API, "2026-11-27T12:44:{i:02d}.5Z,{p},7,200"),
     ("@timestamp,input.inputTokenCount,output.outputTokenCount", "2026-11-27T12:44:{i:02d}.500Z,{p},7")],
-    ids=["litellm", "langfuse", "azure", "bedrock"])
+    ids=["litellm", "langfuse", "observations", "azure", "bedrock"])
 def test_the_sentence_that_asks_for_columns_names_all_of_them_as_the_command_takes_them(
         head: str, row: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "\n".join(row.format(i=place, p=100 + place) for place in range(9))
@@ -195,6 +197,23 @@ def test_long_names_of_columns_are_whole_or_said_to_be_cut() -> None:
     Path("log.csv").write_text(f"time,{whole},{cut}\n0,5,2\n")
     with pytest.raises(UserError, match=f"found: time, {whole}, {cut[:80]}…;"):
         read_trace("log.csv")
+
+
+def test_rows_with_no_token_at_all_are_left_out_and_counted() -> None:
+    """As spans around a call of a model have them, and calls that failed."""
+    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,7\n1,0,0\n2,101,7\n")
+    trace = read_trace("log.csv")
+    assert trace.prompt_tokens.tolist() == [100, 101]
+    assert any("left out 1 of 3 rows without token counts" in note and "line 3" in note for note in trace.notes)
+    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,7\n1,0,7\n")
+    with pytest.raises(UserError, match="line 3, field 'prompt_tokens': found '0'"):
+        read_trace("log.csv")
+
+
+def test_dates_with_a_decimal_comma_are_read() -> None:
+    Path("log.csv").write_text("TIMESTAMP;ContextTokens;GeneratedTokens\n2026-11-18 12:06:41,250;325;74\n"
+                               "2026-11-18 12:06:42,5;325;74\n")
+    assert read_trace("log.csv").arrival_s.tolist() == [0.0, 1.25]
 
 
 def test_decimal_commas_between_semicolons_are_read() -> None:
