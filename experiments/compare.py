@@ -21,6 +21,7 @@ from ooco_gym.render.deciding import conditions, costs_by_late, paid_words, perc
 from ooco_gym.render.outcome import compare, metrics_of
 from ooco_gym.render.page import conditions_table
 from ooco_gym.render.reading import compared
+from ooco_gym.report import joined
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -66,10 +67,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                                   for name, runs in summaries.items()})
     outcome = compared(summary, options)
     replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
+    clusters = joined(list(dict.fromkeys(cluster for _, cluster in named)))
     known, table = on[baseline].resolve(), percentiles(summaries)
     paid = paid_words({name: runs[0]["cost"] for name, runs in summaries.items()},
                       {row["policy"] for row in rows if row["feasible"]})
     write_report(Path(options["out"]) / "compare.html", [outcome], more=[table] if table else [],
-                 conditions=conditions_table(summary), lead=conditions(known, options["price_per_chip_hour"]) + paid,
+                 conditions=conditions_table({**summary, "scenario": {**summary["scenario"], "cluster": clusters}}),
+                 lead=conditions(known, options["price_per_chip_hour"]) + paid,
                  plots=costs_by_late(outcome.found, outcome.budget))
     return summary

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from experiments import batch_plan
@@ -31,7 +32,20 @@ from ooco_gym.metrics.statistics import spread
 from ooco_gym.peak import short_name
 from ooco_gym.policy import get_policy
 from ooco_gym.render.deciding import conditions, saved
-from ooco_gym.report import Column, Section, Table, command_line, console, curve, number, percent, plot, write_page
+from ooco_gym.render.page import conditions_table
+from ooco_gym.report import (
+    Column,
+    Section,
+    Table,
+    command_line,
+    console,
+    curve,
+    joined,
+    number,
+    percent,
+    plot,
+    write_page,
+)
 from ooco_gym.report.pages import Plot
 
 if TYPE_CHECKING:
@@ -62,7 +76,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if base.from_file and not batch:
         base = base.with_(duration_s=min(base.window()[1], base.with_(duration_s=None).window()[1]))
     base = base.with_(rate_scale=base.online_scale() if given else 1.0)
-    say_played(base)
+    said = say_played(base)
     say_clock(base, policies=policies)
     rate, limits = float(options["offline"]["rate"] or 0.0), Limits(**options["limits"])
     rows: list[dict[str, Any]] = []
@@ -84,12 +98,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     plots = batch_plan.frontier(rows) if batch else _frontier(rows)
     table.show(console(), unbroken=2)
     _, _, chips = base.load_cluster().hardware()
-    answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"])
+    answer = saved(rows, " and ".join(dict.fromkeys(chips))) + idle_words(rows, options["chips"]) + _missed_words(rows)
     price = options["price_per_chip_hour"]
     lead = conditions(base.resolve(), None if price is None else float(price), min(row["chips"] for row in rows))
     console().print(answer, highlight=False)
+    played = base.on_kind(get_policy(policies[0]).mixed).describe()
+    shown = {**({"played": said[0]} if said else {}), "scenario": played}
     again = [Section("How to make this again", commands=[line])] if (line := command_line()) else []
-    write_page(out / "plan.html", "How many chips", [Section("", tables=[table], plots=plots), *again],
+    write_page(out / "plan.html", "How many chips", [
+        Section("", tables=[table], plots=plots, notes=[f"{one}." for one in said[1:]]),
+        Section("Conditions", tables=[conditions_table(shown)]), *again],
                f"{answer}\n{lead}")
     return {"schema": SCHEMA, "question": question, "limits": "" if batch else limits.words(), "offline_rate": rate,
             "seeds": list(seeds), "results": as_json(rows, 6), "simulations": jobs.different,
@@ -123,6 +141,7 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         "policy": planner.policy, "chips": chosen.instances * each, "instances": chosen.instances, **chosen.size,
         "holds": chosen.holds, "violations": spread(point.violations),
         "total_tokens_per_s": spread(point.total_tokens_per_s),
+        "deadlines_missed": _deadlines_missed(point.summaries),
         "seeds_over": int((point.violations > planner.bench.limits.violations).sum()),
         "one_fewer": None if fewer is None else {**fewer.size, "violations": float(fewer.point.violations.mean()),
                                                  "kept_up": float(fewer.point.kept_up.mean()), "holds": fewer.holds},
@@ -133,6 +152,20 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         "cost_per_million_offline_total_tokens": None if price is None or not tokens else
         extra * float(price) * MILLION / (tokens * HOUR_S),
         "cluster": sized(planner.scenario, chosen.size)}
+
+
+def _deadlines_missed(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """The share of offline deadlines that were missed, of those for which that is decided; None without deadlines."""
+    shares = [run["offline"]["violation_rate"] for run in runs if run["offline"].get("violation_rate") is not None]
+    return float(np.mean(shares)) if shares else None
+
+
+def _missed_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on the offline deadlines of a load with online requests, which do not decide what holds."""
+    missed = [f"`{row['policy']}` misses {percent(row['deadlines_missed'])}" for row in rows
+              if row.get("deadlines_missed") is not None]
+    return f" Deadlines of offline requests do not decide it beside online ones: of them {joined(missed)}." if (
+        missed) else ""
 
 
 def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def test_compare_has_conditions_cost_percentiles_and_cost_against_lateness() -> 
     assert "On 2 h100 with llama_3_1_8b; chat: TTFT 1 s, TPOT 40 ms; 1 min of arrivals" in lead(page)
     assert "The cluster costs 6 an hour, a million tokens" in lead(page)
     assert "Percentiles by class" in page and "TTFT P90" in page and "Cost against late" in page
+    assert "<td>mixed_h100_8b</td>" in page.split("<h2>Conditions</h2>")[1], "what is played, and not its twin"
     assert "online requests in time (1/s)" in page and "<h2>Conditions</h2>" in page
     assert "97 %" not in page and "at most 3 % late" in lead(page), "0.00 % late stands beside no other share"
 
@@ -43,6 +45,17 @@ def test_plan_says_who_takes_fewer_chips_with_model_window_and_command() -> None
     page = Path("P/plan.html").read_text()
     assert "All take 1 h100, 3 an hour." in lead(page) and "llama_3_1_8b" in lead(page) and "of arrivals" in lead(page)
     assert "the promise of its class" in page and "How to make this again" in page and "ooco-gym plan" in page
+    conditions = page.split("<h2>Conditions</h2>")[1]
+    assert "60 online and 60 offline requests" in conditions and "<td>mixed_h100_8b</td>" in conditions
+
+
+def test_plan_says_what_becomes_of_offline_deadlines_beside_online_requests() -> None:
+    assert main(["plan", "policies=[deadline]", "workload.path=log.csv", "seeds=1", "workers=1", "frontier=1",
+                 "classes={chat: {}, batch: {online: false, deadline_s: 0.05}}", "search={last: 0.4}", "out=P"]) == 0
+    said = "do not decide it beside online ones: of them <code>deadline</code> misses 100.00 %"
+    assert said in lead(Path("P/plan.html").read_text())
+    found = json.loads(Path("P/summary.json").read_text())["results"][0]
+    assert found["holds"] and found["deadlines_missed"] == 1.0
 
 
 def test_the_sentence_of_a_plan() -> None:
