@@ -5,7 +5,8 @@ known by a key of all the tokens up to its end, a request that starts finds its 
 that no request reads keeps its content until it is taken for another one. Taken first are blocks that hold nothing, the
 latest first; then the others, in the order in which they were freed, each request's last block before its first (as in
 vLLM 0.24 and newer; before, blocks that hold nothing waited in the same order). With `kv_priority=task` (Echo 4.2) the
-queue is split into levels by what the content is still good for.
+queue is split into levels by what the content is still good for. A cluster's `retention` has other orders of the blocks
+that hold something (`sim.retention`).
 
 With a cluster's `kv_offloading_gib` host memory is a second tier, as vLLM's offloading connector has it: what a request
 has computed is stored there too, by the same key, and a request that starts goes on there where the device's run of
@@ -19,6 +20,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.engine_versions import FREED_IN_ORDER
+from ooco_gym.sim.retention import BELADY, HEAPED, by_worth, least_worth, push_heap, unlink_heap, worth_of
 from ooco_gym.sim.state import LEVELS
 
 NONE = -1
@@ -174,6 +176,9 @@ def _push(state, instance, block, level, at_head):
 def _unlink(state, instance, block):
     blocks, kv = state.blocks[instance], state.kv[instance]
     one = blocks[block]
+    if one.level == HEAPED:
+        unlink_heap(state, instance, block)
+        return
     index = _queue_index(state, one.level)
     if one.previous < 0:
         kv[index] = one.next
@@ -189,6 +194,11 @@ def _unlink(state, instance, block):
 def _get_new_block(state, instance):
     """Takes the block whose content is worth least; its content is forgotten."""
     kv, level = state.kv[instance], 0
+    if by_worth(state) and kv[_queue_index(state, 0)] < 0:
+        block = least_worth(state, instance)
+        _unlink(state, instance, block)
+        _forget(state, instance, block)
+        return block
     while kv[_queue_index(state, level)] < 0:  # callers have counted: there is one
         level += 1
     block = kv[_queue_index(state, level)]
@@ -309,6 +319,8 @@ def free_table(state, instance, slot, wanted):
         one.online = request.online
         if one.key == 0 and in_order:
             _push(state, instance, block, 0, False)
+        elif one.key != 0 and by_worth(state):
+            _keep(state, instance, slot, i, block, wanted)
         elif one.key != 0:
             where = hash_index(state, slot, i)
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
@@ -323,6 +335,26 @@ def free_table(state, instance, slot, wanted):
     spec.rows_free += 1
     request.row = NONE
     return idle
+
+
+@inner
+def _keep(state, instance, slot, i, block, wanted):
+    """Has a request's `i`-th block, which no request reads any more, wait by its worth.
+
+    Of blocks with the same content only the first one is found, so that where the next use is known it alone is worth
+    something.
+    """
+    where = hash_index(state, slot, i)
+    worth = worth_of(state, slot, np.int64(state.hash_ids[where]) if where >= 0 else np.int64(-1), wanted)
+    if state.config.retention == BELADY:
+        first = get_cached_block(state, instance, state.blocks[instance, block].key)
+        if first != block:
+            push_heap(state, instance, block, -np.int64(state.requests.size))
+            if state.blocks[instance, first].references > 0:
+                return
+            unlink_heap(state, instance, first)
+            block = first
+    push_heap(state, instance, block, worth)
 
 
 # --- The second tier: host memory -----------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ BLOCK = np.dtype(
     [
         ("key", np.int64),  # what it holds (`sim.blocks.key_of`), or 0
         ("references", np.int32),  # running requests that read it
-        ("previous", np.int32),  # neighbours in the queue of blocks that may be taken
+        ("previous", np.int32),  # neighbours in the queue of blocks that may be taken; or place in the heap
         ("next", np.int32),
         ("twin", np.int32),  # the next block with the same key, or -1
         ("level", np.int32),  # of these queues, the one it is in
@@ -336,6 +336,7 @@ class Config(Record):
     max_position: int  # tokens of a request, prompt and output, that the model's positions allow; 0: any number
     prefix_caching: int
     kv_priority: int
+    retention: int  # which free block is taken first (`sim.retention`)
     waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY
     swap_overlap: int
     safepoint_layers: int  # an iteration of offline work alone can be stopped after so many layers each; 0: never
