@@ -58,15 +58,21 @@ class _SetEncoder(nn.Module):
             place = torch.eye(self.layout.places, dtype=candidates.dtype).expand(candidates.shape[0], -1, -1)
             candidates = torch.cat([candidates, place], dim=-1)
         embedded = torch.tanh(self.of_candidate(candidates) + self.of_context(context).unsqueeze(1))
-        weight = legal / legal.sum(1, keepdim=True).clamp(min=1.0)
-        return embedded, torch.bmm(weight.unsqueeze(1), embedded).squeeze(1)
+        return embedded, _mean_of(embedded, legal)
+
+
+def _mean_of(rows: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+    """The mean (batch, n) of the legal ones of rows (batch, K, n); 0 where none is."""
+    weight = legal / legal.sum(1, keepdim=True).clamp(min=1.0)
+    return (weight.unsqueeze(2) * rows).sum(1)
 
 
 class CandidateScorer(nn.Module):
     """A deep set, from flat features to scores of the actions (actor) and a value latent (critic).
 
     Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores of the fixed actions
-    = head(mean embedding, context). The context says which decision is due.
+    = head(mean embedding, context). The value is of the context and the mean features of the legal candidates: half of
+    an update's time went to embedding each candidate for it, too. The context says which decision is due.
 
     Attributes:
         latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
@@ -75,13 +81,15 @@ class CandidateScorer(nn.Module):
     def __init__(self, layout: Layout, hidden: int) -> None:
         super().__init__()
         self.layout, self.latent_dim_pi, self.latent_dim_vf = layout, layout.actions, hidden
-        self.actor, self.critic = _SetEncoder(layout, hidden), _SetEncoder(layout, hidden)
+        self.actor = _SetEncoder(layout, hidden)
         self.own, self.own_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + layout.context, hidden, bias=False)
         self.fixed_pool = nn.Linear(hidden + layout.context, hidden)
         self.heads = nn.ModuleDict({"of_candidate": nn.Linear(hidden, max(layout.levels, default=1))})
         if not layout.levels:
             self.heads["of_fixed"] = nn.Linear(hidden, layout.fixed)
-        self.value = nn.Linear(hidden + layout.context, hidden)
+        seen = layout.features * (layout.places if layout.levels else 1)
+        self.critic = nn.Sequential(nn.Linear(layout.context + seen, 2 * hidden), nn.Tanh(),
+                                    nn.Linear(2 * hidden, hidden), nn.Tanh())
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (scores (batch, A), value latent (batch, hidden))."""
@@ -103,8 +111,8 @@ class CandidateScorer(nn.Module):
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the value latent (batch, hidden)."""
         context, candidates, legal, _ = self.layout.split(x)
-        _, pooled = self.critic(context, candidates, legal)
-        return torch.tanh(self.value(torch.cat([pooled, context], dim=1)))
+        seen = candidates.flatten(1) if self.layout.levels else _mean_of(candidates, legal)
+        return self.critic(torch.cat([context, seen], dim=1))
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """The parameters that decide; the critic has none of them."""

@@ -34,18 +34,6 @@ def relaxed_residents(state, instance):
 
 
 @reading
-def relaxed_online_waiting(state, instance):
-    """Prompt tokens of online requests that wait on relaxed instances."""
-    return float(state.instances["online_waiting_tokens"][:state.config.relaxed_count].sum())
-
-
-@reading
-def relaxed_offline_waiting(state, instance):
-    """Offline requests that wait on relaxed instances."""
-    return float(state.instances["offline_waiting"][:state.config.relaxed_count].sum())
-
-
-@reading
 def progress(state, instance):
     """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
     return work_done(state)
@@ -75,11 +63,7 @@ class GatingEnv(OnlineTuningEnv):
         Figure(Feature("relaxed_kv_free", "share", "as is", 1.0, 0.0, 1.0,
                        "KV blocks of relaxed instances that are free"), relaxed_kv_free),
         Figure(Feature("relaxed_residents", "requests", "log", 256.0, 0.0, 1.0,
-                       "requests that decode on relaxed instances"), relaxed_residents),
-        Figure(Feature("relaxed_online_waiting", "tokens", "log", 65_536.0, 0.0, 1.0,
-                       "prompt tokens of online requests that wait on relaxed instances"), relaxed_online_waiting),
-        Figure(Feature("relaxed_offline_waiting", "requests", "log", 1_024.0, 0.0, 1.0,
-                       "offline requests that wait on relaxed instances"), relaxed_offline_waiting))
+                       "requests that decode on relaxed instances"), relaxed_residents))
     default_scenario: ClassVar[str] = "gating"
 
 
