@@ -84,7 +84,7 @@ def section(name: str) -> str:
     description = own.pop("Description")
     said = re.sub(r"^`\w+\(.*?\)`: ", "", own.get("Action Space") or _said(env))  # the space itself says it
     own["Action Space"] = joined(f"`{env.action_space}`: {said}", *_actions(env))
-    own["Observation Space"] = _shapes(env)
+    own["Observation Space"] = joined(_shapes(env), _unchanged(name))
     own["Default Scenario"] = joined(*_defaults(short_name(name)))
     return joined(f"## {name.partition('/')[2]}", summary, description,
                   *(f"**{head}.** {own[head]}" for head in (*OWN, *(head for head in own if head not in OWN))
@@ -160,6 +160,13 @@ def _shapes(env: Any) -> str:
         f"`cluster` is [what all see](common.md#observation-space) but for: {', '.join(left_out) or 'nothing'}.",
         *([f"Beside the common features of `cluster`:\n\n{_feature_table(own)}"] if own else []),
         *_candidate_tables(env))
+
+
+def _unchanged(name: str) -> str:
+    """What an hour of random play of the default scenario left as it was (tests/envs/test_features_change.py)."""
+    listed = json.loads((Path(__file__).parents[2] / "results" / "quiet_features.json").read_text(encoding="utf-8"))
+    found = ", ".join(f"`{one.partition('.')[2]}`" for one in listed.get(name, ()))
+    return f"An hour of random play of the default scenario leaves as it is: {found}." if found else ""
 
 
 def _engine_features(named: Sequence[str]) -> list[str]:
