@@ -36,7 +36,8 @@ def test_run_folder_holds_what_later_commands_need(run_folder):
     assert {"policy.zip", "policy_last.zip", "config.yaml", "progress.csv"} <= set(summary["files"])
     assert list((run_folder / "checkpoints").glob("step_*.zip"))
     within = [one for one in summary["validation"] if one["violation_rate"] <= 0.03]
-    best = max(one["reward"] for one in within) if within else min(one["violation_rate"] for one in summary["validation"])
+    every = summary["validation"]
+    best = max(one["reward"] for one in within) if within else min(one["violation_rate"] for one in every)
     assert summary["best"]["reward" if within else "violation_rate"] == best
     scale = load_run(run_folder).actor.encoder
     assert float(scale.cluster.mean[0]) == pytest.approx(5.0, abs=1.0)  # patience is uniform in 1..9

@@ -40,7 +40,7 @@ def unchanged(name: str) -> list[str]:
                 action = random.integers(env.action_space.nvec)
             else:
                 action = random.choice(np.flatnonzero(mask))
-            observation, _, _, over, info = env.step(action)
+            observation, _, _, over, _ = env.step(action)
         played_s += env.config.window_s
     return [f"{part}.{row['name']}" for part in ("cluster", "candidates") for row, least, most in zip(
         tables[part], low[part], high[part], strict=True) if least >= most]
