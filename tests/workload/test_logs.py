@@ -254,3 +254,9 @@ def test_requests_without_times_or_classes_are_a_batch_where_that_is_said(worklo
     Path("batch.csv").write_text("prompt_tokens,output_tokens\n" + "100,7\n" * 9)
     known = Scenario(workload=workload).resolve()
     assert known.batch and len(requests_of(known)[0]) == 9
+
+
+def test_deadlines_under_a_name_of_their_own_are_imported() -> None:
+    Path("log.csv").write_text("arrival_s,prompt_tokens,output_tokens,class,due\n0,100,7,offline,60\n1,100,7,offline,\n")
+    assert main(["data", "import", "log.csv", "columns.deadline_s=due", "to=in.csv", "out=out"]) == 0
+    assert read_trace("in.csv").deadline_s.tolist() == pytest.approx([60.0, float("nan")], nan_ok=True)
