@@ -126,7 +126,8 @@ def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
                  float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
                  given.jitter, slo.gap_s, cluster.host_link_bytes_per_s,
                  cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30,
-                 Retention(RETENTIONS.index(cluster.retention), cluster.retention_turn_s, cluster.retention_token_s),
+                 Retention(RETENTIONS.index(cluster.retention), cluster.retention_turn_s, cluster.retention_token_s,
+                           cluster.retention_ttl_s),
                  EngineClock.load(cluster.engine_clock), cluster.pd_first_token == "decode", cluster.pd_handover_s)
 
 

@@ -20,8 +20,19 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.engine_versions import FREED_IN_ORDER
-from ooco_gym.sim.retention import BELADY, HEAPED, by_worth, least_worth, push_heap, unlink_heap, worth_of
-from ooco_gym.sim.state import LEVELS
+from ooco_gym.sim.retention import (
+    BELADY,
+    HEAPED,
+    PINNED,
+    TTL,
+    WORTH,
+    by_worth,
+    least_worth,
+    push_heap,
+    unlink_heap,
+    worth_of,
+)
+from ooco_gym.sim.state import LEVELS, NEVER
 
 NONE = -1
 FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in the system is known to want
@@ -252,13 +263,14 @@ def append_new_blocks(state, instance, slot, more):
 
 @inner
 def find_longest_cache_hit(state, instance, slot, most):
-    """(How many of a waiting request's first `most` blocks are there, how many of these no request reads)."""
+    """(How many of a waiting request's first `most` blocks are there, how many of these may be taken)."""
     found, idle = 0, 0
     while found < most:
         block = get_cached_block(state, instance, key_of(state, slot, found))
         if block < 0:
             break
-        idle += state.blocks[instance, block].references == 0
+        one = state.blocks[instance, block]
+        idle += one.references == 0 and not (state.config.retention == TTL and one.level == PINNED)
         found += 1
     return found, idle
 
@@ -300,7 +312,7 @@ def uncache_blocks(state, instance, slot, first, end):
 def free_table(state, instance, slot, wanted):
     """Frees a request's blocks and its table; `wanted` says that it will come back for them.
 
-    Returns how many of the blocks no request reads any more.
+    Returns how many of the blocks may be taken now: no request reads them any more, and they are not held for a time.
     """
     spec, request = state.instances[instance], state.requests[slot]
     if state.config.offloading:
@@ -319,6 +331,9 @@ def free_table(state, instance, slot, wanted):
         one.online = request.online
         if one.key == 0 and in_order:
             _push(state, instance, block, 0, False)
+        elif one.key != 0 and state.config.retention == TTL and not wanted:
+            _pin(state, instance, block)
+            idle -= 1
         elif one.key != 0 and by_worth(state):
             _keep(state, instance, slot, i, block, wanted)
         elif one.key != 0:
@@ -335,6 +350,39 @@ def free_table(state, instance, slot, wanted):
     spec.rows_free += 1
     request.row = NONE
     return idle
+
+
+@inner
+def _pin(state, instance, block):
+    """Has a block that no request reads any more held for a time."""
+    state.heaps[instance, block, WORTH] = state.clock.now_ps + state.config.pinned_ps
+    _push(state, instance, block, PINNED, False)
+
+
+@inner
+def unpin(state, instance, more):
+    """Frees the blocks whose time is over, and of the others the `more` that have been held longest.
+
+    Returns how many.
+    """
+    freed, head = 0, state.kv[instance, _queue_index(state, PINNED)]
+    while head >= 0:
+        if state.heaps[instance, head, WORTH] > state.clock.now_ps:
+            if more <= 0:
+                break
+            more -= 1
+        _unlink(state, instance, head)
+        _push(state, instance, head, 0, False)
+        freed += 1
+        head = state.kv[instance, _queue_index(state, PINNED)]
+    return freed
+
+
+@inner
+def pinned_until(state, instance):
+    """When the time of the blocks that have been held longest is over; NEVER where none are."""
+    head = state.kv[instance, _queue_index(state, PINNED)]
+    return state.heaps[instance, head, WORTH] if head >= 0 else np.int64(NEVER)
 
 
 @inner

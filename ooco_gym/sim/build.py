@@ -204,6 +204,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         setattr(state.config, name, value)
     if state.blocks.size:
         state.config.retention = rules.retention.order
+        state.config.pinned_ps = round(rules.retention.ttl_s * s.PS_PER_S)
         if state.config.kv_priority and rules.retention.order != LRU:
             raise UserError("kv_priority=task is an order of its own: give kv_priority=lru or the cluster's "
                             "retention=lru")

@@ -337,6 +337,7 @@ class Config(Record):
     prefix_caching: int
     kv_priority: int
     retention: int  # which free block is taken first (`sim.retention`)
+    pinned_ps: int  # how long `ttl` holds blocks
     waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY
     swap_overlap: int
     safepoint_layers: int  # an iteration of offline work alone can be stopped after so many layers each; 0: never

@@ -5,8 +5,11 @@ the one that was freed first, so that a request's last block goes before its fir
 of the last use and a bonus of the request that used it (`turn_bonus`), with `belady` it says how soon the content will
 be used again, which no engine can know: a bound.
 
+With `ttl` the order is LRU, but what a request that finishes leaves behind is held for a time before it counts as free.
+
 State.heaps has a binary heap for each instance: row 0 has how many blocks are in it and how many have ever been put
-there, row i the i-th block of the heap, its worth and its number. BLOCK.previous is a block's place in it.
+there, row i the i-th block of the heap, its worth and its number. BLOCK.previous is a block's place in it. With `ttl`
+row i has until when block i is held.
 """
 
 from typing import NamedTuple
@@ -18,9 +21,10 @@ from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
 
-LRU, TURNS, BELADY = range(3)  # as `cluster.RETENTIONS` counts them
+LRU, TTL, TURNS, BELADY = range(4)  # as `cluster.RETENTIONS` counts them
 LAST_TURN = 5  # later ones get no more
 HEAPED = s.LEVELS  # BLOCK.level of a block in the heap
+PINNED = s.LEVELS - 1  # and of one that is held for a time (`ttl`), in the order in which that ends
 WORTH, NUMBER, HELD = range(3)  # columns of State.heaps
 
 
@@ -30,6 +34,7 @@ class Retention(NamedTuple):
     order: int = LRU
     turn_s: float = 0.0
     token_s: float = 0.0
+    ttl_s: float = 0.0
 
 
 VLLMS_ORDER = Retention()
@@ -38,7 +43,7 @@ VLLMS_ORDER = Retention()
 @inlined
 def by_worth(state):
     """Whether free blocks that hold content wait in the heap rather than in a queue."""
-    return state.config.retention != LRU
+    return state.config.retention >= TURNS
 
 
 # --- The heap -------------------------------------------------------------------------------------------------------

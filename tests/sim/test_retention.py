@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,14 +31,16 @@ from ooco_gym.sim.blocks import (
     key_of,
     new_table,
     touch,
+    unpin,
 )
-from ooco_gym.sim.retention import BELADY, LRU, TURNS, Retention, turn_bonus
+from ooco_gym.sim.retention import BELADY, LRU, TTL, TURNS, Retention, turn_bonus
 from ooco_gym.workload.context_names import context_names
 
-ORDERS = st.sampled_from((Retention(), Retention(TURNS, 100.0, 0.0), Retention(TURNS, 0.0, 30.0),
+ORDERS = st.sampled_from((Retention(), Retention(TTL, ttl_s=100.0), Retention(TURNS, 100.0, 0.0),
+                          Retention(TURNS, 0.0, 30.0),
                           Retention(TURNS, 50.0, -20.0), Retention(BELADY)))
 SLOTS, TOKENS, SIZE = 10, 1100, 16  # requests; tokens of each prompt; of a block
-START, FINISH, PREEMPT = range(3)
+START, FINISH, PREEMPT, UNPIN = range(4)
 
 
 class Pool:
@@ -48,11 +53,19 @@ class Pool:
         self.holders = dict[int, list[int]]()  # of each content, as they came
         self.empty = list(self.key)  # taken from the front
         self.idle = list[tuple[int, int, int]]()  # (worth, number, block), taken by the first two
+        self.pinned = list[tuple[int, int]]()  # (until when, block) of those held for a time (`ttl`)
         self.freed, self.started = 0, set[int]()
         self.tables = dict[int, list[int]]()
 
     def order(self) -> list[int]:
         return self.empty + [block for _, _, block in sorted(self.idle)]
+
+    def unpin(self, now_ps: int, more: int) -> None:
+        """Blocks whose time is over become free, and `more` others."""
+        over = sum(until_ps <= now_ps for until_ps, _ in self.pinned)
+        for _, block in self.pinned[: over + more]:
+            self.wait(block, 0)
+        del self.pinned[: over + more]
 
     def find(self, slot: int, most: int) -> list[int]:
         found = []
@@ -67,7 +80,7 @@ class Pool:
         return len(self.keys[slot]) + 1 - len(found) + self.unread(found) <= len(self.order())
 
     def unread(self, blocks: list[int]) -> int:
-        return sum(self.readers[block] == 0 for block in blocks)
+        return sum(self.readers[block] == 0 and block not in [held for _, held in self.pinned] for block in blocks)
 
     def start(self, slot: int) -> int:
         found = self.find(slot, (TOKENS - 1) // SIZE)
@@ -92,12 +105,17 @@ class Pool:
     def leave(self, block: int) -> None:
         self.empty = [one for one in self.empty if one != block]
         self.idle = [one for one in self.idle if one[2] != block]
+        self.pinned = [one for one in self.pinned if one[1] != block]
 
     def free(self, slot: int, now_ps: int, wanted: bool) -> None:
         table = self.tables.pop(slot)
         for i in reversed(range(len(table))):
             self.readers[table[i]] -= 1
-            if self.readers[table[i]] == 0 and self.key[table[i]]:
+            if self.readers[table[i]] > 0 or not self.key[table[i]]:
+                continue
+            if self.retention.order == TTL and not wanted:
+                self.pinned.append((now_ps + round(self.retention.ttl_s * s.PS_PER_S), table[i]))
+            else:
                 self.keep(table[i], self.worth(slot, i, now_ps, wanted))
         bare = [block for block in reversed(table) if not self.readers[block] and not self.key[block]]
         self.empty = bare + self.empty
@@ -117,7 +135,7 @@ class Pool:
         self.idle.append((worth, self.freed, block))
 
     def worth(self, slot: int, i: int, now_ps: int, wanted: bool) -> int:
-        if self.retention.order == LRU:
+        if self.retention.order <= TTL:
             return 0
         if self.retention.order == TURNS:
             return now_ps + self.bonus_ps[slot]
@@ -133,6 +151,9 @@ def act(handle, what, slot, now_ps):
     state = s.state_at(handle)
     spec, request = state.instances[0], state.requests[slot]
     state.clock.now_ps = now_ps
+    if what == UNPIN:
+        spec.free_blocks += unpin(state, 0, slot)
+        return np.int64(0)
     if what != START:
         spec.free_blocks += free_table(state, 0, slot, what == PREEMPT)
         request.blocks = 0
@@ -163,7 +184,7 @@ def setup_of(retention: Retention, kv_tokens: int = 4800, **values: Any) -> Setu
 
 @given(ORDERS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=SLOTS, max_size=SLOTS),
        st.sampled_from((1200, 3300, 4800)),
-       st.lists(st.tuples(st.sampled_from((START, START, FINISH, PREEMPT)), st.integers(0, SLOTS - 1),
+       st.lists(st.tuples(st.sampled_from((START, START, FINISH, PREEMPT, UNPIN)), st.integers(0, SLOTS - 1),
                           st.sampled_from((0, 1, 40, 200))), max_size=50))
 def test_blocks_are_those_of_the_pool_restated(retention: Retention, groups: list[tuple[int, int]], kv_tokens: int,
                                                operations: list[tuple[int, int, int]]) -> None:
@@ -178,17 +199,21 @@ def test_blocks_are_those_of_the_pool_restated(retention: Retention, groups: lis
         now_ps += seconds * s.PS_PER_S
         if what == START and slot not in pool.tables and slot not in finished and pool.fits(slot):
             assert act(handle.address, START, slot, now_ps) == pool.start(slot)
-        elif what != START and slot in pool.tables:
+        elif what == UNPIN and retention.order == TTL:
+            act(handle.address, UNPIN, slot, now_ps)
+            pool.unpin(now_ps, slot)
+        elif what in (FINISH, PREEMPT) and slot in pool.tables:
             act(handle.address, what, slot, now_ps)
             pool.free(slot, now_ps, what == PREEMPT)
             finished |= {slot} if what == FINISH else set()
-        assert free_queue(state, 0) == pool.order()
+        assert free_queue(state, 0) == pool.order() + [block for _, block in pool.pinned]
         assert state.blocks["key"][0, 1:].tolist() == list(pool.key.values())
         assert state.blocks["references"][0, 1:].tolist() == list(pool.readers.values())
         check_pool(state, 0)
 
 
-@given(ROWS, st.sampled_from((Retention(TURNS, 1.0, 0.3), Retention(BELADY))), st.sampled_from((2800, 6000)))
+@given(ROWS, st.sampled_from((Retention(TTL, ttl_s=2.0), Retention(TURNS, 1.0, 0.3), Retention(BELADY))),
+       st.sampled_from((2800, 6000)))
 def test_memory_adds_up_and_no_token_changes(rows: list[Any], retention: Retention, kv_tokens: int) -> None:
     setup, trace = setup_of(retention, kv_tokens), shared_trace(rows)
     episode = Episode(setup, trace=trace)
@@ -209,6 +234,22 @@ ROUND = [(10.0 * i, 2060, 2, True, i % 3, 4) for i in range(6)]
 def test_belady_keeps_what_comes_next(order: int, found: list[int]) -> None:
     state = Episode(setup_of(Retention(order), 4400), trace=shared_trace(ROUND)).play(round(100e12)).state
     assert state.requests["cached_tokens"].tolist() == found
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, 8.0, 1e5])
+def test_what_is_held_keeps_a_request_waiting_while_another_runs(ttl_s: float) -> None:
+    """The third prompt does not fit beside what the first one has left and what the second one needs as it answers."""
+    rows = [(0.0, 2060, 2, True, 0, 4), (5.0, 100, 400, True, 1, 0), (5.1, 2400, 2, True, 2, 0)]
+    state = Episode(setup_of(Retention(TTL, ttl_s=ttl_s), 3600), trace=shared_trace(rows)).play(round(200e12)).state
+    left_s, answered_s, first_s = (float(state.requests[name][slot]) / 1e12 for slot, name in
+                                   enumerate(("last_token_ps", "last_token_ps", "first_token_ps")))
+    assert (state.requests["status"] == s.FINISHED).all()
+    if ttl_s == 0.0:
+        assert first_s < 6.0 < answered_s
+    elif ttl_s == 8.0:
+        assert left_s + ttl_s < first_s < min(left_s + ttl_s + 1.0, answered_s)
+    else:
+        assert answered_s < first_s < answered_s + 1.0
 
 
 def test_a_turn_and_what_it_adds() -> None:
@@ -246,8 +287,25 @@ def test_a_cluster_says_the_order() -> None:
 
 
 @pytest.mark.parametrize(("cluster", "message"), [
-    ({"retention": "mru"}, "retention must be one of lru, turns, belady, got 'mru'"),
+    ({"retention": "mru"}, "retention must be one of lru, ttl, turns, belady, got 'mru'"),
+    ({"retention_ttl_s": -1}, "retention_ttl_s=-1 must be from 0 to 100000 seconds"),
     ({"retention_turn_s": 1e9}, "retention_turn_s=1e\\+09 must be from -100000 to 100000 seconds")])
 def test_a_cluster_with_another_order_is_refused(cluster: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Cluster.load({**CLUSTER, **cluster})
+
+
+TRACE = Path(os.environ.get("OOCO_GYM_DATA", "")) / "traces" / "mooncake_conversation_dev.parquet"
+
+
+@pytest.mark.skipif(not TRACE.is_file(), reason=f"OOCO_GYM_DATA does not name a folder with traces/{TRACE.name}")
+def test_new_tokens_tell_conversations_that_go_on() -> None:
+    """On real conversations in 2.3 million tokens the rule finds more than LRU does, and the bound more than both."""
+    pool = {"model": "llama_3_1_8b", "mixed": [{"chip": "h100", "tp": 8, "kv_blocks": 143_750}]}
+    scenario = scenario_of(**pool)
+    scenario = replace(scenario, workload={"path": str(TRACE)}, rate_scale=1.0, start_s=900.0, duration_s=500.0,
+                       warmup_s=900.0, timing="ooco")
+    orders: tuple[dict[str, Any], ...] = ({}, {"retention": "turns", "retention_token_s": 100}, {"retention": "belady"})
+    found = [simulate(replace(scenario, cluster={**CLUSTER, **pool, **one}), "vllm_fcfs").summary["online"]["hit_rate"]
+             for one in orders]
+    assert 1.2 * found[0] < found[1] < found[2]
