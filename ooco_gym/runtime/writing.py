@@ -73,24 +73,8 @@ def write_parameters_bundle(
         UserError: shapes do not fit each other, a parameter's base is not within its bounds, or a form needs an extra
             that is not installed.
     """
-    rows = np.asarray(weights, np.float64)
-    if rows.shape != (len(parameters), len(features) + 1):
-        raise UserError(f"weights have shape {rows.shape}; expected ({len(parameters)}, {len(features) + 1}): "
-                        "(parameters, features + 1), the constant last")
-    if not np.isfinite(rows).all():
-        raise UserError("the weights are not finite")
-    arrays = {"weight": rows[:, :-1], "bias": rows[:, -1]}
-    table = [feature_row(feature) for feature in features]
-    if seen is not None:
-        bounds = np.asarray(seen, np.float64)
-        if bounds.shape != (2, len(table)):
-            raise UserError(f"seen has shape {bounds.shape}; expected (2, {len(table)}): the least and the largest "
-                            "value of each feature in training")
-        table = [{**row, "seen": ends} for row, ends in zip(table, bounds.T.tolist(), strict=True)]
-    for one in parameters:
-        if not one["low"] <= one["base"] <= one["high"]:
-            raise UserError(f"the base of parameter '{one['name']}' is {one['base']}; expected a value from its low "
-                            f"{one['low']} to its high {one['high']}")
+    arrays = _linear(weights, parameters, len(features))
+    table = _with_seen([feature_row(feature) for feature in features], seen)
     manifest = {
         "kind": PARAMETERS, "name": name or f"adaptive_{rule}", "rule": rule,
         "decision_point": {"name": decision_point, "meaning": f"values of parameters of the rule '{rule}' by context",
@@ -108,6 +92,32 @@ def write_parameters_bundle(
     _whole(manifest, forms, VECTORS)
     reference = {"cluster": vectors, "parameters": network_of(manifest, arrays)(vectors)[0]}
     return write_bundle(directory, manifest, arrays, reference, forms)
+
+
+def _linear(weights: Any, parameters: Sequence[Mapping[str, Any]], features: int) -> dict[str, np.ndarray]:
+    """The arrays of a linear network that sets `parameters`, checked."""
+    rows = np.asarray(weights, np.float64)
+    if rows.shape != (len(parameters), features + 1):
+        raise UserError(f"weights have shape {rows.shape}; expected ({len(parameters)}, {features + 1}): "
+                        "(parameters, features + 1), the constant last")
+    if not np.isfinite(rows).all():
+        raise UserError("the weights are not finite")
+    for one in parameters:
+        if not one["low"] <= one["base"] <= one["high"]:
+            raise UserError(f"the base of parameter '{one['name']}' is {one['base']}; expected a value from its low "
+                            f"{one['low']} to its high {one['high']}")
+    return {"weight": rows[:, :-1], "bias": rows[:, -1]}
+
+
+def _with_seen(table: list[dict[str, Any]], seen: Any) -> list[dict[str, Any]]:
+    """A table of features with the least and largest value of each in training, where they are given: (2, F)."""
+    if seen is None:
+        return table
+    bounds = np.asarray(seen, np.float64)
+    if bounds.shape != (2, len(table)):
+        raise UserError(f"seen has shape {bounds.shape}; expected (2, {len(table)}): the least and the largest "
+                        "value of each feature in training")
+    return [{**row, "seen": ends} for row, ends in zip(table, bounds.T.tolist(), strict=True)]
 
 
 def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None,
