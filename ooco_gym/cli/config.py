@@ -212,6 +212,10 @@ def check(command: Command, request: Request) -> DictConfig:
         if drawn and not any(one.startswith("env.vary") for one in given):
             raise UserError(f"{override.input_line}: this environment draws that anew for each window, from {drawn}; "
                             f"expected what it draws from: {key.replace('scenario', 'vary')}=[{override.value()}]")
+        field = key.removeprefix("env.scenario.").partition(".")[0] if key.startswith("env.scenario.") else ""
+        if any(field in one for one in known.get("env.vary.condition") or ()) and "env.vary" not in given:
+            raise UserError(f"{override.input_line}: this environment draws whole conditions, {field} among them, anew "
+                            "for each window; env.vary={} beside it draws none")
         _set(composed, key, override, _checked(command, key, override, known))
     for key in (key for key, value in known.items() if value == "???" and not key.startswith("hydra.")):
         if not any(f"{key}.".startswith(f"{one}.") for one in given):

@@ -26,7 +26,7 @@ _CLASSES = {
     "MigrationPredicted-v1": "migration:MigrationPredictedEnv", "OnlineTuning-v1": "online_tuning:OnlineTuningEnv",
     "Packing-v1": "packing:PackingEnv", "PreemptionVictim-v1": "preemption_victim:PreemptionVictimEnv",
     "PrefillGate-v1": "prefill_gate:PrefillGateEnv", "Routing-v1": "routing:RoutingEnv",
-    "Serving-v1": "serving:ServingEnv"}
+    "RuleChoice-v1": "rule_choice:RuleChoiceEnv", "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
 """Ids of this package's environments, each with its class as `module:class`."""
 # Ids of earlier versions, whose observations were others, and what they are called now.

@@ -25,6 +25,7 @@ LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 _INSTEAD = {"duration_s": "window_s sets their length", "warmup_s": "the environment's own warmup_s sets theirs",
             "seed": "reset(seed=…) sets it"}
+CONDITION = "condition"  # of what varies: whole conditions, each a mapping of scenario fields
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
 _DEFAULTS = {"partner": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
              "interval_s": 1.0, **dict.fromkeys(("levels", "shares", "action", "controls", "vary", "shifts"))}
@@ -47,7 +48,8 @@ class EpisodeConfig:
         box: an action is a vector of numbers rather than one of the candidates.
         controls: parameters of the partner that may be turned, and the size of a step of each.
         vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices. What a shift sets stays
-            as it is; so does what a file varies and the argument `scenario` sets.
+            as it is; so does what a file varies and the argument `scenario` sets. `condition` is a list of mappings,
+            one of which is drawn; where one of their fields is set from outside, none is.
     """
 
     scenario: Scenario
@@ -74,9 +76,15 @@ class EpisodeConfig:
         changes: dict[str, Any] = {}
         if self.vary:
             random = np.random.default_rng(key.spawn(1)[0])
-            changes = _merged(self.scenario, {name: _drawn(random, values) for name, values in self.vary.items()})
+            drawn = {name: _drawn(random, values) for name, values in self.vary.items()}
+            changes = _merged(self.scenario, {**drawn.pop(CONDITION, {}), **drawn})
         return self.scenario.with_(seed=second, start_s=start_s, duration_s=self.window_s, warmup_s=self.warmup_s,
                                    drain_s=DRAIN_S, **changes)
+
+    def clusters(self) -> list[Any]:
+        """All clusters that windows may have, as scenarios name them, the scenario's own first."""
+        conditions = [one["cluster"] for one in self.vary.get(CONDITION, ()) if "cluster" in one]
+        return [self.scenario.cluster, *self.vary.get("cluster", ()), *conditions]
 
 
 def episode_config(default: str, *, scenario: Any = None, partner: Any = None, window_s: float | None = None,
@@ -113,7 +121,8 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
     if base["action"] not in (None, "discrete", "box"):
         raise UserError(f"action={base['action']!r} must be discrete (one of the candidates) or box (a vector of "
                         "numbers)")
-    chosen = _scenario(base, scenario, {"workload": workload, "cluster": cluster}, shift)
+    short = {key: value for key, value in (("workload", workload), ("cluster", cluster)) if value is not None}
+    chosen = _scenario(base, scenario, short, shift)
     size = whole_number("candidates", base["candidates"], 1, MOST_CANDIDATES)
     return EpisodeConfig(
         chosen, _partner(base["partner"]), _seconds("window_s", base["window_s"], 0.001),
@@ -121,7 +130,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         _seconds("interval_s", base["interval_s"], 0.001), _levels(base["levels"]),
         _mapping("shares", base["shares"], "online and offline to lists of shares"), base["action"] == "box",
         _mapping("controls", base["controls"], "parameters of the partner to the size of a step"),
-        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, shift, chosen.from_file, usual)))
+        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, short, shift, chosen.from_file, usual)))
 
 
 def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
@@ -157,7 +166,8 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
     if _is_trace(changes):
         given |= {name for name in config.vary if name.startswith("offline")}
     given |= set(LOADS) if set(LOADS) & set(changes) else set()  # a load by another name does not vary either
-    vary = {name: values for name, values in config.vary.items() if name not in changes and name not in given}
+    vary = {name: values for name, values in config.vary.items()
+            if name not in changes and name not in given and not (name == CONDITION and _fields(values) & given)}
     return replace(config, scenario=scenario, vary=vary)
 
 
@@ -205,7 +215,7 @@ def _levels(value: Any) -> tuple[float, ...]:
     return tuple(map(float, listed))
 
 
-def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None, trace: bool,
+def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, Any], shift: str | None, trace: bool,
                   usual: Mapping[str, Any]) -> Any:
     """What varies, less what a shift or a scenario beside it sets; what varies the usual load does not vary a trace's.
     """
@@ -213,17 +223,31 @@ def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None, tra
     if not isinstance(listed, Mapping):
         return listed
     shifted = _mapping("shifts", base.get("shifts"), "").get(shift) if shift is not None else {}
-    given = {*(scenario if isinstance(scenario, Mapping) else ()), *(shifted or ())}
+    given = {*(scenario if isinstance(scenario, Mapping) else ()), *short, *(shifted or ())}
+    said = set(Scenario.__dataclass_fields__) if isinstance(scenario, Scenario) else {_field(name) for name in given}
     if trace and not _is_trace(usual.get("scenario") or {}):
         given |= {name for name, values in (usual.get("vary") or {}).items()
                   if name.partition(".")[0] in (*LOADS, "offline", "workload") and listed.get(name) == values}
-    return {name: values for name, values in listed.items() if name not in given}
+    return {name: values for name, values in listed.items()
+            if name not in given and not (name == CONDITION and _fields(values) & said)}
+
+
+def _field(name: str) -> str:
+    """The field of a scenario that `offline.rate` is a key of."""
+    return str(name).partition(".")[0]
+
+
+def _fields(conditions: Any) -> set[str]:
+    """Fields that any of some conditions sets; of the load by all its names."""
+    listed = conditions if isinstance(conditions, (list, tuple)) else ()
+    found = {_field(name) for one in listed if isinstance(one, Mapping) for name in one}
+    return found | set(LOADS) if found & set(LOADS) else found
 
 
 def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
     """What varies, held against the scenario once, so that no window finds a mistake."""
     vary = _mapping("vary", value, "scenario fields to [low, high] or a list of choices")
-    check_keys("vary", [str(name).partition(".")[0] for name in vary], Scenario.__dataclass_fields__)
+    check_keys("vary", [_field(name) for name in vary if name != CONDITION], Scenario.__dataclass_fields__)
     for name, values in vary.items():
         if name in _SET_BY_WINDOWS:
             raise UserError(f"vary.{name}: each window sets it; leave it out")
@@ -232,7 +256,9 @@ def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
         if _is_range(values) and not values[0] <= values[1]:
             raise UserError(f"vary.{name}={values!r} must be [low, high]: give the lower one first")
         for one in values:
-            _changed(f"vary.{name}", scenario, {name: one})
+            if name == CONDITION:
+                _check_of_windows(_mapping(f"vary.{name}", one, "scenario fields to values"))
+            _changed(f"vary.{name}", scenario, one if name == CONDITION else {name: one})
     return vary
 
 

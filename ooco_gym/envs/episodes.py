@@ -388,7 +388,7 @@ class Episodes:
 
 def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, config: EpisodeConfig) -> None:
     """Refuses an environment none of whose decisions can ever come up, whatever the load."""
-    if any(str(name).partition(".")[0] == "cluster" for name in config.vary):
+    if len(config.clusters()) > 1:
         return  # another one in each window
     cluster = config.scenario.load_cluster()
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
@@ -432,9 +432,8 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
 
 def _most_instances(config: EpisodeConfig) -> int:
     """Instances of the largest cluster that an episode may have."""
-    clusters = [config.scenario, *(config.scenario.with_(cluster=one) for one in config.vary.get("cluster", ()))]
-    return max(sum(pool.ranks for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed))
-               for cluster in (one.load_cluster() for one in clusters))
+    clusters = [config.scenario.with_(cluster=one).load_cluster() for one in config.clusters()]
+    return max(sum(pool.ranks for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed)) for cluster in clusters)
 
 
 def _facts(simulation: Simulation) -> Facts:
