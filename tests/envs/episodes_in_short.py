@@ -15,7 +15,8 @@ from ooco_gym.sim import state as s
 
 IDS = tuple(ENVIRONMENTS)
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
-SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0}}  # sixteen instances: a decision every 7 ms
+SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
+            "ooco_gym/RuleChoice-v1": {"window_s": 150.0}}  # one every 10 s
 # What is played does not hang on what is worth learning (conf/env).
 POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 3.0},
             "rate_scale": 0.1}

@@ -17,7 +17,7 @@ WINDOW = (1, 0)
 def refused(name, policy):
     """Why an environment has nothing to decide beside a partner."""
     params = {param.name for param in policy_of(policy).params}
-    if "Gating-v2" in name and "reserve" not in params:
+    if name.endswith(("/Gating-v2", "/RuleChoice-v1")) and "reserve" not in params:
         return "no parameter"
     if any(part in name for part in ("PrefillGate", "Colocation")) and "gate_window" not in params:
         return "no gate"

@@ -58,7 +58,7 @@ def a_scenario(random, name):
     partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(partners))
     if "PrefillGate" in name and partner == "online_priority":
         partner = "slack"
-    if "Gating-v2" in name:  # whose `reserve` is set
+    if name.endswith(("/Gating-v2", "/RuleChoice-v1")):  # whose `reserve` is set
         partner = str(random.choice(["memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"]))
     few = cluster == "fleet_16"
     return {"scenario": {

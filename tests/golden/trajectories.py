@@ -21,7 +21,7 @@ STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
 SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
             "ooco_gym/OnlineTuning-v1": {"window_s": 120.0},  # a decision every 5 s
-            "ooco_gym/RuleChoice-v1": {"window_s": 120.0}}  # one every 10 s
+            "ooco_gym/RuleChoice-v1": {"window_s": 180.0}}  # one every 10 s
 # Other arguments than the defaults of conf/env, which a few environments are also played with.
 OTHERWISE: dict[str, dict[str, dict[str, Any]]] = {
     "ooco_gym/PrefillGate-v1": {"3 candidates, constrained": {"candidates": 3, "reward": "constrained"},
