@@ -1,4 +1,4 @@
-"""`ooco_gym/RuleChoice-v1`: which settings of the rules, for the next seconds, on a machine that nobody has named?"""
+"""`ooco_gym/RuleChoice-v1`: which settings of the rules, where every episode is another condition?"""
 
 from __future__ import annotations
 
