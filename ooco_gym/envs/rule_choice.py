@@ -36,8 +36,8 @@ class RuleChoiceEnv(GatingEnv):
 
     ## Description
     Chips, model, workload, load, lengths of the offline work and SLOs are drawn anew for each episode
-    (`conf/env/rulechoice.yaml`, `vary.condition`). Within one of them one setting of the rules is hard to beat; over
-    all of them none is right. An agent is not told which condition it is in: it sees loads, memory and how long prompts
+    (`conf/env/rulechoice.yaml`, `vary.condition`). One setting of the rules is hard to beat
+    within one of them, and not much worse than the best of each over all (docs/learned.md). An agent is not told which condition it is in: it sees loads, memory and how long prompts
     and steps take of the SLOs, and sets the rules of a partner policy for `interval_s` seconds. Offline work is paid as
     it is computed, as in [Gating-v2](#gating-v2). Conditions to test on are the shifts `known_…` (chips of training in
     new combinations) and `new_…` (chips that training has not met).
