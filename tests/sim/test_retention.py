@@ -67,23 +67,23 @@ class Pool:
             self.wait(block, 0)
         del self.pinned[: over + more]
 
-    def find(self, slot: int, most: int) -> list[int]:
+    def find(self, slot: int) -> list[int]:
         found = []
-        for key in self.keys[slot][:most]:
+        for key in self.keys[slot] if slot % 3 else []:  # some find nothing, as if they ran at the same time
             if not self.holders.get(key):
                 break
             found.append(self.holders[key][0])
         return found
 
     def fits(self, slot: int) -> bool:
-        found = self.find(slot, (TOKENS - 1) // SIZE)
+        found = self.find(slot)
         return len(self.keys[slot]) + 1 - len(found) + self.unread(found) <= len(self.order())
 
     def unread(self, blocks: list[int]) -> int:
         return sum(self.readers[block] == 0 and block not in [held for _, held in self.pinned] for block in blocks)
 
     def start(self, slot: int) -> int:
-        found = self.find(slot, (TOKENS - 1) // SIZE)
+        found = self.find(slot)
         for block in found:
             self.leave(block)
             self.readers[block] += 1
@@ -159,7 +159,7 @@ def act(handle, what, slot, now_ps):
         request.blocks = 0
         return np.int64(0)
     full = TOKENS // SIZE
-    found, idle = find_longest_cache_hit(state, 0, slot, (TOKENS - 1) // SIZE)
+    found, idle = find_longest_cache_hit(state, 0, slot, full if slot % 3 else 0)
     new_table(state, 0, slot)
     touch(state, 0, slot, found)
     request.blocks = found
@@ -185,7 +185,7 @@ def setup_of(retention: Retention, kv_tokens: int = 4800, **values: Any) -> Setu
 @given(ORDERS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=SLOTS, max_size=SLOTS),
        st.sampled_from((1200, 3300, 4800)),
        st.lists(st.tuples(st.sampled_from((START, START, FINISH, PREEMPT, UNPIN)), st.integers(0, SLOTS - 1),
-                          st.sampled_from((0, 1, 40, 200))), max_size=50))
+                          st.sampled_from((0, 1, 40, 200))), min_size=12, max_size=50))
 def test_blocks_are_those_of_the_pool_restated(retention: Retention, groups: list[tuple[int, int]], kv_tokens: int,
                                                operations: list[tuple[int, int, int]]) -> None:
     trace = shared_trace([(0.0, TOKENS, 4, True, group, shared) for group, shared in groups])
@@ -197,6 +197,8 @@ def test_blocks_are_those_of_the_pool_restated(retention: Retention, groups: lis
     pool, finished, now_ps = Pool(retention, kv_tokens // SIZE, keys, bonus_ps), set[int](), 0
     for what, slot, seconds in operations:
         now_ps += seconds * s.PS_PER_S
+        if what in (FINISH, PREEMPT) and pool.tables:  # one of those that run
+            slot = list(pool.tables)[slot % len(pool.tables)]
         if what == START and slot not in pool.tables and slot not in finished and pool.fits(slot):
             assert act(handle.address, START, slot, now_ps) == pool.start(slot)
         elif what == UNPIN and retention.order == TTL:
