@@ -134,8 +134,7 @@ def legal_actions(env: Any, held: np.ndarray) -> np.ndarray:
     controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
     if controls is None:
         legal = np.flatnonzero(mask)
-        partner = [b.PARTNER_ACTION] * bool(mask[b.PARTNER_ACTION])
-        return np.concatenate([partner, legal[legal != b.PARTNER_ACTION]])[:, None].astype(np.int64)
+        return np.concatenate([[b.PARTNER_ACTION], legal[legal != b.PARTNER_ACTION]])[:, None].astype(np.int64)
     held = held if held.size else controls.tuned
     moves = [controls.tuned, held]
     for part, count in enumerate(controls.counts):
