@@ -137,6 +137,9 @@ class Shares(Callback):
     def _on_rollout_end(self) -> None:
         self._ended = time.perf_counter()
 
+    def _on_training_end(self) -> None:
+        self._on_rollout_start()  # a last validation comes after it, and is no update
+
     def of_seconds(self, learned_s: float) -> dict[str, float]:
         """Shares of so many seconds: `update`, `environment`, `buffer`, and `rest`, most of it the network's play."""
         self._on_rollout_start()

@@ -30,7 +30,7 @@ class Chart(NamedTuple):
 
 SERVICE, LIMIT = "validation/offline_reference_gpu_s_per_s", "validation/violation_limit"
 PROMISE = "Offline service under the promise"
-HELD_OUT, EARNED, PROMISED, PLAYED = "Held-out windows", "Reward", "Costs and the budget", "Training episodes"
+HELD_OUT, EARNED, PROMISED, PLAYED = "Validation windows", "Reward", "Costs and the budget", "Training episodes"
 CHOSEN, LEARNING, SEARCH, SPEED = "What is chosen", "Learning", "Search over whole episodes", "Speed"
 
 CHARTS = (
@@ -39,7 +39,8 @@ CHARTS = (
     Chart(HELD_OUT, "Reward of a validation window", "reward", ("validation/reward",), "max,last"),
     Chart(HELD_OUT, "Offline service", "reference GPU-s/s", (SERVICE,), "max,last"),
     Chart(HELD_OUT, "Waste", "tokens/s", ("validation/wasted_tokens_per_s",), "min,last"),
-    Chart(EARNED, "Reward by part", "per simulated second", tuple(f"reward/{term}_per_s" for term in TERMS)),
+    Chart(EARNED, "Reward by part", "per simulated second",
+          tuple(f"reward/{term}_per_s" for term in (*TERMS, "progress"))),
     Chart(PROMISED, "Online requests that missed an SLO", "per simulated second",
           ("cost/cost_per_s", "cost/cost_ttft_per_s", "cost/cost_tpot_per_s"), "min,last"),
     Chart(PROMISED, "Multiplier of a Lagrangian agent", "", ("lagrangian/multiplier",), only="lagrangian"),

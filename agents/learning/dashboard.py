@@ -24,7 +24,7 @@ from ooco_gym.report import Section, curve, plot, write_page
 from ooco_gym.report.pages import Plot
 
 PAGE_FILE = "dashboard.html"
-TRAINING_FILE, STEPS = "progress.csv", "time/total_timesteps"
+TRAINING_FILE, STEPS, VALIDATED = "progress.csv", "time/total_timesteps", "validation/timesteps"
 DASHES = {"solid": "—", "dash": "– –", "dot": "· · ·", "dashdot": "– ·"}  # of the series of a chart, and as text
 Curves = dict[str, np.ndarray]  # by series: float64[rows], NaN where a row says nothing of it
 
@@ -125,7 +125,9 @@ def _banded(runs: Sequence[Curves], by: str, series: str) -> tuple[np.ndarray, .
     """What is on the x-axis, and mean, least and most of runs there: as far as all of them have come."""
     pairs = []
     for curves in runs:
-        x, y = curves.get(by, np.zeros(0)), curves.get(series, np.zeros(0))
+        validated = by == STEP and series.startswith("validation/")  # it has a number of decisions of its own
+        x = curves.get(VALIDATED if validated and VALIDATED in curves else by, np.zeros(0))
+        y = curves.get(series, np.zeros(0))
         if len(x) == len(y):
             known = np.isfinite(x) & np.isfinite(y)
             pairs.append((x[known], y[known]))

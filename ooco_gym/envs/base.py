@@ -27,12 +27,12 @@ class DecisionEnv(gym.Env):
 
     ## Observation Space
     `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask` int8 (A,), `decision`
-    float32 (D,), one hot. `ooco_gym.candidate_table(observation)` is the table (K, F). Each kind of decision has its
-    own table of candidates; where an environment asks several kinds, `decision` says whose it is, and columns beyond
-    it are 0. Every part has one axis, as
-    Stable-Baselines3 expects. With `flat=True` an observation is one float32 vector, `gymnasium.spaces.flatten` of the
-    Dict: mask, candidates, cluster, decision, in this order (`gymnasium.spaces.unflatten(env.unwrapped.parts_space,
-    observation)` takes it apart again).
+    float32 (D,), one hot. `ooco_gym.candidate_table(observation)` is the table (K, F); where an action is a vector of P
+    levels, `candidate_table(observation, parameters=P)`. Each kind of decision has its own table of candidates; where
+    an environment asks several kinds, `decision` says whose it is, and columns beyond it are 0. Every part has one
+    axis, as Stable-Baselines3 expects. With `flat=True` an observation is one float32 vector,
+    `gymnasium.spaces.flatten` of the Dict: mask, candidates, cluster, decision, in this order
+    (`gymnasium.spaces.unflatten(env.unwrapped.parts_space, observation)` takes it apart again).
 
     Nothing is clairvoyant: lengths of unfinished outputs are hidden. What a length predictor believes of them is a part
     of the observation in EvictionPredicted-v1 and MigrationPredicted-v1 alone.

@@ -14,9 +14,10 @@ class ColocationEnv(DecisionEnv):
     """The whole of a co-located cluster by one agent; a partner policy only composes the batches.
 
     ## Description
-    Gating, eviction, preemption, migration, packing and, where there is a choice, routing: each is asked when it is
-    due, and `decision` says which it is. What one decides, the others meet: pulls fill the memory that pushes need,
-    gates start what arrivals stop. The partner composes strict batches within the margin that packing sets.
+    Prefills that start, eviction, interruption, migration, packing and, where there is a choice, routing: each is asked
+    when it is due, and `decision` says which it is. What one decides, the others meet: pulls fill the memory that
+    pushes need, gates start what arrivals stop. The partner composes strict batches within the margin that packing
+    sets.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (hold, let the newcomer wait, keep on, no more picks, stay), 1 does

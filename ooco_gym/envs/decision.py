@@ -123,6 +123,9 @@ class Decision:
             raise ValueError(f"decision '{self.name}' has no rule of its own: `partner` must say what the partner does")
         if self.cluster is not CLUSTER and self.observe is None:
             raise ValueError(f"decision '{self.name}' has a cluster table of its own: `observe` must fill it")
+        known = _KNOWN.get(self.name)
+        if known is not None and known.offer.py_func.__module__ != self.offer.py_func.__module__:
+            raise ValueError(f"decision '{self.name}' is there already: give yours another name")
         _KNOWN[self.name] = self
 
 

@@ -33,6 +33,6 @@ def test_seeds_of_a_setting_are_one_curve_with_a_band(tmp_path):
     assert low.tolist() == [1.0, 2.0, 3.0] and high.tolist() == [2.0, 4.0, 6.0]
     assert _banded([curves_of(tmp_path / "slow" / "seed_2")], STEP, "validation/reward")[0].tolist() == [2000]
     text = (tmp_path / dashboard.PAGE_FILE).read_text(encoding="utf-8")
-    assert "Training episodes" in text and "Held-out windows" in text and "Search over whole episodes" not in text
+    assert "Training episodes" in text and "Validation windows" in text and "Search over whole episodes" not in text
     with pytest.raises(UserError, match="has neither progress.csv nor generations.csv"):
         dashboard.main({**CONFIG, "runs": str(tmp_path / "nothing"), "out": str(tmp_path)})

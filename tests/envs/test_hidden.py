@@ -15,7 +15,7 @@ from ooco_gym.envs.stepping import observe, offer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
 
-LATER_S = 5
+LATER_S = 12
 
 
 @jit(types.void(types.int64, types.int64))
