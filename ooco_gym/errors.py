@@ -84,15 +84,15 @@ def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None
             raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), names)}")
 
 
-# What earlier versions called otherwise, by kind and name.
-RENAMED = {("env", "control"): "onlinetuning", ("env", "gating_v0"): "prefillgate",
-           ("env", "preemption"): "interruption", ("env", "reclaiming"): "preemptionvictim"}
+# Environments that earlier versions called otherwise.
+RENAMED = {"control": "onlinetuning", "gating_v0": "prefillgate", "preemption": "interruption",
+           "reclaiming": "preemptionvictim"}
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """Builds the error for a name that is not among `known`: names the kind, the nearest and all valid names."""
     names = sorted(known)
-    if now := RENAMED.get((kind, str(name))):
+    if kind in ("env", "environment") and (now := RENAMED.get(str(name))):
         return UserError(f"the {kind} '{name}' is called '{now}' now")
     return UserError(f"unknown {kind} '{name}'{nearest(str(name), names)}; expected one of: {', '.join(names)}")
 

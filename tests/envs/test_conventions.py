@@ -17,6 +17,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from ooco_gym import UserError, candidate_table
+from ooco_gym.envs import ENVIRONMENTS, FORMER
+from ooco_gym.errors import RENAMED
+from ooco_gym.resources import load_yaml
 
 # Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
 BARE = """
@@ -231,3 +234,17 @@ def test_a_window_without_a_decision_is_one_step():
     assert steps[0].info["action_mask"].tolist() == [0, 1] + [0] * 8
     assert steps[1].info["elapsed_s"] == 60.0
     assert steps[1].reward == steps[1].info["summary"]["reward_total"] > 0.0
+
+
+@pytest.mark.parametrize(("former", "now"), [*FORMER.items()])
+def test_former_ids_say_what_they_are_called_now(former, now):
+    with pytest.raises(UserError, match=f"is now '{now}'"):
+        gym.make(former)
+    assert now in ENVIRONMENTS
+
+
+@pytest.mark.parametrize(("former", "now"), [*RENAMED.items()])
+def test_former_names_of_configurations_say_what_they_are_called_now(former, now):
+    with pytest.raises(UserError, match=f"is called '{now}' now"):
+        load_yaml("env", former)
+    assert load_yaml("env", now)["id"] in ENVIRONMENTS
