@@ -40,7 +40,7 @@ CHARTS = (
     Chart(HELD_OUT, "Offline service", "reference GPU-s/s", (SERVICE,), "max,last"),
     Chart(HELD_OUT, "Waste", "tokens/s", ("validation/wasted_tokens_per_s",), "min,last"),
     Chart(EARNED, "Reward by part", "per simulated second",
-          tuple(f"reward/{term}_per_s" for term in (*TERMS, "progress"))),
+          tuple(f"reward/{term}_per_s" for term in TERMS)),
     Chart(PROMISED, "Online requests that missed an SLO", "per simulated second",
           ("cost/cost_per_s", "cost/cost_ttft_per_s", "cost/cost_tpot_per_s"), "min,last"),
     Chart(PROMISED, "Multiplier of a Lagrangian agent", "", ("lagrangian/multiplier",), only="lagrangian"),

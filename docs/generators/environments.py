@@ -194,6 +194,11 @@ def _candidate_tables(env: Any) -> list[str]:
     return [*said, f"Columns of a candidate are those of the single environments. Slots of `decision`: {slots}."]
 
 
+def _asked() -> list[str]:
+    """The kinds of decisions that this package's environments ask, without those of others that were imported."""
+    return list(dict.fromkeys(asked for name in ENVIRONMENTS for asked in _decisions(name)))
+
+
 def _singly_asked() -> set[str]:
     """The decisions that an environment asks alone."""
     return {asked[0] for name in ENVIRONMENTS if len(asked := _decisions(name)) == 1}
@@ -248,7 +253,7 @@ def _observations() -> list[str]:
             "Scale `log(m)` is log(1 + x) / log(1 + m), `linear(m)` is x / m, both cut to 0 … 1; with ± to −1 … 1, the "
             "logarithm of |x| with the sign of x.",
             "### `decision`: the kinds that an environment asks, one hot",
-            table(("kind", "asked"), [(f"`{name}`", kind.question) for name, kind in kinds().items()]),
+            table(("kind", "asked"), [(f"`{name}`", kinds()[name].question) for name in _asked()]),
             "### `action_mask`",
             "1 where an action is legal. At a decision two actions at least are, beside the partner's. The same as "
             "`info[\"action_mask\"]`, and, as bool, as `action_masks()`. Where an action is a vector of levels, the "
@@ -398,7 +403,7 @@ def _service_and_late(row: Mapping[str, Any]) -> str:
 def _rules() -> list[str]:
     """Published rules by decision, and how they are played."""
     rows, points = [], {point.name for point in POINTS}
-    for name in kinds():
+    for name in _asked():
         kind = kinds()[name]
         rules = settings_for_packing() if name == "pack" else rules_for(name) if name in points else []
         if rules:
