@@ -12,7 +12,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CLOCK, FIXED, step_kernel
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.features import Feature, columns
+from ooco_gym.envs.features import PRESENT, Feature, columns
 from ooco_gym.envs.filling import share
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError
@@ -20,7 +20,7 @@ from ooco_gym.policy import Policy, get_policy
 from ooco_gym.sim.state import ASK
 
 MOST = 32.0  # requests
-TABLE = (Feature("present", "", "as is", 1.0, 0.0, 1.0, "1 where there is a candidate"),
+TABLE = (PRESENT,
          Feature("limit", "requests", "linear", MOST, 0.0, 1.0, "most requests that one pull takes"),
          Feature("partner", "", "as is", 1.0, 0.0, 1.0, "1 where it is the partner's own"))
 COLUMN = columns(TABLE)

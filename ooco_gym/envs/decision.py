@@ -17,7 +17,7 @@ from ooco_gym.compile import address_of, inlined, inner
 from ooco_gym.envs import ENVIRONMENTS
 from ooco_gym.envs.buffers import ADMIT, CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, RECLAIM, STEP_SIGNATURE
 from ooco_gym.envs.config import EpisodeConfig
-from ooco_gym.envs.features import CLUSTER, Feature
+from ooco_gym.envs.features import CLUSTER, PRESENT, Feature
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.state import State
@@ -111,7 +111,7 @@ class Decision:
     no: str = "(never legal)"
     take: str = ""
     candidates: str = "candidates"
-    table: tuple[Feature, ...] = (Feature("present", "", "as is", 1.0, 0.0, 1.0, "1 where there is a candidate"),)
+    table: tuple[Feature, ...] = (PRESENT,)
     cluster: tuple[Feature, ...] = CLUSTER
     still: tuple[str, ...] = ()
     observe: Any = None

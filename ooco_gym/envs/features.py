@@ -83,9 +83,11 @@ CLUSTER = (
     _share("recent_violations", 0.06, "the same over the last (up to ten) minutes"),
     _share("picks", 1.0, "picks made so far in this decision, over the most"),
 )
+PRESENT = _share("present", 1.0, "1 where there is a candidate")
+WANTED = _share("partner", 1.0, "1 where it is what the partner would choose")
 # What every request that is offered to a pool's decision has, in these columns; a decision adds its own after them.
 REQUEST = (
-    _share("present", 1.0, "1 where there is a candidate"),
+    PRESENT,
     _log("tokens", "tokens", 32_768, "its context: prompt and what it has generated (to prefill, or held)"),
     _log("generated", "tokens", 16_384, "tokens generated so far"),
     _log("prefill", "ms", 10_000, "believed latency of prefilling them alone: its cost, or that of losing them"),
@@ -93,7 +95,7 @@ REQUEST = (
     _share("evictions", 4.0, "times that it was evicted"),
     _share("memory", 1.0, "KV blocks that it takes (or holds) over those free (or all)"),
     _share("shorter", 1.0, "share of the other candidates that are shorter"),
-    _share("partner", 1.0, "1 where it is what the partner would choose"),
+    WANTED,
 )
 GATE = (
     *REQUEST,
@@ -122,7 +124,7 @@ ARRIVAL = (
     _share("partner", 1.0, "1 where the partner would stop what runs"),
 )
 INSTANCE = (
-    _share("present", 1.0, "1 where there is a candidate"),
+    PRESENT,
     _log("tokens", "tokens", 32_768, "context of the request: prompt and what it has generated"),
     _log("generated", "tokens", 16_384, "tokens that the request has generated"),
     _log("prefill", "ms", 10_000, "believed latency of prefilling the request there alone"),
@@ -130,10 +132,10 @@ INSTANCE = (
     _share("step", 2.0, "believed latency of the decode step that results there, over the TPOT SLO"),
     _log("backlog", "ms", 10_000, "believed latency of the prefills there"),
     _share("residents", 2.0, "requests that decode there, over bs_sat"),
-    _share("partner", 1.0, "1 where it is what the partner would choose"),
+    WANTED,
 )
 LEVEL = (
-    _share("present", 1.0, "1 where there is a candidate"),
+    PRESENT,
     _share("level", 2.0, "the share of the TPOT SLO that steps may fill"),
     _share("in_force", 1.0, "1 where it is in force now"),
     _share("step", 2.0, "believed latency of a step of all that is resident, over the TPOT SLO"),

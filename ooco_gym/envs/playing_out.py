@@ -29,7 +29,7 @@ SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, 
 # request offered (the partner where no requests are offered); by the clock, the same action again and again.
 PARTNER, DECLINE, SHORTEST, LONGEST, HOLD = range(5)
 BASES = ("partner", "decline", "shortest", "longest", "hold")
-TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
+TOKENS = 1  # feature of a candidate: its context (features.REQUEST)
 
 
 @inner
