@@ -1,8 +1,9 @@
-"""Runs of engines that others published, and our own on an H100, beside the simulator: tables in docs/validity.md.
+"""Runs of engines that others published, and our own on an H100, beside the simulator: a table in docs/validity.md.
 
 `python -m docs.generators.published` plays each row of `published.yaml` by `ooco-gym simulate`, keeps its figures in
-`results/validity.json` and writes the page. With `SOURCE ROW`, say `inferencemax 5`, it plays that row alone, leaves
-its trace and run in the folder `outputs/published/inferencemax_5`, and prints the command.
+`results/validity.json` and writes the page. With `SOURCE`, say `inferencemax`, it prints the source's rows and command.
+With `SOURCE ROW`, say `inferencemax 5`, it plays that row alone, leaves its trace and run in the folder
+`outputs/published/inferencemax_5`, and prints the command.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ READ = {
     "ttft_ms": ("TTFT, ms", lambda found, row: 1e3 * found["online"]["ttft_mean_s"]),
     "ttft_p50_ms": ("TTFT P50, ms", lambda found, row: 1e3 * found["online"]["ttft_p50_s"]),
     "ttft_p99_ms": ("TTFT P99, ms", lambda found, row: 1e3 * found["online"]["ttft_p99_s"]),
-    "late_percent": ("late, %", lambda found, row: 100 * found["online"]["violation_rate"]),
+    "late_percent": ("violations, %", lambda found, row: 100 * found["online"]["violation_rate"]),
     "kv_percent": ("KV memory in use, %", lambda found, row: 100 * found["utilization"]["kv_mean_share"]),
     "preemptions": ("preemptions", lambda found, row: found["offline"]["evictions"])}
 """Title and place in `summary.json` of each column of figures."""
@@ -177,21 +178,37 @@ def written(out: Path) -> str:
              ["wanted of them", "", "", *(f"{most} %" for most in AVERAGED.values()), ""]]
     head = ["source", "chip", "rows", *(READ[key][0] for key in AVERAGED), "seen by a fit"]
     parts = [Table("", head, rows, align="llrrrrl").markdown()]
-    for name, (source, found) in every.items():
-        spelled = "".join(f"# for {key} write {text}\n" for key, text in source.get("spelled", {}).items())
-        command = source["command"].replace("\n", " \\\n    ")
-        parts += [f"**`{name}`**: [{source['title']}]({source['url']}). {source['text']}", _table(source, found),
-                  f"```sh\n{spelled}ooco-gym simulate {command}\n```"]
-    return merged(out / PAGE, "\n\n".join(parts), BEGIN)
+    parts += [f"- **`{name}`**: [{source['title']}]({source['url']}). {source['text']}{_further(found)}"
+              for name, (source, found) in every.items()]
+    return merged(out / PAGE, "\n\n".join([parts[0], "\n".join(parts[1:])]), BEGIN)
+
+
+def _further(found: Sequence[Mapping[str, Any]]) -> str:
+    """The mean error of each figure that the table has no column of, in words."""
+    errors = {READ[key][0].partition(",")[0]: published_errors(found, key) for key in READ if key not in AVERAGED}
+    words = ", ".join(f"{name} {_mean(one)}" for name, one in errors.items() if len(one) > 1)
+    return f" Errors: {words}." if words else ""
+
+
+def of_source(name: str) -> str:
+    """The rows of a source with their figures on record, and the command that plays one."""
+    every = sources()
+    if name not in every:
+        raise unknown("source", name, every)
+    source, found = every[name], read_figures(ROOT).get(NAME, {}).get(name)
+    spelled = "".join(f"# for {key} write {text}\n" for key, text in source.get("spelled", {}).items())
+    rows = _table(source, found) if found else "not played yet"
+    return f"{rows}\n\n{spelled}ooco-gym simulate {source['command']}"
 
 
 def _means(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows, and the mean error of each figure with the worst one."""
-    cells = []
-    for key in AVERAGED:
-        errors = published_errors(found, key)
-        cells.append(f"{np.abs(errors).mean():.1f} % ({_signed(max(errors, key=abs))})" if errors else NONE)
-    return [str(len(found)), *cells]
+    errors = [published_errors(found, key) for key in AVERAGED]
+    return [str(len(found)), *(_mean(one) if one else NONE for one in errors)]
+
+
+def _mean(errors: Sequence[float]) -> str:
+    return f"{np.abs(errors).mean():.1f} % ({_signed(max(errors, key=abs))})"
 
 
 def _table(source: Source, found: Sequence[Mapping[str, Any]]) -> str:
@@ -236,9 +253,10 @@ def one_row(name: str, number: str) -> str:
 def main(given: Sequence[str]) -> int:
     """Plays what was asked for; returns the exit code."""
     try:
-        if len(given) not in (0, 2):
-            raise UserError("expected no arguments, or SOURCE ROW such as inferencemax 5")
-        print(one_row(*given) if given else "\n".join(measure(ROOT, cores())))
+        if len(given) > 2:
+            raise UserError("expected no arguments, SOURCE, or SOURCE ROW such as inferencemax 5")
+        one = one_row if len(given) == 2 else of_source
+        print(one(*given) if given else "\n".join(measure(ROOT, cores())))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

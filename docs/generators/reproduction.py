@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.marked import merged
-from experiments.figure_page import by_number, ours
+from experiments.figure_page import by_number
 from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
-from ooco_gym.report import Column, Table
+from ooco_gym.report import Column, Table, number, with_interval
 
 PAGE, FIGURES = Path("docs/reproduction.md"), Path("results/reproduction.json")
 BEGIN = "<!-- figures: of ooco-gym figure, written by docs/generators/reproduction.py -->"
@@ -27,14 +27,18 @@ def body(figures: Sequence[Mapping[str, Any]]) -> str:
               for verdict in ("reproduced", "direction only", "not", "not comparable")}
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     parts = [f"{len(figures)} figures and tables: {words}."]
-    columns = (Column("figure", lambda one: f"`{one['name']}`: {one['figure']}", align="l"),
+    columns = (Column("figure", lambda one: f"`{one['name']}`", align="l"),
                Column("the paper states", "statement", align="l"),
-               Column("ours (95 %)", lambda one: "; ".join(f"{test['what']}: {ours(test)}" for test in one["tests"]),
-                      align="l"),
-               Column("verdict", lambda one: f"**{one['verdict']}**", align="l"), Column("why", "why", align="l"))
+               Column("here (95 %)", lambda one: "; ".join(map(_with_number, one["tests"])), align="l"),
+               Column("verdict", lambda one: f"**{one['verdict']}**" + (f": {one['why']}" if one["why"] else ""),
+                      align="l"))
     for paper in dict.fromkeys(one["paper"] for one in figures):
         parts += [f"## {paper}", Table.of(columns, [one for one in figures if one["paper"] == paper]).markdown()]
     return "\n\n".join(parts)
+
+
+def _with_number(test: Mapping[str, Any]) -> str:
+    return f"{test['what']}: {with_interval(test['ours'], test['ci_low'], test['ci_high'], number)}"
 
 
 if __name__ == "__main__":

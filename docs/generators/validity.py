@@ -1,4 +1,4 @@
-"""How near the simulator's clock is to measurements: one table, in docs/validity.md.
+"""How near the simulator's clock is to measurements: the first tables of docs/validity.md.
 
 `python -m docs.generators.validity data=FOLDER aiconfigurator=FOLDER prompts=FILE` measures four things: iterations of
 an architecture that the fit has not seen, the same and single kernels of models with experts, latent attention or
@@ -57,11 +57,10 @@ MOST_PERCENT = {"ooco": 6.5, "extended": 4.0}
 MOST_SPARSE_PERCENT = 6.0
 """The same of `extended`, where the model has experts, latent attention or weights of 8 bits."""
 SPARSE_KERNELS = {
-    "experts": ("experts", "an architecture"), "experts_fp8": ("experts of 8 bits", "an architecture"),
-    "experts_fp4": ("experts of 4 bits", "an architecture"), "gemm_fp8": ("linear layers of 8 bits", "widths"),
-    "latent_prefill": ("latent attention with its linear layers, prefill", "a number of heads"),
-    "latent_decode": ("latent attention with its linear layers, decode", "a number of heads")}
-"""What is judged alone, and what the fit has not seen of it."""
+    "experts": "experts", "experts_fp8": "experts, 8 bits", "experts_fp4": "experts, 4 bits",
+    "gemm_fp8": "linear layers, 8 bits", "latent_prefill": "latent attention, prefill",
+    "latent_decode": "latent attention, decode"}
+"""Kernels that are judged alone."""
 PROFILES, RUN, DEVICE = "profiles/calibration.parquet", "runs/rtx4090_llama31_8b", "rtx4090"
 RUN_FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
 SEED = 0
@@ -314,38 +313,73 @@ def _unseen_cell(item: Mapping[str, Any]) -> str:
     return f"{item['mape']:.1f} % ({item['p95']:.0f}, {item['worst']:.0f})"
 
 
-def _left_out_cell(item: Mapping[str, Any]) -> str:
-    near = f"{item['near']['mape']:.0f} % ({item['near']['p95']:.0f}, {item['near']['worst']:.0f})" if item[
-        "near"] else NONE
-    others = f"; others {np.median(item['others']):.0f} %, at most {max(item['others']):.0f} %" if item[
-        "others"] else ""
-    return f"{near}; own {item['own']['mape']:.0f} %{others}"
-
-
 def _replayed_cell(item: Mapping[str, float]) -> str:
     return " / ".join(_signed(item[key]) for key in ("ttft", "tpot", "e2e"))
 
 
-def table(figures: Mapping[str, Rowed]) -> str:
-    """The page's table, in Markdown."""
-    rows = []
-    for row in figures.get(UNSEEN, {}).values():
-        wanted = ", ".join(f"`{form}` ≤ {most:g} %" for form, most in MOST_PERCENT.items())
-        rows.append(["iterations of an architecture that the fit has not seen", row["title"],
-                     f"{row['iterations']:,} iterations of {len(row['architectures'])} architectures in turn",
-                     *_cells(row, _unseen_cell), wanted])
-    for row in figures.get(SPARSE, {}).values():
-        rows += _sparse_rows(row)
-    for row in figures.get(LEFT_OUT, {}).values():
-        rows.append([f"chip left out: the efficiency of {row['nearest']} on its datasheet", row["title"],
-                     f"{row['iterations']:,} iterations", *_cells(row, _left_out_cell), NONE])
-    for row in figures.get(REPLAYED, {}).values():
-        what = f", {row['what']}" if row["what"] else ""
-        rows.append([f"recorded run of {row['engine']} replayed{what}: mean TTFT / TPOT / end to end", row["title"],
-                     f"{row['requests']:,} requests", *_cells(row, _replayed_cell),
-                     "LLMServingSim: +0.6 / +0.2 / +0.5 %"])
-    return Table("", ["judged", "chip", "on", *(f"`{form}`" for form in FORMS), "wanted or stated"], rows,
-                 align="l" * 7).markdown()
+def tables(figures: Mapping[str, Rowed]) -> str:
+    """The page's tables, in Markdown, each below a line that says what it is of."""
+    parts = []
+    for words, part, made in (
+            ("Iterations of an architecture that the fit has not seen", UNSEEN, _unseen_table),
+            ("Models and kernels that the fit has not seen, by `extended`", SPARSE, _sparse_table),
+            ("A chip that was not measured, with the efficiency of another one on its datasheet", LEFT_OUT,
+             _left_out_table),
+            ("A recorded run, replayed: mean TTFT / TPOT / end to end", REPLAYED, _replayed_table)):
+        if figures.get(part):
+            parts += [f"**{words}**", made(figures[part]).markdown()]
+    return "\n\n".join(parts)
+
+
+def _unseen_table(rows: Rowed) -> Table:
+    head = ["chip", "iterations", *(f"`{form}`, at most {most:g} % wanted" for form, most in MOST_PERCENT.items())]
+    return Table("", head, [[row["title"], f"{row['iterations']:,}", *_cells(row, _unseen_cell)[:2]]
+                            for row in rows.values()], align="lrrr")
+
+
+def _sparse_table(rows: Rowed) -> Table:
+    """A row for each kind of models, then for each kernel; a column of errors for each chip."""
+    of_models = {kind: [row["composed"].get(kind) for row in rows.values()]
+                 for row in rows.values() for kind in row["composed"]}
+    lines = [[f"iterations: {kind} ({_models(found)})", _total(found, "iterations"),
+              *(_unseen_cell(item["forms"]["extended"]) if item else NONE for item in found)]
+             for kind, found in of_models.items()]
+    for op, what in SPARSE_KERNELS.items():
+        found = [row["kernels"][op] for row in rows.values()]
+        lines.append([f"kernels: {what}", _total(found, "rows"), *map(_unseen_cell, found)])
+        if "eight_bits" in found[0]:
+            found = [item["eight_bits"] for item in found]
+            lines.append([f"kernels: {what}, 8 bits (never fitted)", _total(found, "rows"), *map(_unseen_cell, found)])
+    head = ["judged", "how many", *(f"{row['title']}, at most {MOST_SPARSE_PERCENT:g} % wanted"
+                                    for row in rows.values())]
+    return Table("", head, lines, align="lr" + "r" * len(rows))
+
+
+def _models(found: Sequence[Mapping[str, Any] | None]) -> str:
+    names = {name.partition(" ")[0] for item in found if item for name in item["architectures"]}
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _total(found: Sequence[Mapping[str, Any] | None], key: str) -> str:
+    return f"{sum(item[key] for item in found if item):,}"
+
+
+def _left_out_table(rows: Rowed) -> Table:
+    """Errors by the nearest chip's efficiency, and by the chip's own."""
+    lines = []
+    for row in rows.values():
+        found = [row["forms"][form] for form in FORMS[:2]]
+        cells = [(_unseen_cell(item["near"]) if item["near"] else NONE, f"{item['own']['mape']:.0f} %")
+                 for item in found]
+        lines.append([row["title"], row["nearest"], *cells[0], *cells[1]])
+    head = ["chip", "nearest", *(f"`{form}`, {what}" for form in FORMS[:2] for what in ("nearest", "own"))]
+    return Table("", head, lines, align="llrrrr")
+
+
+def _replayed_table(rows: Rowed) -> Table:
+    lines = [[f"{row['engine']} on {row['title']}" + (f", {row['what']}" if row["what"] else ""),
+              *_cells(row, _replayed_cell)] for row in rows.values()]
+    return Table("", ["run", *(f"`{form}`" for form in FORMS)], lines, align="lrrr")
 
 
 def clocks(figures: Mapping[str, Any]) -> str:
@@ -381,29 +415,13 @@ def published_errors(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]
     return [100 * (row[key][1] / row[key][0] - 1) for row in rows if key in row and row[key][0]]
 
 
-def _sparse_rows(row: Mapping[str, Any]) -> list[list[str]]:
-    wanted, rows = f"`extended` ≤ {MOST_SPARSE_PERCENT:g} %", []
-    for kind, item in row["composed"].items():
-        models = {name.partition(" tp")[0] for name in item["architectures"]}
-        rows.append([f"iterations of a model that the fit has not seen: {kind}", row["title"],
-                     f"{item['iterations']:,} iterations of {', '.join(sorted(models))}",
-                     *_cells(item, _unseen_cell), wanted])
-    for op, item in row["kernels"].items():
-        what, unseen = SPARSE_KERNELS[op]
-        more = f"; weights of 8 bits, never fitted: {_unseen_cell(item['eight_bits'])}" if "eight_bits" in item else ""
-        rows.append([f"kernels of {unseen} that the fit has not seen: {what}", row["title"],
-                     f"{item['rows']:,} kernels of {item['shapes']} such", NONE, _unseen_cell(item) + more, NONE,
-                     wanted])
-    return rows
-
-
 def _cells(row: Mapping[str, Any], cell: Any) -> list[str]:
     return [cell(row["forms"][form]) if form in row["forms"] else NONE for form in FORMS]
 
 
 def written(out: Path) -> str:
-    """The page with its table from the figures; what a person wrote around it stays."""
-    return merged(out / PAGE, table(read_figures(out)), BEGIN)
+    """The page with its tables from the figures; what a person wrote around them stays."""
+    return merged(out / PAGE, tables(read_figures(out)), BEGIN)
 
 
 def read_figures(out: Path) -> dict[str, Rowed]:

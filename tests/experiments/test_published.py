@@ -49,7 +49,7 @@ def test_a_row_without_a_field_for_each_column_is_named(cases):
         read(path)
 
 
-def test_a_tiny_source_is_played_and_written(tmp_path, cases):
+def test_a_tiny_source_is_played_and_written(tmp_path, cases, monkeypatch, capsys):
     (tmp_path / "docs").mkdir()
     (tmp_path / "results").mkdir()
     (tmp_path / "conf").mkdir()
@@ -60,7 +60,11 @@ def test_a_tiny_source_is_played_and_written(tmp_path, cases):
     assert found[1]["ttft_ms"][0] is None and [one["preemptions"] for one in found] == [[0, 0], [0, 0]]
     page = (tmp_path / published.PAGE).read_text(encoding="utf-8")
     assert page.startswith("before\n") and page.endswith("\nafter\n")
-    assert "| 1 | 3 | 10 / " in page and "| – / " in page and "| 0 / 0 |" in page
+    monkeypatch.setattr(published, "ROOT", tmp_path)
+    assert published.main(["tiny"]) == 0 and published.main(["tin"]) == 2
+    said, mistake = capsys.readouterr()
+    assert "| 1 | 3 | 10 / " in said and "| – / " in said and "| 0 / 0 |" in said and "did you mean 'tiny'" in mistake
+    assert "policy.max_num_seqs=$clients workload.path=$trace" in said
     error = 100 * abs(found[0]["ttft_ms"][1] / 5 - 1)
     assert "2 published runs" in (tmp_path / validity.CLOCKS).read_text(encoding="utf-8")
     assert "| `tiny` | h100 | 2 | – | " in page and f"| {error:.1f} % (" in page
