@@ -28,7 +28,7 @@ LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "ts", "date
     "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # in names
 LONGEST_NAME = 80   # of a column or a value in a message
 LOG_TOKENS = ("a server's answer has them as usage.prompt_tokens and usage.completion_tokens (of a stream with "
-              "stream_options.include_usage): log these with each request, as docs/your_trace.md says")
+              "stream_options.include_usage): log these with each request, as docs/traces.md says")
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
 OURS = {name: name for name in REQUIRED + OPTIONAL}
 

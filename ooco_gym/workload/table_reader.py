@@ -246,7 +246,7 @@ def read_table(path: Path) -> Table:
             raise UserError(f"trace file '{path}' is empty")
         if _LOG.search(first[:LOOKED_AT]):
             raise UserError(f"trace file '{path}' is text that a server logs and has no names of columns; expected CSV,"
-                            " JSON lines or Parquet with token counts: docs/your_trace.md says how to log them")
+                            " JSON lines or Parquet with token counts: docs/traces.md says how to log them")
         return _read_json(path, data) if first.lstrip()[0] in "{[" else _read_csv(path, data)
     except UserError:
         raise

@@ -147,7 +147,7 @@ def test_an_export_of_what_was_used_is_told_from_a_log_of_requests(text: str) ->
 
 @pytest.mark.parametrize(("text", "said"), [
     ('10.0.0.1 - - [27/Nov/2026:12:44:36 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "python"\n' * 3,
-     "is text that a server logs and has no names of columns; .* docs/your_trace.md says how to log"),
+     "is text that a server logs and has no names of columns; .* docs/traces.md says how to log"),
     ("(APIServer pid=1) INFO 11-27 12:44:36 [logger.py:41] Received request cmpl-1: prompt: 'hi', params: x\n" * 3,
      "is text that a server logs"),
     ("time=2026-11-27T12:44:36Z prompt_tokens=10 completion_tokens=5\n" * 3, "is text that a server logs"),
