@@ -287,14 +287,14 @@ def route(view):
     return fewest_of(state, slot)
 
 
-def checked(policy, facts):
+def checked(policy, context):
     """Refuses clusters of too few seats for an open iteration to be written down.
 
     Raises:
         UserError: there are fewer.
     """
-    if facts.max_batch < OPEN_FIGURES:
-        raise UserError(f"policy {policy.name}: max_batch is {facts.max_batch}; expected {OPEN_FIGURES} or more")
+    if context.max_batch < OPEN_FIGURES:
+        raise UserError(f"policy {policy.name}: max_batch is {context.max_batch}; expected {OPEN_FIGURES} or more")
     return {}
 
 

@@ -243,11 +243,11 @@ def compose(view):
     return total
 
 
-def prepare(policy, facts):
+def prepare(policy, context):
     """Fits the cost model to profiled batches (4.1), where its coefficients are not given."""
     if policy.values["decode_base"] or policy.values["prefill_base"]:
         return {}
-    return fit(facts.strict, int(policy.values["context_tokens"]), facts.max_batch)
+    return fit(context.strict, int(policy.values["context_tokens"]), context.max_batch)
 
 
 policy = Policy("bros", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)

@@ -123,11 +123,11 @@ def capped(view):
     return with_offline(state, instance, write_urgent(state, instance), cap)
 
 
-def prepare(policy, facts):
+def prepare(policy, context):
     """Sets `batch_cap` from the SLO where open: the largest with L <= 0.9 S at mean context (docs/protocol.md)."""
     if policy.values["batch_cap"] > 0:
         return {}
-    return {"batch_cap": facts.largest_batch(policy.values["cap_share"])}
+    return {"batch_cap": context.largest_batch(policy.values["cap_share"])}
 
 
 online_priority = Policy("online_priority", PARAMS, route=route, interrupt=preempt, compose=capped, prepare=prepare)

@@ -243,10 +243,10 @@ def compose(view):
     return whole - budget
 
 
-def prepare(policy, facts):
+def prepare(policy, context):
     """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
-    largest = int(min(policy.values["max_num_seqs"], facts.max_batch))
-    found = fit_mixed(facts.strict, largest, facts.block_tokens)
+    largest = int(min(policy.values["max_num_seqs"], context.max_batch))
+    found = fit_mixed(context.strict, largest, context.block_tokens)
     return {name: ps for name, ps in found.items() if name not in policy.values}
 
 

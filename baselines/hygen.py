@@ -280,11 +280,11 @@ def service_error(state):
     return float(state.memory[:, ERRORS].sum() / max(1.0, state.memory[:, PREDICTIONS].sum()))
 
 
-def prepare(policy, facts):
+def prepare(policy, context):
     """Trains the predictor on the instance's cost table, where no coefficients are given."""
     if any(policy.values[name] for name in COEFFICIENTS):
         return {}
-    found = trained(facts.strict, int(policy.values["chunk_size"]), policy.values["decode_tokens"])
+    found = trained(context.strict, int(policy.values["chunk_size"]), policy.values["decode_tokens"])
     return {name: float(number) for name, number in zip(COEFFICIENTS, found, strict=True)}
 
 

@@ -25,7 +25,7 @@ from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import schedule_with
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
-from ooco_gym.sim.build import Facts
+from ooco_gym.sim.build import PolicyContext
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, LARGEST_CARDS
 from ooco_gym.sim.state import SEES_FINISHING
 
@@ -59,12 +59,12 @@ def schedule(view):
     return schedule_with(view, view.state.params[P.watermark])
 
 
-def as_shipped(policy: Policy, facts: Facts) -> Mapping[str, Any]:
+def as_shipped(policy: Policy, context: PolicyContext) -> Mapping[str, Any]:
     """The token budget and the seats of a server where none are given, by the card's memory (`batch_defaults`)."""
     release = ENGINE_VERSIONS.index(str(policy.values["engine_version"]))
-    tokens, seats = batch_defaults(facts.chip, facts.memory_bytes, release <= LARGEST_CARDS)
+    tokens, seats = batch_defaults(context.chip, context.memory_bytes, release <= LARGEST_CARDS)
     tokens = int(policy.values["max_num_batched_tokens"]) or tokens
-    seats = int(policy.values["max_num_seqs"]) or min(seats, tokens, facts.max_batch)
+    seats = int(policy.values["max_num_seqs"]) or min(seats, tokens, context.max_batch)
     return {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
 
 

@@ -24,7 +24,7 @@ from ooco_gym.policy import Policy
 from ooco_gym.policy.decisions import addresses
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Machine, facts_of
+from ooco_gym.sim.build import Machine, policy_context
 from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
 from ooco_gym.simulation import Simulation, prepared, profiled
 
@@ -123,7 +123,7 @@ class Window:
         if policy.prepare is None:
             return policy
         machines = [Machine(*one) for one in self.scenario.deployments]
-        return prepared(policy, facts_of(machines, template.state.requests, template.terms))
+        return prepared(policy, policy_context(machines, template.state.requests, template.terms))
 
 
 def digest_of(state: s.State) -> int:

@@ -27,7 +27,7 @@ from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Facts, Machine, facts_of
+from ooco_gym.sim.build import Machine, PolicyContext, policy_context
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 from ooco_gym.simulation import Simulation, prepared
 
@@ -370,7 +370,7 @@ class Episodes:
             if name == spelling_of(self.config.partner):
                 policy = simulation.policy
             elif policy.prepare is not None:
-                policy = prepared(policy, _facts(simulation))
+                policy = prepared(policy, _policy_context(simulation))
             rules[name] = policy
         return rules[name]
 
@@ -436,7 +436,7 @@ def _most_instances(config: EpisodeConfig) -> int:
     return max(sum(pool.ranks for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed)) for cluster in clusters)
 
 
-def _facts(simulation: Simulation) -> Facts:
+def _policy_context(simulation: Simulation) -> PolicyContext:
     """What policies may be prepared with, of a scenario that is under way."""
     machines = [Machine(*one) for one in simulation.scenario.deployments]
-    return facts_of(machines, simulation.state.requests, simulation.terms)
+    return policy_context(machines, simulation.state.requests, simulation.terms)

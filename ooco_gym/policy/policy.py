@@ -93,7 +93,7 @@ class Policy:
         leaves_open: its `compose` fills iterations by `latency_budget.fill`, so that the admission of offline requests
             can be left to a decision of its own.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
-            policy and a `sim.build.Facts`, returns values to set.
+            policy and a `sim.build.PolicyContext`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
             values to set, none where they are given.
         order: computes keys by which waiting offline requests are found, smallest first (`mixed.next_in_order`); gets

@@ -16,7 +16,6 @@ from ooco_gym.rounding import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.costs import work_out_alone
-from ooco_gym.sim.retention import BELADY, LRU, TURNS, VLLMS_ORDER, Retention, next_uses, retained_size, turn_bonus
 from ooco_gym.sim.waiting import words_for
 from ooco_gym.workload import Trace, Turns
 from ooco_gym.workload.context_names import ContextNames, context_names
@@ -59,15 +58,14 @@ class Rules:
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
     offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
-    retention: Retention = VLLMS_ORDER  # of the prefix cache
     engine_clock: EngineClock = NO_HOST_TIME
     decode_first_token: bool = False  # pools: the client's first token comes from the decode instance
     handover_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a policy may be prepared with: the timing that it believes, the SLO, the mean context."""
+class PolicyContext:
+    """What a policy computes its derived parameters from: believed timing, SLO, mean context."""
 
     strict: CostTable  # of those that decode
     tpot_s: float
@@ -91,19 +89,23 @@ class Facts:
         return low
 
 
-def facts_of(machines: Sequence[Machine], trace: Trace | np.ndarray, rules: Rules) -> Facts:
-    """What policies may be prepared with, of a trace or of `State.requests`. The mean context weighs requests by the
-    steps that they are in."""
+def policy_context(machines: Sequence[Machine], trace: Trace | np.ndarray, rules: Rules) -> PolicyContext:
+    """Returns the context for a trace, or for `State.requests`.
+
+    The mean context length weighs each request by its decode steps.
+    """
     strict = next((machine for machine in machines if machine.role == "strict"), machines[-1])
-    prompt, output = (getattr(trace, name) if isinstance(trace, Trace) else trace[name]
-                      for name in ("prompt_tokens", "output_tokens"))
-    output = output.astype(np.float64)
+    if isinstance(trace, Trace):
+        prompt, output = trace.prompt_tokens, trace.output_tokens.astype(np.float64)
+    else:
+        prompt, output = trace["prompt_tokens"], trace["output_tokens"].astype(np.float64)
     context = prompt + 0.5 * output
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
-    decode, prefill = (_believed(machine.deployment, rules.max_batch, rules.belief_factor)
-                       for machine in (strict, machines[0]))
+    decode = _believed(strict.deployment, rules.max_batch, rules.belief_factor)
+    prefill = _believed(machines[0].deployment, rules.max_batch, rules.belief_factor)
     chip = min((machine.deployment.chip for machine in machines), key=lambda one: one.memory_bytes)
-    return Facts(decode, rules.tpot_s, mean, rules.max_batch, prefill, rules.block_tokens, chip.name, chip.memory_bytes)
+    return PolicyContext(decode, rules.tpot_s, mean, rules.max_batch, prefill, rules.block_tokens, chip.name,
+                         chip.memory_bytes)
 
 
 @lru_cache(maxsize=32)
@@ -144,90 +146,107 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         params: float64[PARAMS], the policy's parameters.
         settings: fields of `State.config` that the policy sets (`Policy.settings()`).
         class_blind: offline requests are scheduled as online ones.
-        keys: float64[requests], by which waiting offline requests are found, smallest first (`Policy.keys`), or None.
-        predicted: float64[requests, 2], what is believed of output lengths (`workload.LengthPredictor`), or None.
-        weights: float64[k], what a learned rule computes with (`Policy.weights`), or None.
+        keys: float64[requests], the order of waiting offline requests, smallest first (`Policy.keys`), or None.
+        predicted: float64[requests, 2], predicted output lengths (`workload.LengthPredictor`), or None.
+        weights: float64[k], of a learned rule (`Policy.weights`), or None.
         bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
         turns: what closed sessions wait for; None: every request arrives at the trace's own time.
 
     Raises:
         UserError: the SLO cannot be met even by one token.
     """
-    if rules.max_batch > s.TASKS // 2:
-        raise UserError(f"max_batch={rules.max_batch} must be at most {s.TASKS // 2}")
-    if "host_gib" in settings:  # the policy's own need stands before the cluster's
-        rules = replace(rules, host_bytes=settings["host_gib"] * 2.0**30)
-        settings = {name: value for name, value in settings.items() if name != "host_gib"}
+    rules, settings, async_scheduling = _split_settings(rules, settings)
     tables = [_table(machine.deployment, rules.max_batch) for machine in machines]
     unique = list({id(table): table for table in tables}.values())
-    _check_slo(unique, rules)
+    _check_rules(unique, rules)
+    mixed = all(machine.role == "mixed" for machine in machines)
     relaxed = sum(machine.role != "strict" for machine in machines)  # where requests arrive
-    links = relaxed * (len(machines) - relaxed)
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
-    pool = pool_for(trace, tables, settings, rules, names)
-    if all(machine.role == "mixed" for machine in machines):
-        pool = pool._replace(waiting_window=settings.get("gate_window", 0))  # they have no gate: who asks for it has it
-    if trace.deadline_s is not None:
-        pool = pool._replace(deadlines=len(trace))
-    if predicted is not None:
-        pool = pool._replace(predicted=len(trace))
-    if weights is not None:
-        pool = pool._replace(weights=len(weights))
-    if any(table.shared_ps.size for table in unique):
-        pool = pool._replace(shared=PREFILL_ENTRIES)
     waits = np.zeros(len(trace), bool) if turns is None else turns.previous >= 0
-    pool, timed = pool._replace(turns=int(waits.sum())), int((trace.online & ~waits).sum())
-    state = s.empty_state(len(trace), timed, len(machines), links, rows * len(unique), rules.max_batch, PREFILL_ENTRIES,
-                          pool=pool, block_tokens=rules.block_tokens)
+    sizes = pool_for(trace, tables, settings, rules, names)._replace(
+        turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
+        weights=0 if weights is None else len(weights))
+    if mixed:
+        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # they have no gate
+    state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
+                          relaxed * (len(machines) - relaxed), rows * len(unique), rules.max_batch, PREFILL_ENTRIES,
+                          pool=sizes, block_tokens=rules.block_tokens)
+
     _fill_tables(state, unique, rules, rows)
     _fill_instances(state, machines, tables, unique, rows, rules)
     _fill_links(state, relaxed, rules)
     _fill_requests(state, trace, rules, window_s, class_blind, waits, tables[0], tables[min(relaxed, len(tables) - 1)])
-    if turns is not None and pool.turns:
-        state.successor[:], state.think_ps[:] = -1, -1
-        state.successor[turns.previous[waits]] = np.flatnonzero(waits)
-        after = rules.engine_clock.frontend_ps(trace.prompt_tokens[turns.previous[waits]])  # the answer on its way
-        think_ps = turns.think_s[waits] * s.PS_PER_S + after
-        state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
-    state.config.data_parallel = int(state.instances["ranks"].max())
-    if rules.engine_clock.async_scheduling and all(machine.role == "mixed" for machine in machines):
-        state.config.async_scheduling = settings["async_scheduling"]
-        state.config.schedule_ps = round(rules.engine_clock.schedule_s * s.PS_PER_S)
-    settings = {name: value for name, value in settings.items() if name != "async_scheduling"}
-    _charge_host(state, len(unique), rules)
-    handle = s.handle_of(state)  # must live as long as its address is used
-    work_out_alone(handle.address)
+    if turns is not None and waits.any():
+        _fill_turns(state, trace, turns, waits, rules.engine_clock)
+    _charge_host(state, len(unique), rules, async_scheduling if mixed else s.SYNCHRONOUS)
+    _fill_alone(state)
     _fill_records(state, rules, seed, window_s, relaxed, bulk, class_blind, trace.block_tokens)
-    state.params[:] = params
-    for name, value in settings.items():
-        setattr(state.config, name, value)
-    if state.blocks.size:
-        state.config.retention = rules.retention.order
-        state.config.pinned_ps = round(rules.retention.ttl_s * s.PS_PER_S)
-        if state.config.kv_priority and rules.retention.order != LRU:
-            raise UserError("kv_priority=task is an order of its own: give kv_priority=lru or the cluster's "
-                            "retention=lru")
+    state.config.max_position = machines[0].deployment.model.max_position
+    _set_config(state.config, settings, rules)
     if state.tier.size:
         state.config.offloading, state.tier["blocks"] = 1, _offloaded_blocks(trace, tables, rules)
-    if state.config.max_num_seqs > rules.max_batch:
-        raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be at most the cluster's max_batch="
-                        f"{rules.max_batch}")
-    least = state.config.least_blocks = int(state.instances["total_blocks"].min())
-    if state.config.reserved_blocks >= least:
-        raise UserError(f"reserved_blocks={state.config.reserved_blocks} leaves no memory for requests: an instance "
-                        f"has {least:,} blocks of {rules.block_tokens} tokens")
-    state.config.max_position = machines[0].deployment.model.max_position
     fill_pool(state, trace, rules.max_batch, names, keys)
-    _fill_retained(state, trace, names, rules.retention)
+    _copy_given(state, params, predicted, weights)
+    return state
+
+
+def _split_settings(rules: Rules, settings: Mapping[str, int]) -> tuple[Rules, dict[str, int], int]:
+    """Returns the rules with the policy's own host memory, the settings that are fields of `State.config`, and the
+    policy's `async_scheduling`, which counts only where the engine's clock has it."""
+    fields = dict(settings)
+    host_gib = fields.pop("host_gib", None)
+    async_scheduling = fields.pop("async_scheduling", s.SYNCHRONOUS)
+    if host_gib is not None:  # the policy's own need stands before the cluster's
+        rules = replace(rules, host_bytes=host_gib * 2.0**30)
+    return rules, fields, async_scheduling
+
+
+def _fill_turns(state: s.State, trace: Trace, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
+    """Fills what each turn of a closed session waits for: the turn before it, and the think time after that."""
+    previous = turns.previous[waits]
+    state.successor[:], state.think_ps[:] = -1, -1
+    state.successor[previous] = np.flatnonzero(waits)
+    answer_ps = clock.frontend_ps(trace.prompt_tokens[previous])  # the answer on its way to the client
+    think_ps = turns.think_s[waits] * s.PS_PER_S + answer_ps
+    state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
+
+
+def _fill_alone(state: s.State) -> None:
+    """Fills the latency of a prompt's prefill alone, once the cost tables are complete."""
+    handle = s.handle_of(state)  # must live as long as its address is used
+    work_out_alone(handle.address)
+
+
+def _copy_given(state: s.State, params: np.ndarray, predicted: np.ndarray | None, weights: np.ndarray | None) -> None:
+    """Copies the policy's parameters, predicted lengths and weights, as far as there are any."""
+    state.params[:] = params
     if predicted is not None:
         state.predicted[:] = predicted
     if weights is not None:
         state.weights[:] = weights
-    return state
 
 
-def _check_slo(tables: Sequence[CostTable], rules: Rules) -> None:
+def _set_config(config: s.Config, settings: Mapping[str, int], rules: Rules) -> None:
+    """Sets the fields of `State.config` that the policy sets.
+
+    Raises:
+        UserError: too many sequences for the cluster, or no memory left for requests.
+    """
+    for name, value in settings.items():
+        setattr(config, name, value)
+    if config.max_num_seqs > rules.max_batch:
+        raise UserError(f"max_num_seqs={config.max_num_seqs} must be at most the cluster's max_batch="
+                        f"{rules.max_batch}")
+    if config.reserved_blocks >= config.least_blocks:
+        raise UserError(f"reserved_blocks={config.reserved_blocks} leaves no memory for requests: an instance "
+                        f"has {config.least_blocks:,} blocks of {rules.block_tokens} tokens")
+
+
+def _check_rules(tables: Sequence[CostTable], rules: Rules) -> None:
+    """Refuses a largest batch that the task ring does not hold, and a TPOT SLO below one decode step."""
+    if rules.max_batch > s.TASKS // 2:
+        raise UserError(f"max_batch={rules.max_batch} must be at most {s.TASKS // 2}")
     fastest = min(decode_latency_ps(table, 1, 1) for table in tables) / s.PS_PER_S
     if fastest > rules.tpot_s:
         raise UserError(f"slo.tpot_s={rules.tpot_s:g} cannot be met: a decode step of one request takes "
@@ -372,9 +391,16 @@ def _price_requests(requests: np.ndarray, prefill: CostTable, decode: CostTable)
     requests["service_ps"] = np.rint(alone + output * share).astype(np.int64)
 
 
-def _charge_host(state: s.State, truths: int, rules: Rules) -> None:
-    """Lets every iteration take its host time as well, and policies believe so; what a request is worth stays."""
+def _charge_host(state: s.State, truths: int, rules: Rules, async_scheduling: int) -> None:
+    """Adds the engine's host time to the latency of every iteration, true and believed; reference GPU times stay.
+
+    With asynchronous scheduling an iteration is composed while another runs, and its latency has no scheduling time.
+    """
     clock = rules.engine_clock
+    if clock.async_scheduling:
+        state.config.async_scheduling = async_scheduling
+    if clock.async_scheduling and state.config.async_scheduling != s.SYNCHRONOUS:
+        state.config.schedule_ps = round(clock.schedule_s * s.PS_PER_S)
     schedule_s = 0.0 if state.config.async_scheduling else clock.schedule_s
     for rows, factor in ((slice(truths), 1.0), (slice(truths, None), rules.belief_factor)):
         ps = factor * s.PS_PER_S
@@ -408,6 +434,8 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     config.decode_first_token = int(rules.decode_first_token)
     config.handover_ps = round(rules.handover_s * s.PS_PER_S) if rules.decode_first_token else 0
     config.relaxed_count = relaxed
+    config.data_parallel = int(state.instances["ranks"].max())
+    config.least_blocks = int(state.instances["total_blocks"].min())
     config.inter_token_slo_ps = s.NEVER if rules.gap_s is None else round(rules.gap_s * s.PS_PER_S)
     config.default_ttft_ps = round(rules.ttft_s * s.PS_PER_S)
     config.default_tpot_ps = round(rules.tpot_s * s.PS_PER_S)
@@ -419,11 +447,12 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
 
 def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], rules: Rules,
              names: ContextNames | None = None) -> s.OptionalSizes:
-    """Sizes of the arrays that a policy's settings ask for; all 0 where they ask for none."""
+    """Returns the sizes of the arrays that a policy's settings, the trace and the cost tables ask for."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
     sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), rules.max_batch),
-             "outputs": settings.get("output_window", 0)}
+             "outputs": settings.get("output_window", 0), "deadlines": 0 if trace.deadline_s is None else n,
+             "shared": PREFILL_ENTRIES if any(table.shared_ps.size for table in tables) else 0}
     if names is not None:
         sizes |= {"hashes": 2 * n + len(names.values), "distinct": len(np.unique(names.values))}
     if order and n:
@@ -433,8 +462,6 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
         sizes["tiers"] = 1 + (rules.offloading_bytes > 0)
         rows, row_size, index = _kv_sizes(trace, blocks, settings, rules.max_batch, rules.block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
-        if rules.retention.order != LRU:
-            sizes |= {"heaps": blocks + 1, "retained": retained_size(rules.retention.order, trace, names)}
     if settings.get("bidirectional"):
         if caching:
             raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
@@ -478,14 +505,6 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames 
         _fill_blocks(state, trace, max_batch)
     if state.pairs.shape[1]:
         fill_pairs(state)
-
-
-def _fill_retained(state: s.State, trace: Trace, names: ContextNames | None, retention: Retention) -> None:
-    """What the worth of free blocks is made of."""
-    if state.retained.size and retention.order == TURNS:
-        state.retained[:] = turn_bonus(trace, names, retention.turn_s, retention.token_s)
-    elif state.retained.size and names is not None and retention.order == BELADY:
-        state.retained[:] = next_uses(trace, names, _dense_ids(names.values))
 
 
 def _dense_ids(values: np.ndarray) -> np.ndarray:

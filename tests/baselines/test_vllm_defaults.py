@@ -3,16 +3,16 @@
 import pytest
 
 from ooco_gym.policy import get_policy
-from ooco_gym.sim.build import Facts
+from ooco_gym.sim.build import PolicyContext
 
 NO_TABLE = None
 
 
 def prepared(chip: str, gigabytes: float, text: str = "vllm_fcfs", max_batch: int = 1024) -> tuple[int, int]:
     policy = get_policy(text)
-    facts = Facts(NO_TABLE, 0.05, 100.0, max_batch, NO_TABLE, 16, chip, gigabytes * 1e9)  # type: ignore[arg-type]
+    context = PolicyContext(NO_TABLE, 0.05, 100.0, max_batch, NO_TABLE, 16, chip, gigabytes * 1e9)  # type: ignore[arg-type]
     assert policy.prepare is not None
-    found = policy.prepare(policy, facts)
+    found = policy.prepare(policy, context)
     return found["max_num_batched_tokens"], found["max_num_seqs"]
 
 

@@ -17,7 +17,7 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
+from ooco_gym.sim.build import Machine, PolicyContext, Rules, build_state, policy_context
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.workload import Trace, close_sessions
 
@@ -106,9 +106,9 @@ class Episode:
         self.machines = machines
         policy = get_policy(setup.policy) if isinstance(setup.policy, str) else setup.policy
         policy = policy.with_values(dict(setup.values))
-        facts: Facts = facts_of(machines, trace, rules)
+        context: PolicyContext = policy_context(machines, trace, rules)
         if policy.prepare is not None:
-            policy = policy.with_values(policy.prepare(policy, facts))
+            policy = policy.with_values(policy.prepare(policy, context))
         policy = replace(policy, **{name: getattr(random_rules.policy, name) for name in setup.random_points})
         self.policy = policy
         self.state = build_state(machines, trace, rules, seed=setup.seed, window_s=setup.window_s,
