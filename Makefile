@@ -53,7 +53,7 @@ ZOO_FLAGS ?=
 AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
 
-.PHONY: demo test test-oracle fuzz lock audit sbom lint compiled golden size docs bench validity zoo wheel \
+.PHONY: demo test test-oracle fuzz lock audit sbom lint compiled golden size density docs bench validity zoo wheel \
   install engine engine-source clean distclean
 
 demo: $(VENV)/.tune
@@ -87,6 +87,10 @@ golden: $(VENV)/.all
 # Lines and files of Python by folder, beside their budgets (CONTRIBUTING.md).
 size:
 	$(PYTHON) tests/size.py
+
+# Nested comprehensions, functions of more than 60 lines and imports of our own inside functions (tests/density.py).
+density:
+	$(PYTHON) tests/density.py
 
 # What the tests would compile first of all, each of their processes everything.
 compiled: $(VENV)/.all

@@ -13,8 +13,8 @@ LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3
 
 
 MOST = {"n_envs": 4096, "n_steps": 1 << 20, "batch_size": 1 << 20, "hidden": 1 << 13, "population": 1 << 14,
-        "windows": 1 << 16, "pool": 1 << 20, "finalists": 1 << 16, "episodes": 1 << 20, "decisions": 1 << 24,
-        "checks": 1 << 20, "trials": 1 << 20, "sample": 1 << 16, "repeats": 1 << 16}
+        "windows": 1 << 16, "pool": 1 << 20, "episodes": 1 << 20, "decisions": 1 << 24,
+        "checks": 1 << 20, "sample": 1 << 16}
 """The most that counts may be which memory grows with; of other counts it is `MOST_OF_ALL`."""
 MOST_OF_ALL = 10**12
 
@@ -83,11 +83,9 @@ def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's 
 _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
     "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxruntime"),
-    "tune": ("optuna",),
     "search": ("cmaes",),
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
-    "explain": ("sklearn",),
     "offline": ("minari",),
 }
 

@@ -11,9 +11,8 @@ from typing import Any, TypeGuard
 
 NEAR = 0.6  # of `difflib`: how alike a name must be to be meant
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
-          "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
-          "cmaes": "tune", "ray": "sweep", "onnx": "export", "onnxruntime": "export",
-          "minari": "offline"}
+          "tensorboard": "train", "PIL": "render", "cmaes": "tune", "ray": "sweep",
+          "onnx": "export", "onnxruntime": "export", "minari": "offline"}
 
 
 class UserError(ValueError):

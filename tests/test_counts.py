@@ -45,7 +45,6 @@ CASES = [
     (["evaluate", "env=gating", "policies=[never]", "episodes=12000000000"], "episodes must be at most 1,048,576"),
     (["dataset", "env=gating", "policy=ooco", "episodes=10000000000"], "episodes must be at most 1,048,576"),
     (["headroom", "env=gating", "episodes=10000000000"], "episodes must be at most 1,048,576"),
-    (["tune", "policy=ooco", "trials=10000000000"], "trials must be at most 1,048,576"),
 ]
 
 

@@ -107,7 +107,7 @@ def test_it_runs_where_the_command_line_names_it_too(mine: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("words", [("evaluate", "env=prefillgate", "policies=[RUN]", *SHORT), ("export", "policy=RUN"),
-                                   ("suite", "run", "policy=RUN", "windows=1"), ("explain", "policy=RUN")])
+                                   ("suite", "run", "policy=RUN", "windows=1")])
 @pytest.mark.parametrize("place", ["id", "partner", "module"])
 def test_the_configuration_of_a_run_runs_no_python_of_its_own(mine: Path, capsys: pytest.CaptureFixture[str],
                                                               words: tuple[str, ...], place: str) -> None:

@@ -44,13 +44,13 @@ def test_an_extra_brings_what_it_is_said_to_bring() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     brought = {name: {Requirement(line).name for line in lines}
                for name, lines in project["optional-dependencies"].items()}
-    called = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    called = {"PIL": "pillow"}
     for package, extra in EXTRAS.items():
         assert called.get(package, package.replace("_", "-")) in brought[extra], package
-    assert command_line.EXTRAS is EXTRAS and EXTRAS["optuna"] == "tune" and EXTRAS["PIL"] == "render"
+    assert command_line.EXTRAS is EXTRAS and EXTRAS["cmaes"] == "tune" and EXTRAS["PIL"] == "render"
     assert {purpose: extras_of(packages) for purpose, packages in of_agents._PACKAGES.items()} == {
-        "train": "train", "export": "train,export", "tune": "tune", "search": "tune", "wandb": "train",
-        "tensorboard": "train", "explain": "explain", "offline": "offline"}
+        "train": "train", "export": "train,export", "search": "tune", "wandb": "train",
+        "tensorboard": "train", "offline": "offline"}
 
 
 def test_list_of_commands_needs_no_heavy_import(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from agents.environments import Window, make_env, split_seeds, windows
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.players import (
+    BatchPlayer,
     FunctionPlayer,
     Player,
     check_fit,
@@ -49,14 +50,12 @@ ALL_SHIFTS = "all"
 
 class Entrant(NamedTuple):
     """A policy under evaluation: its label, and of a learned one its training runs (name → folder). What a search over
-    whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does. `drawn`: its actions
-    are drawn as in training."""
+    whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does."""
 
     label: str
     policy: str
     runs: dict[str, str]
     searched: bool = False
-    drawn: bool = False
 
 
 class Job(NamedTuple):
@@ -68,7 +67,6 @@ class Job(NamedTuple):
     learned: bool
     run: str | None
     games: list[Window]
-    drawn: bool = False
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -85,8 +83,6 @@ def main(cfg: Any) -> dict[str, Any]:
     env = config["env"] = group(config, "env")
     env |= {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
     entrants = _entrants(config.get("policies"))
-    if config.get("stochastic"):
-        entrants += [one._replace(label=f"{one.label}, drawn", drawn=True) for one in entrants if one.runs]
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
     games = windows(seeds, whole(config, "episodes", 1))
@@ -201,8 +197,9 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                 if name == entrant.policy:  # in the partner's seat a file's policy has no rule that could be asked here
                     check_heuristic(name, env)
                 players = [(where, name, None)]
-            jobs += [Job(entrant.label, where, policy, bool(entrant.runs), run, list(games[i : i + SIDE_BY_SIDE]),
-                         entrant.drawn) for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
+            for where, policy, run in players:
+                chunks = (list(games[i : i + SIDE_BY_SIDE]) for i in range(0, len(games), SIDE_BY_SIDE))
+                jobs += [Job(entrant.label, where, policy, bool(entrant.runs), run, chunk) for chunk in chunks]
     return jobs
 
 
@@ -234,7 +231,7 @@ def player_of(job: Job) -> Player:
     if not job.learned:
         return Heuristic(job.policy)
     limit_torch_threads()
-    return load_learned(job.policy).player(job.policy, job.games[0] if job.drawn else None)
+    return BatchPlayer(job.policy, load_learned(job.policy).decide)
 
 
 def jobs_of(config: Mapping[str, Any], policy: str, games: Sequence[Window]) -> list[Job]:

@@ -1,7 +1,7 @@
 """Heuristics by name: chance, plain rules, published rules, and tuned policies.
 
-Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`,
-`tune` and the learned table share. `by_name` knows, in an environment:
+Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`
+and the learned table share. `by_name` knows, in an environment:
 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
 - `partner`: the policy that takes all other decisions takes these, too;

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -274,7 +274,6 @@ class LearnedPolicy:
     Attributes:
         decide: (cluster, candidates, action_mask, decision), batched, candidates as tables or row by row → actions
             (batch,) or (batch, P).
-        draw: the same and a generator of random numbers → actions drawn as in training; None of an export.
         shapes: of one observation of the environment that it was made for, candidates as (K, F).
         decisions: what it was asked in training.
         env: the `env` configuration that it was trained on, where its folder says.
@@ -284,21 +283,6 @@ class LearnedPolicy:
     shapes: dict[str, tuple[int, ...]]
     decisions: tuple[str, ...]
     env: dict[str, Any] = field(default_factory=dict)
-    draw: Callable[..., np.ndarray] | None = None
-
-    def player(self, name: str, drawn: Window | None = None) -> BatchPlayer:
-        """This policy as a player; with a window, that of its first game, its actions are drawn as in training.
-
-        Raises:
-            UserError: it is to draw, and is an export.
-        """
-        if drawn is None:
-            return BatchPlayer(name, self.decide)
-        if self.draw is None:
-            raise UserError(f"stochastic=true: '{name}' is an export, which has the likeliest action alone; give the "
-                            "run of 'ooco-gym train' that it was exported from")
-        generator = np.random.default_rng([abs(drawn.seed), drawn.number])
-        return BatchPlayer(name, partial(self.draw, generator))
 
 
 @lru_cache(maxsize=16)
@@ -319,7 +303,7 @@ def load_learned(folder: str) -> LearnedPolicy:
             tuple(policy.decisions), environment_of(folder))
     run = load_run(folder)
     shapes = observed_shapes(run.space, len(run.actor.levels))
-    return LearnedPolicy(run.decide_batch, shapes, run.decisions, dict(run.config["env"]), run.draw_batch)
+    return LearnedPolicy(run.decide_batch, shapes, run.decisions, dict(run.config["env"]))
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:

@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from agents.environments import Window
 from agents.evaluation.players import BatchPlayer, play
 from agents.evaluation.scoring import feasible_first
-from agents.learning.charts import ACTIONS
+from agents.learning.series import ACTIONS
 from agents.learning.vector import GymnasiumVecEnv
 from agents.policies.networks import Actor
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION

@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from agents.learning.charts import STEP, summaries
+from agents.learning.series import LAGRANGIAN, LOGGED, SEARCHED, STEP
 from agents.policies.export import main as export
 from agents.policies.runs import CONFIG_FILE, POLICY_FILE, read_config, searched_policy
 from agents.search.checkpoints import FILES as SEARCHED_FILES
@@ -65,7 +65,7 @@ class WandbOutputFormat(KVWriter):
         )
         self.run.define_metric(STEP, hidden=True)
         self.run.define_metric("*", step_metric=STEP)
-        for name, kept in summaries().items():
+        for name, kept in {**LOGGED, **LAGRANGIAN, **SEARCHED}.items():
             self.run.define_metric(name, step_metric=STEP, summary=kept)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:

@@ -50,6 +50,33 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
         UserError: it is no run, has nothing to resume from, or something is asked that differs from how it was begun.
     """
     asked = plain(cfg)
+    folder = _folder_of(asked)
+    kept, on_command_line = read_config(folder), HydraConfig.initialized()
+    words = HydraConfig.get().overrides.task if on_command_line else list(asked)
+    for word in words:
+        key = word.partition("=")[0].lstrip("+~").partition("@")[0]
+        if is_search(kept["agent"]) and (key == _LONGER or (key == "agent" and is_search(asked["agent"]))):
+            if key == _LONGER or not on_command_line:  # on a command line, agent=cma says no more than its name
+                kept["agent"]["generations"] = asked["agent"].get("generations")
+        elif key.partition(".")[0] in _ANEW:
+            kept[key.partition(".")[0]] = asked[key.partition(".")[0]]
+        elif key not in ("resume", "out", "overwrite"):
+            _check_same(key, asked, kept, folder)
+    kept |= {"out": str(folder), "resume": None}
+    if hasattr(cfg, "_metadata"):
+        with open_dict(cfg):
+            for key in list(cfg):
+                del cfg[key]
+            cfg.merge_with(OmegaConf.create(kept))
+    return kept
+
+
+def _folder_of(asked: Mapping[str, Any]) -> Path:
+    """The folder of the run to go on with.
+
+    Raises:
+        UserError: it is no run, has nothing to resume from, or `out` or `overwrite` contradict it.
+    """
     folder = Path(asked["resume"])
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"resume={folder} is not a training run: {CONFIG_FILE} is missing; expected the 'out' of "
@@ -62,25 +89,13 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
                         "them away")
     if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():
         raise UserError(f"out={asked['out']} is not resume={folder}: a run goes on in its own folder; leave out away")
-    kept, hydra = read_config(folder), HydraConfig.initialized()
-    given = [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in HydraConfig.get().overrides.task
-             ] if hydra else list(asked)
-    for key in given:
-        if is_search(kept["agent"]) and (key == _LONGER or (key == "agent" and is_search(asked["agent"]))):
-            if key == _LONGER or not hydra:  # on a command line, agent=cma says no more than its name
-                kept["agent"]["generations"] = asked["agent"].get("generations")
-        elif key.partition(".")[0] in _ANEW:
-            kept[key.partition(".")[0]] = asked[key.partition(".")[0]]
-        elif key not in ("resume", "out", "overwrite"):
-            wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
-            if wanted != had:
-                what = key if isinstance(wanted, Mapping) or isinstance(had, Mapping) else f"{key}={wanted}"
-                raise UserError(f"{what} differs from the run in '{folder}': a run goes on as it was begun; leave "
-                                f"{key} away, or train anew")
-    kept |= {"out": str(folder), "resume": None}
-    if hasattr(cfg, "_metadata"):
-        with open_dict(cfg):
-            for key in list(cfg):
-                del cfg[key]
-            cfg.merge_with(OmegaConf.create(kept))
-    return kept
+    return folder
+
+
+def _check_same(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> None:
+    """Refuses a value that differs from the one that the run was begun with."""
+    wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
+    if wanted != had:
+        what = key if isinstance(wanted, Mapping) or isinstance(had, Mapping) else f"{key}={wanted}"
+        raise UserError(f"{what} differs from the run in '{folder}': a run goes on as it was begun; leave {key} away, "
+                        "or train anew")

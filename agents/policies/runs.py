@@ -68,15 +68,6 @@ class LoadedRun:
         action_mask (batch, A) and decision (batch, D)."""
         return self.actor.answer(*observation)[0]
 
-    def draw_batch(self, generator: np.random.Generator, *observation: np.ndarray) -> np.ndarray:
-        """Returns actions as `decide_batch` does, drawn from the policy's distribution, as training draws them."""
-        logits = self.actor.answer(*observation)[1]
-        noisy = logits + generator.gumbel(size=logits.shape)
-        if not self.actor.levels:
-            return noisy.argmax(axis=1)
-        ends = np.cumsum(self.actor.levels)[:-1]
-        return np.stack([part.argmax(axis=1) for part in np.split(noisy, ends, axis=1)], axis=1)
-
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
     """The arrays of a saved model by their names, and how many decisions it has learned from.

@@ -88,5 +88,5 @@ def write_policy(folder: Path, candidate: Candidate) -> None:
         write_weights(folder / WEIGHTS_FILE, policy.layout, candidate.weights)
         lines["weights"] = WEIGHTS_FILE
     with atomic_write(folder / POLICY_FILE) as temporary:
-        temporary.write_text("# Found by a search (ooco-gym train or tune); its summary.json says how.\n"
+        temporary.write_text("# Found by a search (ooco-gym train); its summary.json says how.\n"
                              + yaml.safe_dump(lines, sort_keys=False, width=120), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,17 @@ from agents.policies.runs import CONFIG_FILE, clear
 from agents.search import checkpoints
 from agents.search.episodes import Search
 from agents.search.judging import SCORES, said
-from agents.settings import LARGEST_SEED, number, plain, positive, positive_or_null, require, whole
+from agents.settings import (
+    LARGEST_SEED,
+    check_numbers,
+    group,
+    number,
+    plain,
+    positive,
+    positive_or_null,
+    require,
+    whole,
+)
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy, spelling_of
@@ -76,16 +87,31 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     whole(config, "seed", 0, most=LARGEST_SEED)
     positive_or_null(config, "max_wall_s", "no limit")
     positive_or_null(config, "window_s", "the environment's own")
-    for key, least in (("restarts", 0), ("windows", 2)):
-        whole(agent, key, least, name=f"agent.{key}")
+    config["env"] = group(config, "env")
+    validation = config["validation"] = plain(config.get("validation") or {})
+    number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
+    _check_agent(agent)
+    _check_conditions(agent)
+    if agent["generations"] is None and config.get("max_wall_s") is None:
+        raise UserError("agent.generations=null has no end; give max_wall_s")
+    if agent["policy"] is None:
+        with closing(make_env(config["env"])) as env:
+            inside: Any = env.unwrapped
+            partner = inside.config.partner
+        agent["policy"] = partner if isinstance(partner, str) else spelling_of(partner)
+    for key in ("policy", "reference"):
+        if agent[key] is not None:
+            get_policy(str(agent[key]))
+    return agent
+
+
+def _check_agent(agent: Mapping[str, Any]) -> None:
+    """Checks the numbers of the agent, and the name of its score."""
+    check_numbers(agent, "agent", {"restarts": 0, "windows": 2}, positives=("sigma", "weight_scale"))
     for key, least in (("generations", 1), ("threads", 1), ("population", 4), ("pool", agent["windows"])):
         if agent[key] is not None:
             whole(agent, key, least, name=f"agent.{key}")
-    if agent["generations"] is None and config.get("max_wall_s") is None:
-        raise UserError("agent.generations=null has no end; give max_wall_s")
     number(agent, "spread", 1.0, name="agent.spread")
-    for key in ("sigma", "weight_scale"):
-        positive(agent, key, name=f"agent.{key}")
     if agent["warmup_s"] is not None:
         number(agent, "warmup_s", name="agent.warmup_s")
     if not positive(agent, "training_limit", name="agent.training_limit") <= 1.0:
@@ -93,35 +119,25 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
                         "validation.violation_limit, above 0 and at most 1")
     if agent["score"] not in SCORES:
         raise unknown("agent.score", agent["score"], SCORES)
-    whole(agent["halving"], "first", 1, name="agent.halving.first")
+    check_numbers(agent["halving"], "agent.halving", {"first": 1})
     keep = agent["halving"]["keep"]
     if not is_number(keep) or not (0.1 <= keep <= 0.9 or keep == 1.0):
         raise UserError(f"agent.halving.keep={keep!r} must be a share of the candidates from 0.1 to 0.9, or 1 (no "
                         "halving)")
-    for key, least in (("windows", 2), ("every", 1), ("patience", 1)):
-        whole(agent["validation"], key, least, name=f"agent.validation.{key}")
-    validation = config["validation"] = plain(config.get("validation") or {})
-    number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
+    check_numbers(agent["validation"], "agent.validation", {"windows": 2, "every": 1, "patience": 1})
+
+
+def _check_conditions(agent: Mapping[str, Any]) -> None:
+    """Checks the changes of the scenario, of which each plays as many windows as another."""
     listed = agent["conditions"]
-    if listed is not None and (not isinstance(listed, (list, tuple)) or not listed
-                               or not all(isinstance(one, Mapping) for one in listed)):
+    if listed is None:
+        return
+    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(one, Mapping) for one in listed):
         raise UserError(f"agent.conditions={listed!r} must be a list of changes of the scenario, such as "
                         "[{workload: ooc, load: 0.9}], or null for the environment's own")
-    if listed and agent["windows"] % len(listed):
+    if agent["windows"] % len(listed):
         raise UserError(f"agent.windows={agent['windows']} must be a multiple of the {len(listed)} conditions, which "
                         "play as many windows each")
-    if isinstance(config["env"], str):
-        raise UserError(f"env={config['env']} is no configuration; expected a name from conf/env/ or a YAML file")
-    config["env"] = plain(config["env"])
-    if agent["policy"] is None:
-        env: Any = make_env(config["env"])
-        partner = env.unwrapped.config.partner
-        env.close()
-        agent["policy"] = partner if isinstance(partner, str) else spelling_of(partner)
-    for key in ("policy", "reference"):
-        if agent[key] is not None:
-            get_policy(str(agent[key]))
-    return agent
 
 
 def _log(logger: Any, search: Search) -> None:

@@ -30,8 +30,6 @@ from ooco_gym.policy import get_policy
 from ooco_gym.population import Candidate, Population, Stopped
 from ooco_gym.report.terminal import Bar, progress
 
-FIXED = ("layer_resume", "prefix_caching", "swap_overlap", "bidirectional", "reserved_blocks", "engine_version",
-         "profile_seed", "profile_windows", "profile_duration_s", "profile_steps")  # as in conf/tune.yaml
 SPARE = 1.1  # what is foreseen of a time is taken so many times
 
 
@@ -87,7 +85,7 @@ class Search:
         agent = config["agent"]
         self.config, self.agent, self.out, self.seed = config, agent, out, int(config["seed"])
         self.policy = get_policy(agent["policy"])
-        self.space = space_of(self.policy, agent, FIXED)
+        self.space = space_of(self.policy, agent)
         self.numbers = len(self.space.names)
         self.ships = np.zeros(self.numbers)
         self.memory: Memory = checkpoints.read(out, self.space.names) if resumed else Memory(None, self.ships)

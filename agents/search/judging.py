@@ -1,7 +1,7 @@
 """What a candidate is worth: its service beside a reference's in the same windows, within the violation budget.
 
 Windows of several conditions count alike because each is held against the reference's service in that very window. A
-candidate is feasible where the upper 95 % limit of its violation rate keeps the limit, as in `ooco-gym tune`, and where
+candidate is feasible where the upper 95 % limit of its violation rate keeps the limit, and where
 the rate in each condition keeps it too, or that of the reference where it is higher. Where fewer violations are what is
 looked for (`violations`, such as of a router at a load that breaks SLOs anyway), no limit counts, and lost service has
 a price.

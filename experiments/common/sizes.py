@@ -12,14 +12,10 @@ from experiments.common.rate_search import Point
 from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
-from ooco_gym.perf.engine_clock import EngineClock
-from ooco_gym.perf.table import cost_table, prefill_alone_ps
-from ooco_gym.report import duration, percent
-from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.report import percent
 
 if TYPE_CHECKING:
-    from ooco_gym.scenario import ResolvedScenario, Scenario
-    from ooco_gym.workload import Trace
+    from ooco_gym.scenario import Scenario
 
 ROLES = ("relaxed", "strict", "mixed")
 Size = Mapping[str, int]  # instances by role
@@ -94,9 +90,8 @@ class Planner:
         fewer is among them, unless that is less than the policy takes.
 
         Raises:
-            UserError: `most` instances are too few, or any number is.
+            UserError: `most` instances are too few.
         """
-        self.check_alone()
         tried: dict[int, Sized] = {}
         fails, holds, count = self.least - 1, 0, self.least
         while not holds:
@@ -105,7 +100,7 @@ class Planner:
                 holds = count
             elif count == most:
                 raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                                f"{self.broken(tried[count].point)}; raise most, or lower the load")
+                                f"{self.broken(tried[count].point)}; raise most, lower the load, or promise more time")
             else:
                 fails, count = count, min(2 * count, most)
         while holds - fails > 1:
@@ -123,56 +118,10 @@ class Planner:
         return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the offline work is "
                 "kept up with")
 
-    def check_alone(self) -> None:
-        """Refuses promises that more requests break than may, each with an idle instance to itself.
-
-        Raises:
-            UserError: no number of the chips keeps the promise.
-        """
-        known = self.scenario.resolve()
-        trace = known.promised(known.draw(known.start_s, known.duration_s))
-        first_s, next_s = alone_s(known, trace)
-        paced = trace.online & (trace.output_tokens >= known.slo.tpot_min_tokens)
-        batch = ~trace.online & ~trace.online.any()     # beside online requests no plan counts deadlines
-        ends_s = first_s + next_s * (trace.output_tokens - 1)
-        for what, took_s, promised_s, judged in (
-                ("TTFT", first_s, _own(trace, "ttft_slo_s", known.slo.ttft_s), trace.online),
-                ("TPOT", next_s, _own(trace, "tpot_slo_s", known.slo.tpot_s), paced),
-                ("deadline", ends_s, _own(trace, "deadline_s", np.inf), batch)):
-            late = judged & (took_s > promised_s)
-            share = late.sum() / max(1, (trace.online if what != "deadline" else judged & (promised_s < np.inf)).sum())
-            if share > self.bench.limits.violations:
-                worst = int(np.argmax(np.where(late, took_s, 0.0)))
-                raise UserError(
-                    f"no number of these chips keeps the promise: {percent(share)} of the requests break their {what} "
-                    f"even alone on an idle instance, of which the worst takes {duration(took_s[worst])} where "
-                    f"{duration(promised_s[worst])} is promised; promise more time, or take faster chips or more tp")
-
     def carried(self, size: Size) -> Any:
         """The largest offline rate that a size carries (`experiments.common.sustain.Sustained`)."""
         mine = self.scenario.with_(cluster=sized(self.scenario, size))
         return sustain(replace(self.bench, scenario=mine), self.policy)
-
-
-def alone_s(known: ResolvedScenario, trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """What each request takes at least to its first token, and from one to the next, float64[n] seconds, on an instance
-    of its own; a prompt of which others have a part may be cached, and takes nothing."""
-    tables = [cost_table(one, 1) for _, one in known.deployments]
-    first_ps = np.min([prefill_alone_ps(table, trace.prompt_tokens.astype(np.int64)) for table in tables], axis=0)
-    if trace.session is not None or trace.prefix_hashes is not None:
-        first_ps = np.zeros(len(trace))
-    lines = np.min([table.decode_lines[1] for table in tables], axis=0)
-    prompts = trace.prompt_tokens
-    next_ps = np.maximum(lines[0] + lines[1] * prompts, lines[2] + lines[3] * prompts)
-    clock = EngineClock.load(known.cluster.engine_clock)
-    return (first_ps / PS_PER_S + clock.prefill_s + clock.sequence_s + clock.frontend_s,
-            next_ps / PS_PER_S + clock.decode_s + clock.sequence_s)
-
-
-def _own(trace: Trace, name: str, usual: float) -> np.ndarray:
-    """A request's own promise, or the usual one, float64[n]."""
-    values = getattr(trace, name)
-    return np.full(len(trace), usual) if values is None else np.where(np.isnan(values), usual, values)
 
 
 def asked_for(scenario: Scenario, chips: int | None) -> str:

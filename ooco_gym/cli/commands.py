@@ -91,9 +91,12 @@ REMOVED = {**dict.fromkeys(
                ("demo seeds", "demo duration_s", "demo start_s"),
                "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
            "compare sustain": "'ooco-gym capacity' finds the sustained rate",
+           "evaluate stochastic": "policies are played by their likeliest actions, as engines play them",
            "headroom weights": "every=null plays the heuristics alone",
            "headroom bound": "no bound by fluid relaxation is computed; '--help' lists what is",
-           "dashboard project": "dashboard runs=[FOLDER] draws what runs wrote, W&B's own workspace shows the rest",
+           "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
+           "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
+           "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's numbers, whole episodes at a time",
            "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",
            "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, and "
                      "'ooco-gym sweep report FOLDER' shows a sweep",
@@ -153,12 +156,18 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
         from ooco_gym.workload.load import parse_workload, split_workload
 
         parse_workload(str(split_workload(value)[0]))
-        return {PLAIN: value}
-    parts = [part.rpartition("*")[2].strip() for part in value.split("+")]
-    for part in parts if len(parts) > 1 or "*" in value else [head]:
-        if part not in known and not exists(part):
-            if "/" in part or Path(part).suffix:
-                raise UserError(f"{group}: file '{part}' does not exist; expected a path, or one of: "
-                                f"{', '.join(known)}")
-            raise unknown(group, part, known)
+    else:
+        _check_parts(group, value, known)
     return {PLAIN: value}
+
+
+def _check_parts(group: str, value: str, known: list[str]) -> None:
+    """Refuses a mix, or a name with parameters, of which a part is neither a name of the group nor a file."""
+    is_mix = "+" in value or "*" in value
+    parts = [part.rpartition("*")[2].strip() for part in value.split("+")] if is_mix else [value.partition(":")[0]]
+    for part in parts:
+        if part in known or exists(part):
+            continue
+        if "/" in part or Path(part).suffix:
+            raise UserError(f"{group}: file '{part}' does not exist; expected a path, or one of: {', '.join(known)}")
+        raise unknown(group, part, known)

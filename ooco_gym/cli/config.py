@@ -208,20 +208,27 @@ def check(command: Command, request: Request) -> DictConfig:
             presets = " and ".join(word.lstrip("+") for word in chosen if word.startswith("+"))
             raise UserError(f"{presets} sets '{key}', which {command.name} has not; is it for another command?")
     for key, override in given.items():
-        drawn = known.get(key.replace("env.scenario.", "env.vary.", 1)) if key.startswith("env.scenario.") else None
-        if drawn and not any(one.startswith("env.vary") for one in given):
-            raise UserError(f"{override.input_line}: this environment draws that anew for each window, from {drawn}; "
-                            f"expected what it draws from: {key.replace('scenario', 'vary')}=[{override.value()}]")
-        field = key.removeprefix("env.scenario.").partition(".")[0] if key.startswith("env.scenario.") else ""
-        if any(field in one for one in known.get("env.vary.condition") or ()) and "env.vary" not in given:
-            raise UserError(f"{override.input_line}: this environment draws whole conditions, {field} among them, anew "
-                            "for each window; env.vary={} beside it draws none")
+        _check_drawn(key, override, given, known)
         _set(composed, key, override, _checked(command, key, override, known))
     for key in (key for key, value in known.items() if value == "???" and not key.startswith("hydra.")):
         if not any(f"{key}.".startswith(f"{one}.") for one in given):
             raise UserError(f"{key} is required: give {key}=…")
     composed.hydra.overrides.task = [one.input_line for one in request.overrides if not one.is_hydra_override()]
     return composed
+
+
+def _check_drawn(key: str, override: Override, given: Mapping[str, Override], known: Mapping[str, Any]) -> None:
+    """Refuses a field of an environment's scenario that is drawn anew for each window."""
+    if not key.startswith("env.scenario."):
+        return
+    varied = key.replace("env.scenario.", "env.vary.", 1)
+    if known.get(varied) and not any(one.startswith("env.vary") for one in given):
+        raise UserError(f"{override.input_line}: this environment draws that anew for each window, from "
+                        f"{known[varied]}; expected what it draws from: {varied}=[{override.value()}]")
+    field = key.removeprefix("env.scenario.").partition(".")[0]
+    if any(field in one for one in known.get("env.vary.condition") or ()) and "env.vary" not in given:
+        raise UserError(f"{override.input_line}: this environment draws whole conditions, {field} among them, anew "
+                        "for each window; env.vary={} beside it draws none")
 
 
 def _choice(command: Command, override: Override) -> str:
@@ -253,7 +260,7 @@ def values_of(override: Override) -> list[str]:
     found = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     if not found:
         raise UserError(f"{override.input_line}: a sweep plays all values of lists, such as a,b or range(0,10); to "
-                        "search there is 'ooco-gym tune'")
+                        "search there is 'ooco-gym train agent=cma'")
     return found
 
 

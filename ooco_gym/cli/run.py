@@ -131,24 +131,8 @@ def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
     """Makes the folder for the results of jobs, whose outcomes the block adds; the folders of mistaken jobs with all in
     them (not one that was there before), and empty ones, are removed again."""
     new = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
-        taken = os.open(folder, os.O_RDONLY)  # and locked as long as this process lives, however it ends
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"out={given} cannot be used: '{error.filename}' is no folder") from None
-    except OSError as error:
-        raise UserError(f"out={given} cannot be used: {error.strerror}; expected a folder") from None
+    taken = _locked(folder, given)
     outcomes: list[Outcome] = []
-    try:
-        fcntl.flock(taken, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(taken)
-        raise UserError(f"out={given}: another command writes into '{folder}' at this time; choose another out, or "
-                        "wait until it has ended") from None
-    except OSError:  # a file system without locks
-        pass
     try:
         yield outcomes
     finally:
@@ -162,6 +146,32 @@ def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
         for path in [*(Path(one.out) for one in outcomes), *new]:
             if os.path.isdir(path) and not any(path.iterdir()):
                 path.rmdir()
+
+
+def _locked(folder: Path, given: str | None) -> int:
+    """Makes a folder and locks it, as long as this process lives, however it ends; returns its descriptor.
+
+    Raises:
+        UserError: it cannot be made or written, or another command has locked it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"out={given} cannot be used: the folder '{folder}' cannot be written")
+        taken = os.open(folder, os.O_RDONLY)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"out={given} cannot be used: '{error.filename}' is no folder") from None
+    except OSError as error:
+        raise UserError(f"out={given} cannot be used: {error.strerror}; expected a folder") from None
+    try:
+        fcntl.flock(taken, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(taken)
+        raise UserError(f"out={given}: another command writes into '{folder}' at this time; choose another out, or "
+                        "wait until it has ended") from None
+    except OSError:  # a file system without locks
+        pass
+    return taken
 
 
 def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Task) -> list[Outcome]:

@@ -12,7 +12,6 @@ _needs = {"test_agent_export.py": "onnxruntime", "test_agent_train.py": "sb3_con
           "test_agent_limits.py": "sb3_contrib", "test_agent_networks.py": "sb3_contrib",
           "test_agent_loggers.py": "sb3_contrib",
           "test_agent_vector.py": "sb3_contrib", "test_agent_tracking.py": "wandb",
-          "test_agent_explain.py": "sklearn",
           **dict.fromkeys(
               (f"test_agent_{name}.py" for name in ("folder", "lagrangian", "search")),
               "sb3_contrib")}

@@ -7,17 +7,15 @@ from gating_double import composed, real_config
 from wandb_log import offline_run
 
 from agents.learning import train
-from agents.learning.charts import CHARTS, STEP
+from agents.learning.series import LAGRANGIAN, LOGGED, STEP
 from ooco_gym.resources import load_yaml
 
-EVERYWHERE = {name for chart in CHARTS if not chart.only for name in chart.series}
 
-
-def test_every_series_of_the_charts_is_logged_against_decisions(tracked):
+def test_every_series_is_logged_against_decisions(tracked):
     run = tracked[1]
-    assert run.names >= EVERYWHERE
+    assert run.names >= set(LOGGED)
     assert run.ended
-    for name in EVERYWHERE:
+    for name in LOGGED:
         steps = [step for step, _ in run.series(name)]
         assert steps == sorted(steps) and all(step == int(step) for step in steps)
         assert all(isinstance(value, (int, float)) for _, value in run.series(name))
@@ -32,13 +30,13 @@ def test_agents_with_a_budget_log_its_series(tmp_path, monkeypatch):
     train.main({**config, "validation": {"windows": 0}, "env": {**config["env"], **budget["env"]},
                 "agent": {**config["agent"], **budget["agent"]}})
     logged = offline_run(tmp_path / "run").names
-    assert {name for chart in CHARTS if chart.only == "lagrangian" for name in chart.series} <= logged
+    assert set(LAGRANGIAN) <= logged
 
 
 def test_metrics_have_decisions_as_axis_and_a_summary(tracked):
     metrics = tracked[1].metrics
     assert metrics["*"].step_metric == STEP
-    for name in EVERYWHERE:
+    for name in LOGGED:
         assert metrics[name].step_metric == STEP
     assert metrics["validation/reward"].summary.max and metrics["validation/violation_rate"].summary.min
 
@@ -81,7 +79,7 @@ def test_tensorboard_gets_the_same(tmp_path):
     train.main(real_config(tmp_path, logger={"name": "tensorboard"}, total_timesteps=800))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = events.Tags()
-    missing = EVERYWHERE - set(tags["scalars"])
+    missing = set(LOGGED) - set(tags["scalars"])
     assert not {name for name in missing if not name.startswith(("train/", "episode/"))}  # one update: none is dumped
     assert "actions/gate" in tags["histograms"]
     assert "config/text_summary" in tags["tensors"]

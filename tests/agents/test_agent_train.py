@@ -65,7 +65,7 @@ def test_same_seed_same_policy_other_seed_other_policy(run_folder, tmp_path):
 
 
 def test_learning_improves_on_the_untrained_policy(tmp_path):
-    from agents.evaluation.players import load_learned, play
+    from agents.evaluation.players import BatchPlayer, load_learned, play
 
     config = train_config(tmp_path / "run", total_timesteps=6000, checkpoint_every_steps=None,
                           validation={"windows": 0}, agent={"n_envs": 8, "n_steps": 50, "batch_size": 200})
@@ -73,7 +73,7 @@ def test_learning_improves_on_the_untrained_policy(tmp_path):
     games = environments.windows([21, 22], 4)
 
     def reward(folder):
-        records = play(config["env"], load_learned(str(folder)).player("run"), games)
+        records = play(config["env"], BatchPlayer("run", load_learned(str(folder)).decide), games)
         return np.mean([record["reward"] for record in records])
 
     train.main({**config, "total_timesteps": 1, "agent": {**config["agent"], "learning_rate": 0.0},

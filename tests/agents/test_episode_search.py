@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("cmaes")
 from agents.environments import windows
+from agents.evaluation.heuristics import play_heuristic
 from agents.learning import train
 from agents.search import checkpoints as kept
 from agents.search.command import checked
 from agents.search.episodes import Search, rungs
 from agents.search.judging import Judge, foreseen_limit
 from agents.search.optimisers import Cma
-from agents.search.space import space_of
-from agents.search.tune import Windows
+from agents.search.space import ranges_of, space_of
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.population import OUTCOME, REFUSED, Candidate, Population, Window
@@ -83,6 +83,23 @@ def test_nothing_turned_is_the_policy_as_it_ships(name):
             assert one.low <= values[one.name] <= one.high
 
 
+@pytest.mark.parametrize("name", [name for name in list_policies() if get_policy(name).params])
+def test_ranges_lie_within_bounds_and_hold_the_default(name):
+    policy = get_policy(name)
+    found, left = ranges_of(policy, agent(spread=20.0))
+    params = {param.name: param for param in policy.params}
+    assert {one.name for one in found} | set(left) == set(params)
+    for one in found:
+        for end in (one.low, one.high):
+            params[one.name].number(end, name)
+        assert one.low <= one.default <= one.high or (one.default == 0 and params[one.name].usual), "0: found by itself"
+
+
+def test_a_given_range_takes_the_place_of_the_usual_one():
+    (one,), left = ranges_of(get_policy("ooco"), agent(params=["slo_margin"], space={"slo_margin": [0.5, 1.2]}))
+    assert (one.low, one.high) == (0.5, 1.2) and left["gate"] == "not among those asked for"
+
+
 @given(st.floats(-2.0, 2.0), st.floats(-2.0, 2.0))
 @settings(max_examples=40, deadline=None)
 def test_a_parameter_rises_with_its_number(first, second):
@@ -141,10 +158,10 @@ def test_weights_of_a_candidate_take_the_place_of_the_policys(tmp_path):
     assert population.play([Candidate(read)])[0] == moved
 
 
-def test_windows_are_those_that_tune_and_evaluate_play():
+def test_windows_are_those_that_evaluate_plays():
     env = {**load_yaml("env", "batching"), "window_s": 30.0, "warmup_s": 10.0}
     games = windows([1000, 1001], 4)
-    expected = Windows(env, games).play("deadline:tpot_share=0.8")
+    expected = play_heuristic(env, "deadline:tpot_share=0.8", games)
     settings_ = config("unused")
     search = Search({**settings_, "env": env, "agent": checked(settings_)}, None, resumed=False)
     field = search.training
@@ -324,6 +341,8 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"policy": "deadline", "weights": ["*"]}, "has no weights"),
     ({"policy": "deadline", "weights": None, "params": ["preempted"]}, "preempted is a choice"),
     ({"policy": "deadline", "weights": None, "params": ["tpot_shar"]}, "did you mean 'tpot_share'"),
+    ({"policy": "deadline", "weights": None, "space": {"tpot_share": [2, 1]}}, r"must be \[low, high\]"),
+    ({"policy": "deadline", "weights": None, "space": {"tpot_share": [0.1, 0.2]}}, "does not hold"),
     ({"policy": "ooco", "weights": None}, "schedules relaxed and strict"),
     ({"conditions": [{"workload": "nosuch", "rate_scale": 1.0}]}, "nosuch"),
     ({"conditions": [{"load": 0.5}, {"load": 0.7}, {"load": 0.9}]}, "multiple of the 3 conditions"),
@@ -343,19 +362,19 @@ def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_a_tracked_search_logs_the_series_of_its_charts(tmp_path, monkeypatch):
+def test_a_tracked_search_logs_its_series(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     pytest.importorskip("sb3_contrib")
     from wandb_log import offline_run
 
-    from agents.learning.charts import CHARTS
+    from agents.learning.series import SEARCHED
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     report = train.main(config(tmp_path / "run", logger={"name": "wandb"}, generations=2))
     run = offline_run(tmp_path / "run")
-    assert {name for chart in CHARTS if chart.only == "halving" for name in chart.series} <= run.names
+    assert set(SEARCHED) <= run.names
     assert [step for step, _ in run.series("search/best_score")] == [7, 13] and run.ended
     assert "progress.csv" not in report["files"]
 

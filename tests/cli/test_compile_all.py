@@ -37,7 +37,6 @@ for name in ENVIRONMENTS:
     gym.make_vec(name, num_envs=2).close()
 """
 ROOT = Path(__file__).parents[2]
-NETWORK = ROOT / "tests" / "data" / "gate_network"
 LOAD = "workload=azure_conv rate_scale=0.05 duration_s=30 warmup_s=5 offline.rate=2"
 SHORT = "env.window_s=20 env.warmup_s=5"
 WORDS = [[*f"{line} out={line.partition(' ')[0]}".split()] for line in (
@@ -46,8 +45,8 @@ WORDS = [[*f"{line} out={line.partition(' ')[0]}".split()] for line in (
     f"agent.imitate.rule=null agent.scale_decisions=64 validation.windows=1 {SHORT}",
     f"evaluate env=prefillgate policies=[ooco,always] episodes=6 workers=1 {SHORT}",
     "export policy=learned_deadline checks=50",
-    f"explain policy={NETWORK} episodes=2 decisions=200 repeats=1 window_s=20 warmup_s=5",
-    f"tune env=prefillgate trials=4 windows=2 window_s=20 warmup_s=5 validation.windows=2 {SHORT}")]
+    "train overwrite=true env=batching agent=cma agent.policy=deadline agent.generations=1 agent.population=4 "
+    f"agent.windows=2 agent.halving.first=2 agent.validation.windows=2 {SHORT}")]
 
 
 def looked_for(code: str, folder: Path) -> set[str]:

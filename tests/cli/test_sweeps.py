@@ -149,7 +149,7 @@ def test_values_are_set_as_hydra_composes_them(toy: SimpleNamespace) -> None:
 
 def test_a_search_is_no_sweep(toy: SimpleNamespace) -> None:
     code, _, err = toy.run("play", "-m", "seed=interval(0,1)", "out=sweep")
-    assert code == 2 and "'ooco-gym tune'" in err and not (toy.cwd / "sweep").exists()
+    assert code == 2 and "'ooco-gym train agent=cma'" in err and not (toy.cwd / "sweep").exists()
 
 
 def test_report_groups_the_seeds(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

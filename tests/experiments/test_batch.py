@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.common.sizes import alone_s
-from ooco_gym import Scenario
 from ooco_gym.cli.main import main
-from ooco_gym.sim.state import PS_PER_S
-from ooco_gym.simulation import simulate
 
 ROWS, PROMPT, OUTPUT = 300, 1000, 100
 
@@ -112,33 +108,9 @@ def test_a_window_of_a_batch_says_what_is_left(command: tuple[str, ...], capsys:
     assert "nothing is ranked" not in printed and "TTFT" not in printed.split("docs/validity.md")[1]
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["classes={offline: {deadline_s: 0.05}}"], "100.00 % of the requests break their deadline"),
-    (["workload.class=online", "slo.ttft_s=0.0095"], "100.00 % of the requests break their TTFT"),
-    (["workload.class=online", "slo.tpot_s=0.0065"], "100.00 % of the requests break their TPOT")])
-def test_a_promise_that_no_number_of_chips_keeps_is_said_to_be_one(words: list[str], said: str,
-                                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ["plan", "policies=[deadline]", "workload.path=batch.csv", "seeds=1", "workers=1"]
-    assert main([*plan, *words, "out=o"]) == 2
-    printed = capsys.readouterr().err
-    assert "no number of these chips keeps the promise" in printed and said in printed and "raise most" not in printed
-
-
 def test_too_few_instances_say_what_is_broken_and_when_all_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "policies=[deadline]", "workload.path=batch.csv", "seeds=1", "workers=1", "most=1", "out=o"]
     assert main([*words, "classes={offline: {deadline_s: 2}}"]) == 2
     assert "of the deadlines are missed; all are done after" in capsys.readouterr().err
     assert main([*words, "workload.class=online"]) == 2
     assert "of the promises are broken (TTFT of " in capsys.readouterr().err
-
-
-def test_no_request_is_faster_than_one_that_is_alone() -> None:
-    rows = "\n".join(f"{9 * i},{100 + 97 * i},{20 + i},online" for i in range(30))
-    Path("batch.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}\n")
-    known = Scenario(workload="batch.csv", cluster="mixed_h100_8b").resolve()
-    first_s, next_s = alone_s(known, known.draw(known.start_s, known.duration_s))
-    played = simulate(known, "vllm_fcfs").requests
-    ttft_s = (played["first_token_ps"] - played["arrival_ps"]) / PS_PER_S
-    rest_s = (played["finish_ps"] - played["first_token_ps"]) / PS_PER_S
-    assert (ttft_s >= first_s).all() and (rest_s >= next_s * (played["output_tokens"] - 1)).all()
-    assert (ttft_s < 1.5 * first_s).all() and (rest_s < 1.2 * next_s * played["output_tokens"]).all(), "and near it"
