@@ -92,7 +92,7 @@ def write_spec(fitted: Fit, to: Path) -> None:
 def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
     """A fit's figures as tables."""
     rows, tables = [("requests", f"{report['requests']:,}")], []
-    arrivals, lengths, sharing = report["arrivals"], report["lengths"], report["sharing"]
+    arrivals, lengths = report["arrivals"], report["lengths"]
     rows.append(("KS of gaps", f"{arrivals['ks_gaps']:.4f}"))
     tables.append(Table("", ("window", "dispersion: trace", "generator", "ratio"), [
         (f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", as_text(item["ratio"], ".3f"))
@@ -102,9 +102,6 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
     if lengths["rank_correlation"] is not None:
         rows.append(("rank correlation of lengths",
                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})"))
-    if sharing:
-        rows.append((f"share of prompt tokens seen before ({sharing['form']})",
-                     f"{sharing['trace']:.3f} (generator: {sharing['model']:.3f})"))
     rows += [("note", note) for note in (*report["assumed"], *report["notes"])]
     return [facts(name, rows), *tables]
 

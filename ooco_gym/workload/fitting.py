@@ -1,15 +1,14 @@
-"""Fitting a workload to a trace: tide, bursts, lengths, shared prefixes; what comes out is a workload's YAML.
+"""Fitting a workload to a trace: hourly rates, bursts and lengths; the result is a workload's YAML.
 
-OU processes on the log-intensity are fitted to the index of dispersion (variance over mean of counts), which a Cox
-process has in closed form (`expected_dispersion`). What prompts have in common is found from prefix hashes; its figures
-are moved until the generator, played over the trace's span, measures as the trace: a trace of finite length does not
-see the prefixes of before, nor long times between turns, nor does the generator's own.
+Ornstein-Uhlenbeck processes on the log-intensity are fitted to the index of dispersion (variance over mean of counts),
+which a Cox process has in closed form (`expected_dispersion`). Shared prefixes are not fitted: where a trace has them,
+the fit says which `sharing` to add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,17 +20,8 @@ from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion,
 from ooco_gym.workload.generate import WorkloadSpec, generate_lengths, play
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.lengths import Constant, LengthModel, parse_lengths
-from ooco_gym.workload.sharing import (
-    MOST_ALIKE,
-    MOST_MEAN_TURNS,
-    Chat,
-    ChatRatio,
-    Groups,
-    parse_chat,
-    parse_groups,
-    sharing_ratio,
-)
-from ooco_gym.workload.trace import BLOCK_TOKENS, Trace, with_blocks
+from ooco_gym.workload.sharing import sharing_ratio
+from ooco_gym.workload.trace import Trace
 
 FEWEST_REQUESTS = 200
 QUANTILES = (0.0, 0.001, 0.005, *(i / 100 for i in range(1, 100)), 0.995, 0.999, 1.0)
@@ -47,16 +37,7 @@ CLOSE = 0.04                # root mean square of the logarithms below which no 
 FITTED_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
 PLAYED_REQUESTS, PLAYED_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 100
 _TIDE_STEP_S, _POINTS = 30.0, 600
-
-LEAST_RATIO = 0.02          # below it no sharing is fitted
-MOST_FOLLOWED = 200_000     # requests whose prefixes are followed
-COMMON = 0.5                # of the requests begin with a block that all are taken to begin with
-SHORTEST_S, LONGEST_S, USUAL_S = 0.1, 3600.0, 60.0     # mean time between turns
-WIDEST_THINK = 2.5          # standard deviation of its logarithm
-FEWEST_GAPS = 50            # from which their spread is fitted
-LEAST_ALIKE = 0.05          # correlation below which the prompts of a conversation are taken for independent
-STEPS, WHOLE_STEPS = 8, 3   # after the whole ones each is shorter, so that one play's chance counts less and less
-PLAYS = 4                   # of the ratio that is reported
+LEAST_RATIO = 0.02          # share of prompt tokens seen before, from which the fit says that it leaves sharing out
 
 
 class Fit(NamedTuple):
@@ -68,7 +49,7 @@ class Fit(NamedTuple):
 
 def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
         tell: Callable[[str], None] = lambda text: None) -> Fit:
-    """Fits arrivals, lengths and what prompts share.
+    """Fits arrivals and lengths.
 
     Args:
         trace: of at least 200 requests.
@@ -86,21 +67,14 @@ def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
     base, assumed = base_of(arrival_s, seed)
     tell("lengths")
     length_spec, model, lengths = _fit_lengths(trace, seed)
-    tell("shared prefixes")
-    sharing = fit_sharing(trace, base, model, seed)
-    chat = sharing.form if sharing and isinstance(sharing.form, Chat) else None
     tell("arrivals")
-    process, more = fit_arrivals(base, arrival_s, seed, chat)
-    assumed += more
+    process, more = fit_arrivals(base, arrival_s, seed)
+    assumed += [*more, *_left_out(trace)]
     tell("comparison")
-    alike = likeness(process, arrival_s, seed + 1, chat)
-    if sharing is not None:
-        assumed += sharing.assumed
-        if chat is None:      # documents and questions make prompts of their own
-            lengths["prompt"]["ks"] = sharing.prompt_ks
+    alike = likeness(process, arrival_s, seed + 1)
     known = {"mean rate": True, "tide": len(set(process.tide)) > 1, "OU processes": bool(process.ou),
              "batches": process.batch_s > 0, "prompt lengths": True, "output lengths": True,
-             "rank correlation of lengths": model.correlation != 0, "sharing of prefixes": sharing is not None}
+             "rank correlation of lengths": model.correlation != 0}
     spec = {
         "name": name, "description": f"Fitted to {trace.name}.", "source": source, "licence": None,
         "measured": ", ".join(what for what, is_known in known.items() if is_known), "assumed": "; ".join(assumed),
@@ -108,11 +82,18 @@ def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
         "tide": [_round(x, 5) for x in process.tide] if known["tide"] else None,
         "ou": [{"sigma": x.sigma, "tau_s": x.tau_s} for x in process.ou], "batch_s": process.batch_s or None,
         "lengths": length_spec, "length_correlation": model.correlation or None,
-        "sharing": sharing.spec if sharing else None,
     }
-    return Fit(spec, {"requests": len(trace), "lengths": lengths, "arrivals": alike,
-                      "sharing": sharing.report if sharing else None, "assumed": assumed,
+    return Fit(spec, {"requests": len(trace), "lengths": lengths, "arrivals": alike, "assumed": assumed,
                       "notes": [*trace.notes, *_doubts(alike, arrival_s, process.batch_s)]})
+
+
+def _left_out(trace: Trace) -> list[str]:
+    """Says which `sharing` a workload with the trace's shared prefixes needs."""
+    ratio = sharing_ratio(trace) or 0.0
+    if ratio < LEAST_RATIO:
+        return []
+    return [f"prompts share no prefixes; {100 * ratio:.0f} % of the trace's prompt tokens lie in blocks seen before: "
+            f"sharing: {{form: chat, ratio: {ratio:.2f}}}, or form: documents, makes such prompts (docs/workloads.md)"]
 
 
 def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> list[str]:
@@ -211,7 +192,7 @@ def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
     return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level / level.mean() * _TIDE_STEP_S)]))
 
 
-def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None) -> tuple[Arrivals, list[str]]:
+def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, list[str]]:
     """Returns the process with what its counts vary by, and what was assumed."""
     part = arrival_s[:MOST_REQUESTS]
     assumed = [f"bursts are those of the first {MOST_REQUESTS:,} requests"] if len(part) < len(arrival_s) else []
@@ -222,11 +203,11 @@ def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | 
         return base, assumed
     window_s, measured = np.array(known).T
     windows = np.maximum((span_s // window_s).astype(np.int64), FEWEST_WINDOWS)
-    return replace(base, ou=fit_processes((len(plain) - 1) / span_s, window_s, windows, measured, chat)), assumed
+    return replace(base, ou=fit_processes((len(plain) - 1) / span_s, window_s, windows, measured)), assumed
 
 
-def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, measured: np.ndarray,
-                  chat: Chat | None = None) -> tuple[OrnsteinUhlenbeck, ...]:
+def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray,
+                  measured: np.ndarray) -> tuple[OrnsteinUhlenbeck, ...]:
     """Returns the fewest OU processes, at most three, that bring the dispersion to what was measured.
 
     Least squares on the logarithms. None are taken where all that is measured lies within four standard deviations
@@ -237,7 +218,6 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
         window_s: float64[k].
         windows: int64[k], how many of that length were measured.
         measured: float64[k], index of dispersion, > 0.
-        chat: conversations beside them, or None.
     """
     from scipy.optimize import least_squares
 
@@ -248,7 +228,7 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
         return tuple(OrnsteinUhlenbeck(float(s), float(np.exp(t))) for s, t in x.reshape(-1, 2))
 
     def error(x: np.ndarray) -> np.ndarray:
-        found = expected_dispersion(rate_per_s, read(x), window_s, windows, chat)
+        found = expected_dispersion(rate_per_s, read(x), window_s, windows)
         return np.log(np.maximum(found, 1e-3)) - wanted
 
     best = np.zeros(0)
@@ -275,62 +255,39 @@ def _rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], window_s: np.ndarray, windows: np.ndarray,
-                        chat: Chat | None = None) -> np.ndarray:
+def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], window_s: np.ndarray,
+                        windows: np.ndarray) -> np.ndarray:
     """Returns the expected variance over mean of counts, float64[k].
-
-    Turns of conversations are taken to follow each other at exponential times: with m turns and a mean time θ at the
-    rate `h(s) = (1 - 1/m)/θ·e^(-s/(mθ))`, which adds `2∫(w-s)h(s)ds` for each request to a window's variance.
 
     Args:
         rate_per_s: mean rate.
         ou: processes on the log-intensity.
         window_s: float64[k].
         windows: int64[k], how many windows of that length in a row are measured.
-        chat: conversations, or None.
     """
-    turns, think_s = (chat.mean_turns, chat.think_s) if chat is not None else (1.0, 1.0)
-    end = 1 / (turns * think_s)
     lag = np.concatenate([[0.0], np.geomspace(1e-3, float(np.max(window_s * windows)), _POINTS)])
     exponent = np.zeros_like(lag)
     for process in ou:
-        exponent += process.sigma**2 * _seen(process.tau_s, lag, turns, think_s)
+        exponent += process.sigma**2 * np.exp(-lag / process.tau_s)
     relative = np.expm1(exponent)
     step = np.diff(lag)
     whole = np.concatenate([[0.0], np.cumsum(step * (relative[1:] + relative[:-1]) / 2)])
     first = np.concatenate([[0.0], np.cumsum(step * (lag[1:] * relative[1:] + lag[:-1] * relative[:-1]) / 2)])
 
     def variance_of(span_s: np.ndarray) -> np.ndarray:
-        follow = 2 * (1 - 1 / turns) / think_s * (span_s / end + np.expm1(-end * span_s) / end**2)
-        return rate_per_s * (span_s + follow) + 2 * rate_per_s**2 * (
-            span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first))
+        covered = span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first)
+        return rate_per_s * span_s + 2 * rate_per_s**2 * covered
 
     return (variance_of(window_s) - variance_of(window_s * windows) / windows**2) / (rate_per_s * window_s)
 
 
-def _seen(tau_s: float, lag_s: np.ndarray, turns: float, think_s: float) -> np.ndarray:
-    """The covariance that a process of covariance `e^(-s/τ)` on the beginnings of conversations has in the requests.
-
-    With a = 1/(mθ) and μ = 1/θ the filter's gain is `(μ² + ω²)/(a² + ω²)/m²`; partial fractions give the covariance.
-    """
-    if turns <= 1:
-        return np.exp(-lag_s / tau_s)
-    rate, own = 1 / think_s, 1 / tau_s
-    end = rate / turns
-    own = own * 1.001 if abs(own / end - 1) < 1e-3 else own     # the two terms' poles must not meet
-    fast = (rate**2 - own**2) / (end**2 - own**2) * np.exp(-own * lag_s)
-    slow = own / end * (rate**2 - end**2) / (own**2 - end**2) * np.exp(-end * lag_s)
-    return (fast + slow) / turns**2
-
-
-def play_arrivals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int,
-                  chat: Chat | None = None) -> np.ndarray:
+def play_arrivals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int) -> np.ndarray:
     """Returns the arrival times of one realisation, float64[n]."""
-    model = WorkloadSpec("fit", arrivals, LengthModel(Constant(1), Constant(1)), 0.0, chat)
+    model = WorkloadSpec("fit", arrivals, LengthModel(Constant(1), Constant(1)), 0.0, None)
     return play(model, start_s=start_s, duration_s=duration_s, seed=seed, stream="fit").arrival_s
 
 
-def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None = None) -> dict[str, Any]:
+def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int) -> dict[str, Any]:
     """Plays a generator over the trace's own span, with 4 to 100 seeds, and measures both alike; JSON-able.
 
     Keys: `ks_gaps`, Kolmogorov and Smirnov's distance of the gaps between arrivals; `dispersion`, by window `trace`,
@@ -339,7 +296,7 @@ def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | 
     arrival_s = arrival_s[:MOST_REQUESTS]
     start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])
     seeds = int(np.clip(min(PLAYED_REQUESTS // len(arrival_s), PLAYED_S // max(span_s, 1.0)), FEWEST_SEEDS, MOST_SEEDS))
-    runs = [play_arrivals(arrivals, start_s, span_s, seed * 1000 + i, chat) for i in range(seeds)]
+    runs = [play_arrivals(arrivals, start_s, span_s, seed * 1000 + i) for i in range(seeds)]
     runs = [run for run in runs if len(run) > 1]
 
     table = {}
@@ -351,188 +308,3 @@ def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | 
             table[f"{window_s:g}"] = {"trace": trace, "model": model, "ratio": model / trace if trace else None}
     gaps = np.concatenate([np.diff(run) for run in runs] or [np.zeros(1)])
     return {"ks_gaps": ks(np.diff(arrival_s), gaps), "dispersion": table, "seeds": len(runs)}
-
-
-# --- What prompts share -----------------------------------------------------------------------------------------------
-class Measured(NamedTuple):
-    """What a generator of conversations is to measure: share of prompt tokens seen before, of requests that follow an
-    earlier one, mean time between turns and standard deviation of its logarithm (0: exponential)."""
-
-    ratio: float
-    shares: float
-    think_s: float
-    sigma: float
-
-
-class Prefixes(NamedTuple):
-    """What following each request's prefix through the requests before it tells."""
-
-    common_blocks: int  # that more than half of the requests begin with
-    shares: float  # of the requests, those that have more than these in common with one before
-    extends: float  # of those, the share that holds the whole prompt of the latest such request
-    gap_s: np.ndarray  # float64[k], seconds since that one, of those that extend it
-    group_sizes: np.ndarray  # int64[m], requests by their first block that is not common, largest first, no single ones
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How the prompts of a trace share: what a workload's YAML says of it, the same parsed, how like it is (by other
-    seeds than it was fitted with), Kolmogorov and Smirnov's distance of its prompts, and what the trace does not tell.
-    """
-
-    spec: dict[str, Any]
-    form: Chat | Groups
-    report: dict[str, Any]
-    prompt_ks: float
-    assumed: list[str]
-
-
-def fit_sharing(trace: Trace, process: Arrivals, lengths: LengthModel, seed: int) -> Sharing | None:
-    """Returns the form that a trace's prompts share by, each of its figures moved by what its own measure is off in a
-    play (bursts make no difference to them); None where they do not share, or the trace has no hashes to tell.
-
-    Prompts that mostly hold the whole of an earlier one are conversations, others begin with documents.
-    """
-    ratio = sharing_ratio(trace)
-    if ratio is None or ratio < LEAST_RATIO:
-        return None
-    there = follow(trace)
-    chat = there.shares == 0 or there.extends >= 0.5
-    wanted = Measured(ratio, there.shares, float(there.gap_s.mean()) if len(there.gap_s) else USUAL_S,
-                      _gap_spread(there.gap_s))
-
-    def formed() -> tuple[dict[str, Any], Chat | Groups]:
-        return _chat(wanted, lengths, there) if chat else _documents(wanted, there)
-
-    def played(number: int) -> Trace:
-        return play(WorkloadSpec("fit", process, lengths, 0.0, formed()[1]), start_s=float(trace.arrival_s[0]),
-                    duration_s=float(trace.arrival_s[-1] - trace.arrival_s[0]), seed=seed + number, stream="fit")
-
-    for step in range(STEPS):
-        run = played(step)
-        if run.prefix_hashes is not None and len(run):
-            wanted = _moved(wanted, ratio, there, run, 1 / (1 + max(0, step - WHOLE_STEPS)))
-    runs = [played(STEPS + number) for number in range(PLAYS)]
-    spec, form = formed()
-    model = float(np.mean([sharing_ratio(run) or 0.0 for run in runs]))
-    report = {"form": spec["form"], "trace": ratio, "model": model}
-    return Sharing(spec, form, report, ks(runs[-1].prompt_tokens, trace.prompt_tokens) if len(runs[-1]) else 1.0, [
-        "within a conversation prompts grow", f"turns follow each other after {spec['think_s']:.3g} s in the mean, "
-        + (f"lognormally (sigma {wanted.sigma:.2g})" if wanted.sigma else "exponentially")] if chat else [
-        "documents have one length each"])
-
-
-def _moved(wanted: Measured, ratio: float, there: Prefixes, run: Trace, gain: float) -> Measured:
-    """What is wanted, moved towards the trace's ratio and share of followers, and towards gaps whose logarithms have
-    its mean and spread."""
-    here = follow(run)
-    wanted = wanted._replace(
-        ratio=float(np.clip(wanted.ratio + gain * (ratio - (sharing_ratio(run) or 0.0)), 0.01, 0.99)),
-        shares=float(np.clip(wanted.shares + gain * (there.shares - here.shares), 0.0, 0.95)))
-    if not len(there.gap_s) or not len(here.gap_s):
-        return wanted
-    log, found = (np.log(np.maximum(one.gap_s, SHORTEST_S)) for one in (there, here))
-    longer, wider = wanted.think_s * np.exp(gain * np.clip(log.mean() - found.mean(), -1.0, 1.0)), wanted.sigma
-    if wider:   # the logarithms tell the median; a lognormal's mean grows with its spread
-        wider = float(np.clip(wider * (log.std() / max(found.std(), 0.05)) ** gain, 0.05, WIDEST_THINK))
-        longer *= np.exp((wider**2 - wanted.sigma**2) / 2)
-    return wanted._replace(think_s=float(np.clip(longer, SHORTEST_S, LONGEST_S)), sigma=wider)
-
-
-def _gap_spread(gap_s: np.ndarray) -> float:
-    """The standard deviation of the logarithm where gaps are rather lognormal than exponential; otherwise 0."""
-    if len(gap_s) < FEWEST_GAPS:
-        return 0.0
-    gap_s = np.maximum(gap_s, SHORTEST_S)
-    log = np.log(gap_s)
-    sigma = max(float(log.std()), 0.05)
-    exponential = -np.log(gap_s.mean()) - 1.0
-    lognormal = -log.mean() - np.log(sigma) - 0.5 * np.log(2 * np.pi) - 0.5
-    return min(sigma, WIDEST_THINK) if lognormal > exponential + 2.0 / len(gap_s) else 0.0
-
-
-def _chat(wanted: Measured, lengths: LengthModel, there: Prefixes) -> tuple[dict[str, Any], Chat]:
-    """Conversations of a ratio in which so large a share of the requests follows an earlier one.
-
-    The ratio follows from how many turns conversations have and how alike their prompts are; both are moved, the
-    ratio into what is possible and the likeness to that share of requests.
-    """
-    common = there.common_blocks
-    alike = _likeness(wanted.ratio, wanted.shares, common, lengths)
-    model = ChatRatio(lengths, common, alike)
-    lowest, highest = np.ceil(model.at(1.0) * 1e4) / 1e4, np.floor(model.at(MOST_MEAN_TURNS) * 1e4) / 1e4
-    spec = {"form": "chat", "ratio": float(np.clip(round(wanted.ratio, 4), lowest, highest)),
-            "think_s": _round(np.clip(wanted.think_s, SHORTEST_S, LONGEST_S), 4),
-            "think_sigma": _round(wanted.sigma, 4), "correlation": alike, "common_blocks": common}
-    return spec, parse_chat(Section(spec, "fit"), lengths)
-
-
-def _likeness(ratio: float, shares: float, common: int, lengths: LengthModel) -> float:
-    """The correlation of a conversation's prompts with which that share of followers gives the ratio."""
-    mean_turns = float(np.clip(1 / (1 - min(shares, 0.99)), 1.0, MOST_MEAN_TURNS))
-    if ChatRatio(lengths, common, 0.0).at(mean_turns) >= ratio:
-        return 0.0
-    low, high = 0.0, MOST_ALIKE
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (low, middle) if ChatRatio(lengths, common, middle).at(mean_turns) > ratio else (middle, high)
-    return round(high, 3) if high >= LEAST_ALIKE else 0.0
-
-
-def _documents(wanted: Measured, there: Prefixes) -> tuple[dict[str, Any], Groups]:
-    """Questions on as many documents as the trace has, asked as often."""
-    sizes = there.group_sizes
-    zipf = -np.polyfit(np.log(np.arange(1, len(sizes) + 1)), np.log(sizes), 1)[0] if len(sizes) > 2 else 0.0
-    spec = {"form": "documents", "ratio": round(float(np.clip(wanted.ratio, 0.01, 0.99)), 4),
-            "groups": max(1, len(sizes)), "zipf": round(float(np.clip(zipf, 0.0, 5.0)), 3)}
-    return spec, parse_groups(Section(spec, "fit"), "documents")
-
-
-def follow(trace: Trace) -> Prefixes:
-    """Follows the prefixes of the first 200,000 requests of a trace that has hashes, in blocks of 512 tokens."""
-    n = min(len(trace), MOST_FOLLOWED)
-    trace = with_blocks(trace.take(slice(0, n)), BLOCK_TOKENS)
-    assert trace.prefix_hashes is not None
-    offsets, values = trace.prefix_hashes
-    counts = np.diff(offsets)
-    rows = np.repeat(np.arange(n), counts)
-    position = np.arange(len(values)) - np.repeat(offsets[:-1], counts)
-    common = _common(values, position, n)
-    before = _latest_use(values, rows)
-    depth = _depth(before, position, counts, offsets)
-    sharing = np.flatnonzero(depth > common)
-    latest = before[offsets[sharing] + depth[sharing] - 1]
-    extends = depth[sharing] >= trace.prompt_tokens[latest] // BLOCK_TOKENS
-    gap_s = (trace.arrival_s[sharing] - trace.arrival_s[latest])[extends]
-    sizes = np.unique(values[position == common], return_counts=True)[1]
-    return Prefixes(common, len(sharing) / max(n, 1), float(extends.mean()) if len(sharing) else 0.0, gap_s,
-                    np.sort(sizes[sizes > 1])[::-1].astype(np.int64))
-
-
-def _latest_use(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the latest request before that had each block, int64[blocks]; -1 where none had."""
-    order = np.argsort(values, kind="stable")
-    again = np.flatnonzero(np.diff(values[order]) == 0)
-    before = np.full(len(values), -1, np.int64)
-    before[order[again + 1]] = rows[order[again]]
-    return before
-
-
-def _depth(before: np.ndarray, position: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Returns how many leading blocks of each request have been used before, int64[n]."""
-    depth = np.zeros(len(counts), np.int64)
-    there = counts > 0
-    if there.any():
-        new_at = np.where(before >= 0, np.iinfo(np.int64).max, position)
-        depth[there] = np.minimum(np.minimum.reduceat(new_at, offsets[:-1][there]), counts[there])
-    return depth
-
-
-def _common(values: np.ndarray, position: np.ndarray, n: int) -> int:
-    """Returns how many leading blocks more than half of the requests have, all the same."""
-    common = 0
-    while True:
-        there = values[position == common]
-        if not len(there) or np.unique(there, return_counts=True)[1].max() <= COMMON * n:
-            return common
-        common += 1

@@ -13,7 +13,6 @@ from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, merge, read_trace, sharing_ratio, write_trace
 from ooco_gym.workload.describe import describe
-from ooco_gym.workload.fitting import follow
 from ooco_gym.workload.trace import with_blocks
 from tests.workload.files import put
 
@@ -139,7 +138,6 @@ def test_blocks_of_another_size_mean_the_same_prefixes(block: int, other: int) -
     assert sharing_ratio(changed) == sharing_ratio(trace) == 2048 // whole * whole / prompt.sum()
     both = merge(trace, changed)
     assert both.block_tokens == min(block, other) and len(both) == 8
-    assert follow(trace).common_blocks == 0
 
 
 def test_the_simulated_cache_finds_the_tokens_that_are_shared(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from scipy.stats import spearmanr
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace
-from ooco_gym.workload.arrivals import Arrivals, OrnsteinUhlenbeck
-from ooco_gym.workload.describe import describe, dispersion, ks
-from ooco_gym.workload.fitting import expected_dispersion, find_batches, fit, follow, play_arrivals
+from ooco_gym.workload.arrivals import Arrivals
+from ooco_gym.workload.describe import describe, ks
+from ooco_gym.workload.fitting import find_batches, fit
 from ooco_gym.workload.sharing import Chat, ChatRatio, hash_blocks, sharing_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
@@ -106,7 +106,6 @@ def test_conversations_grow_and_hold_the_turn_before() -> None:
             followed += 1
         latest[session] = row
     assert followed > 1000
-    assert follow(trace).common_blocks == 1 and follow(trace).extends > 0.95
 
 
 def test_a_sharing_ratio_by_hand() -> None:
@@ -134,15 +133,6 @@ def test_the_ratio_that_a_number_of_turns_gives(mean_turns: float, common: int) 
     assert trace.mean_rate == pytest.approx(4.0, rel=0.1)
 
 
-@pytest.mark.parametrize("ou", [(), (OrnsteinUhlenbeck(0.3, 20.0),), (OrnsteinUhlenbeck(0.3, 400.0),)])
-def test_the_dispersion_of_conversations_in_closed_form(ou: tuple[OrnsteinUhlenbeck, ...]) -> None:
-    chat, window_s, span_s = Chat(0.5, 20.0, 0, 3.0), np.array([1.0, 5.0, 30.0, 120.0]), 5400.0
-    runs = [play_arrivals(Arrivals(6.0, (1.0,) * 24, ou), 0.0, span_s, seed, chat) for seed in range(30)]
-    found = np.mean([[dispersion(run, float(x), span_s - run[0]) for x in window_s] for run in runs], axis=0)
-    expected = expected_dispersion(6.0, ou, window_s, (span_s // window_s).astype(int), chat)
-    assert found == pytest.approx(expected, rel=0.12)
-
-
 def test_batches_are_made_and_found() -> None:
     trace = generate(spec(batch_s=3.0), duration_s=1800, seed=1)
     assert np.all(trace.arrival_s % 3.0 == 0) and find_batches(trace.arrival_s) == 3.0
@@ -151,23 +141,11 @@ def test_batches_are_made_and_found() -> None:
     assert fitted.spec["batch_s"] == 3.0 and fitted.report["arrivals"]["ks_gaps"] < 0.03
 
 
-@pytest.mark.parametrize("form", ["chat", "documents"])
-def test_a_fit_finds_form_ratio_and_correlation(form: str) -> None:
-    sharing = {"form": form, "ratio": 0.5} | ({"think_s": 30.0} if form == "chat" else {"groups": 100, "zipf": 0.9})
-    trace = generate(spec(sharing=sharing, length_correlation=0.35 if form == "chat" else 0.0), duration_s=3600, seed=6)
+def test_a_fit_says_which_sharing_it_leaves_out() -> None:
+    trace = generate(spec(sharing={"form": "chat", "ratio": 0.5}, length_correlation=0.35), duration_s=3600, seed=6)
     fitted = fit(trace, name="again", source="a test")
-    found = fitted.spec["sharing"]
-    assert found["form"] == form and found["ratio"] == pytest.approx(0.5, abs=0.05)
-    again = generate(fitted.spec, duration_s=3600, seed=9)
-    assert sharing_ratio(again) == pytest.approx(fitted.report["sharing"]["trace"], abs=0.04)
-    assert fitted.report["sharing"]["model"] == pytest.approx(fitted.report["sharing"]["trace"], abs=0.03)
-    if form == "chat":
-        assert found["think_s"] == pytest.approx(30.0, rel=0.2)
-        assert fitted.spec["length_correlation"] == pytest.approx(0.35, abs=0.02)
-        assert all(0.7 < item["ratio"] < 1.4 for item in fitted.report["arrivals"]["dispersion"].values())
-    else:
-        assert fitted.report["lengths"]["prompt"]["ks"] < 0.25, "made of documents and questions, not of the table"
-        assert found["groups"] == 100 and found["zipf"] == pytest.approx(0.9, abs=0.3)
+    assert "sharing" not in fitted.spec and fitted.spec["length_correlation"] == pytest.approx(0.35, abs=0.02)
+    assert f"sharing: {{form: chat, ratio: {sharing_ratio(trace):.2f}}}" in fitted.spec["assumed"]
 
 
 @pytest.mark.parametrize(("correlation", "ratio"), [(0.5, 0.3), (0.9, 0.7)])
@@ -190,16 +168,6 @@ def test_the_more_alike_the_fewer_turns_a_ratio_takes() -> None:
     assert ChatRatio(lengths, 1, 0.8).at(1.0) == pytest.approx(ChatRatio(lengths, 1).at(1.0), rel=0.03)
 
 
-def test_a_fit_finds_think_times_and_how_alike_prompts_are() -> None:
-    trace = generate(spec(sharing=SLOW, mean_rate_per_s=4.0), duration_s=3600, seed=6)
-    fitted = fit(trace, name="again", source="a test")
-    found = fitted.spec["sharing"]
-    assert found["think_s"] == pytest.approx(90.0, rel=0.15) and found["think_sigma"] == pytest.approx(0.9, rel=0.15)
-    assert found["correlation"] == pytest.approx(0.8, abs=0.12) and found["common_blocks"] == 1
-    again = generate(fitted.spec, duration_s=3600, seed=3)
-    assert follow(trace).shares == pytest.approx(follow(again).shares, abs=0.04)
-
-
 @pytest.mark.parametrize(("change", "said"), [
     ({"sharing": {"form": "chats", "ratio": 0.5}}, "unknown form of sharing 'chats'.*'chat'"),
     ({"sharing": {"form": "chat"}}, "'sharing.ratio' is missing"),
@@ -220,6 +188,5 @@ def test_mooncake_is_fitted(tmp_path: Path) -> None:
     if not os.environ.get("OOCO_GYM_DATA") or not path.is_file():
         pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
     fitted = fit(read_trace(path), name="again", source="a test")
-    assert fitted.spec["sharing"]["form"] == "chat" and fitted.spec["batch_s"] == 3.0
-    assert fitted.report["sharing"]["model"] == pytest.approx(fitted.report["sharing"]["trace"], abs=0.02)
+    assert fitted.spec["batch_s"] == 3.0
     assert fitted.report["arrivals"]["ks_gaps"] < 0.03
