@@ -17,9 +17,12 @@ from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
 
 NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib",
-           "pd_handover_s")
+           "pd_handover_s", "retention_turn_s", "retention_token_s", "retention_ttl_s")
+CLAIRVOYANT = "belady"
+RETENTIONS = ("lru", "ttl", "turns", CLAIRVOYANT)  # which free block of a prefix cache is taken first (`sim.retention`)
 FIRST_TOKENS = ("prefill", "decode")
 LONGEST_HANDOVER_S = 60.0
+LONGEST_RETENTION_S = 100_000.0
 MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # requests of a batch and tokens of a block, instances of a group
 SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
 
@@ -66,6 +69,10 @@ class Cluster:
     host_link_bytes_per_s: float = 25e9  # between an instance and its host's memory
     host_gib: float = 4.0  # memory of the host for swapped requests, an instance
     kv_offloading_gib: float = 0.0  # memory of the host as second tier of the prefix cache, an instance
+    retention: str = "lru"  # which free block of the prefix cache gives way: one of RETENTIONS
+    retention_ttl_s: float = 0.0  # of `ttl`: how long what a finished request leaves behind is held
+    retention_turn_s: float = 0.0  # of `turns`: how much longer each turn of a conversation stays, up to the fifth
+    retention_token_s: float = 0.0  # and how much shorter, times ln(1 + new tokens of the prompt)
     pd_first_token: str = "prefill"  # of pools: which instance sends the client its first token
     pd_handover_s: float = 0.11  # with `decode`: from the end of the KV transfer until the request can decode there
     max_batch: int = 1024
@@ -110,6 +117,16 @@ class Cluster:
             if not 0 <= getattr(cluster, key) < 1e6:
                 raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be at least 0, below "
                                 "1,000,000")
+        for key in ("retention_turn_s", "retention_token_s"):
+            if not abs(getattr(cluster, key)) <= LONGEST_RETENTION_S:
+                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from "
+                                f"-{LONGEST_RETENTION_S:g} to {LONGEST_RETENTION_S:g} seconds")
+        if not 0 <= cluster.retention_ttl_s <= LONGEST_RETENTION_S:
+            raise UserError(f"cluster '{cluster.name}': retention_ttl_s={cluster.retention_ttl_s:g} must be from 0 to "
+                            f"{LONGEST_RETENTION_S:g} seconds")
+        if cluster.retention not in RETENTIONS:
+            raise UserError(f"cluster '{cluster.name}': retention must be one of {', '.join(RETENTIONS)}, got "
+                            f"{cluster.retention!r}")
         if cluster.pd_first_token not in FIRST_TOKENS:
             raise UserError(f"cluster '{cluster.name}': pd_first_token must be one of {', '.join(FIRST_TOKENS)}, got "
                             f"{cluster.pd_first_token!r}")

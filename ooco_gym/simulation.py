@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.cluster import Cluster
+from ooco_gym.cluster import RETENTIONS, Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import short_name
@@ -23,6 +23,7 @@ from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Machine, PolicyContext, Rules, build_state, policy_context, slo_ps
 from ooco_gym.sim.loop import run as run_loop
+from ooco_gym.sim.retention import Retention
 from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
 from ooco_gym.workload.context_names import grows_note
@@ -125,6 +126,8 @@ def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
                  float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
                  given.jitter, slo.gap_s, cluster.host_link_bytes_per_s,
                  cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30,
+                 Retention(RETENTIONS.index(cluster.retention), cluster.retention_turn_s, cluster.retention_token_s,
+                           cluster.retention_ttl_s),
                  EngineClock.load(cluster.engine_clock), cluster.pd_first_token == "decode", cluster.pd_handover_s)
 
 
@@ -178,6 +181,9 @@ class Simulation:
         if rules.offloading_bytes and not self.state.blocks.size:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
+        if rules.retention.order and not self.state.blocks.size:
+            self.notes += (f"retention={self.scenario.cluster.retention} is not used: it is of a prefix cache, and "
+                           f"policy '{chosen.name}' keeps none here (prefix_caching)",)
         if chosen.mixed and rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
             self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
                            "engine has no asynchronous scheduling. The host times of "

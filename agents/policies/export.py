@@ -17,6 +17,7 @@ from agents.environments import OBSERVATION_KEYS, observed_shapes
 from agents.policies.describing import manifest
 from agents.policies.runs import LoadedRun, imitated, load_run
 from agents.settings import plain, require, whole
+from ooco_gym.cluster import CLAIRVOYANT, Cluster
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import get_policy, is_policy
 from ooco_gym.policy.registry import known_of
@@ -53,6 +54,7 @@ def main(cfg: Any) -> dict[str, Any]:
     else:
         require("export")
         run = load_run(source)
+        _refuse_clairvoyance(run.config["env"])
         network, arrays = arrays_of_run(run)
         agreement = compare(run, network, arrays, random_observations(run, checks, seed))
         if agreement["max_logit_error"] > _TOLERANCE:
@@ -94,6 +96,14 @@ def _forms(config: Mapping[str, Any]) -> list[str]:
     if not wanted:
         raise UserError(f"forms=[] names no form; expected some of: {', '.join(FORMS)}")
     return [form for form in FORMS if form in wanted]
+
+
+def _refuse_clairvoyance(env: Mapping[str, Any]) -> None:
+    """Raises UserError where a policy has learned with a prefix cache that knows what is to come."""
+    cluster = env.get("cluster") or (env.get("scenario") or {}).get("cluster")
+    if cluster is not None and Cluster.load(cluster).retention == CLAIRVOYANT:
+        raise UserError(f"the policy has learned on a cluster with retention={CLAIRVOYANT}, a bound that no engine can "
+                        "keep; train it with another order")
 
 
 def _write_anew(source: Path, out: Path, forms: list[str], config: Mapping[str, Any]) -> None:

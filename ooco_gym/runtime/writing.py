@@ -59,7 +59,7 @@ def write_parameters_bundle(
         decision_point: a name for what is decided.
         interval_s: seconds between two decisions.
         constants: values of other parameters of the rule with which it was trained, where they are not the rule's own.
-        seen: least and largest value of each feature in training, (2, F); the manifest and the C files say it.
+        seen: least and largest value of each feature in training, (2, F): the guard trusts the policy within.
         training: `data` (a mapping), `seeds` (a list) and whatever else is known of it.
         scores: `metric`, `mean`, `ci_low`, `ci_high`, `n_windows` of each.
         trained_for: `slo` (a mapping), `loads` (a list of mappings).

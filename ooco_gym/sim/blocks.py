@@ -5,7 +5,8 @@ known by a key of all the tokens up to its end, a request that starts finds its 
 that no request reads keeps its content until it is taken for another one. Taken first are blocks that hold nothing, the
 latest first; then the others, in the order in which they were freed, each request's last block before its first (as in
 vLLM 0.24 and newer; before, blocks that hold nothing waited in the same order). With `kv_priority=task` (Echo 4.2) the
-queue is split into levels by what the content is still good for.
+queue is split into levels by what the content is still good for. A cluster's `retention` has other orders of the blocks
+that hold something (`sim.retention`).
 
 With a cluster's `kv_offloading_gib` host memory is a second tier, as vLLM's offloading connector has it: what a request
 has computed is stored there too, by the same key, and a request that starts goes on there where the device's run of
@@ -19,7 +20,19 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.engine_versions import FREED_IN_ORDER
-from ooco_gym.sim.state import LEVELS
+from ooco_gym.sim.retention import (
+    BELADY,
+    HEAPED,
+    PINNED,
+    TTL,
+    WORTH,
+    by_worth,
+    least_worth,
+    push_heap,
+    unlink_heap,
+    worth_of,
+)
+from ooco_gym.sim.state import LEVELS, NEVER
 
 NONE = -1
 FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in the system is known to want
@@ -174,6 +187,9 @@ def _push(state, instance, block, level, at_head):
 def _unlink(state, instance, block):
     blocks, kv = state.blocks[instance], state.kv[instance]
     one = blocks[block]
+    if one.level == HEAPED:
+        unlink_heap(state, instance, block)
+        return
     index = _queue_index(state, one.level)
     if one.previous < 0:
         kv[index] = one.next
@@ -189,6 +205,11 @@ def _unlink(state, instance, block):
 def _get_new_block(state, instance):
     """Takes the block whose content is worth least; its content is forgotten."""
     kv, level = state.kv[instance], 0
+    if by_worth(state) and kv[_queue_index(state, 0)] < 0:
+        block = least_worth(state, instance)
+        _unlink(state, instance, block)
+        _forget(state, instance, block)
+        return block
     while kv[_queue_index(state, level)] < 0:  # callers have counted: there is one
         level += 1
     block = kv[_queue_index(state, level)]
@@ -248,7 +269,8 @@ def find_longest_cache_hit(state, instance, slot, most):
         block = get_cached_block(state, instance, key_of(state, slot, found))
         if block < 0:
             break
-        idle += state.blocks[instance, block].references == 0
+        one = state.blocks[instance, block]
+        idle += one.references == 0 and not (state.config.retention == TTL and one.level == PINNED)
         found += 1
     return found, idle
 
@@ -290,7 +312,7 @@ def uncache_blocks(state, instance, slot, first, end):
 def free_table(state, instance, slot, wanted):
     """Frees a request's blocks and its table; `wanted` says that it will come back for them.
 
-    Returns how many of the blocks no request reads any more.
+    Returns how many of the blocks may be taken now: no request reads them any more, and they are not held for a time.
     """
     spec, request = state.instances[instance], state.requests[slot]
     if state.config.offloading:
@@ -309,6 +331,11 @@ def free_table(state, instance, slot, wanted):
         one.online = request.online
         if one.key == 0 and in_order:
             _push(state, instance, block, 0, False)
+        elif one.key != 0 and state.config.retention == TTL and not wanted:
+            _pin(state, instance, block)
+            idle -= 1
+        elif one.key != 0 and by_worth(state):
+            _keep(state, instance, slot, i, block, wanted)
         elif one.key != 0:
             where = hash_index(state, slot, i)
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
@@ -323,6 +350,59 @@ def free_table(state, instance, slot, wanted):
     spec.rows_free += 1
     request.row = NONE
     return idle
+
+
+@inner
+def _pin(state, instance, block):
+    """Has a block that no request reads any more held for a time."""
+    state.heaps[instance, block, WORTH] = state.clock.now_ps + state.config.pinned_ps
+    _push(state, instance, block, PINNED, False)
+
+
+@inner
+def unpin(state, instance, more):
+    """Frees the blocks whose time is over, and of the others the `more` that have been held longest.
+
+    Returns how many.
+    """
+    freed, head = 0, state.kv[instance, _queue_index(state, PINNED)]
+    while head >= 0:
+        if state.heaps[instance, head, WORTH] > state.clock.now_ps:
+            if more <= 0:
+                break
+            more -= 1
+        _unlink(state, instance, head)
+        _push(state, instance, head, 0, False)
+        freed += 1
+        head = state.kv[instance, _queue_index(state, PINNED)]
+    return freed
+
+
+@inner
+def pinned_until(state, instance):
+    """When the time of the blocks that have been held longest is over; NEVER where none are."""
+    head = state.kv[instance, _queue_index(state, PINNED)]
+    return state.heaps[instance, head, WORTH] if head >= 0 else np.int64(NEVER)
+
+
+@inner
+def _keep(state, instance, slot, i, block, wanted):
+    """Has a request's `i`-th block, which no request reads any more, wait by its worth.
+
+    Of blocks with the same content only the first one is found, so that where the next use is known it alone is worth
+    something.
+    """
+    where = hash_index(state, slot, i)
+    worth = worth_of(state, slot, np.int64(state.hash_ids[where]) if where >= 0 else np.int64(-1), wanted)
+    if state.config.retention == BELADY:
+        first = get_cached_block(state, instance, state.blocks[instance, block].key)
+        if first != block:
+            push_heap(state, instance, block, -np.int64(state.requests.size))
+            if state.blocks[instance, first].references > 0:
+                return
+            unlink_heap(state, instance, first)
+            block = first
+    push_heap(state, instance, block, worth)
 
 
 # --- The second tier: host memory -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from ooco_gym.rounding import steady
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.costs import work_out_alone
+from ooco_gym.sim.retention import BELADY, LRU, TURNS, VLLMS_ORDER, Retention, next_uses, retained_size, turn_bonus
 from ooco_gym.sim.waiting import words_for
 from ooco_gym.workload import Trace, Turns
 from ooco_gym.workload.context_names import ContextNames, context_names
@@ -58,6 +59,7 @@ class Rules:
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
     offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
+    retention: Retention = VLLMS_ORDER  # of the prefix cache
     engine_clock: EngineClock = NO_HOST_TIME
     decode_first_token: bool = False  # pools: the client's first token comes from the decode instance
     handover_s: float = 0.0
@@ -187,6 +189,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if state.tier.size:
         state.config.offloading, state.tier["blocks"] = 1, _offloaded_blocks(trace, tables, rules)
     fill_pool(state, trace, rules.max_batch, names, keys)
+    if state.blocks.size:
+        _fill_retained(state, trace, names, rules.retention)
     _copy_given(state, params, predicted, weights)
     return state
 
@@ -462,6 +466,8 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
         sizes["tiers"] = 1 + (rules.offloading_bytes > 0)
         rows, row_size, index = _kv_sizes(trace, blocks, settings, rules.max_batch, rules.block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
+        if rules.retention.order != LRU:
+            sizes |= {"heaps": blocks + 1, "retained": retained_size(rules.retention.order, trace, names)}
     if settings.get("bidirectional"):
         if caching:
             raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
@@ -505,6 +511,22 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames 
         _fill_blocks(state, trace, max_batch)
     if state.pairs.shape[1]:
         fill_pairs(state)
+
+
+def _fill_retained(state: s.State, trace: Trace, names: ContextNames | None, retention: Retention) -> None:
+    """Sets the order in which free blocks of the prefix cache give way, and what their worth is made of.
+
+    Raises:
+        UserError: the policy has an order of its own.
+    """
+    if state.config.kv_priority and retention.order != LRU:
+        raise UserError("kv_priority=task is an order of its own: give kv_priority=lru or the cluster's retention=lru")
+    state.config.retention = retention.order
+    state.config.pinned_ps = round(retention.ttl_s * s.PS_PER_S)
+    if state.retained.size and retention.order == TURNS:
+        state.retained[:] = turn_bonus(trace, names, retention.turn_s, retention.token_s)
+    elif state.retained.size and names is not None and retention.order == BELADY:
+        state.retained[:] = next_uses(trace, names, _dense_ids(names.values))
 
 
 def _dense_ids(values: np.ndarray) -> np.ndarray:

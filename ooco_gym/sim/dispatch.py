@@ -32,6 +32,8 @@ from ooco_gym.sim.queues import (
     schedule,
 )
 from ooco_gym.sim.ranks import AHEAD, NOW, start_ranks
+from ooco_gym.sim.retention import TTL
+from ooco_gym.sim.step_actions import end_pins
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
 
@@ -171,6 +173,8 @@ def _dispatch_mixed(state, instance, compose):
     (vLLM: `step_with_batch_queue`)."""
     spec = state.instances[instance]
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
+    if state.config.retention == TTL:
+        end_pins(state, instance)
     if state.config.data_parallel > 0 and spec.ranks > 0:
         return _dispatch_rank(state, instance, compose)
     while spec.activity == s.IDLE or (ahead and spec.composed == 0):

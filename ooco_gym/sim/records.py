@@ -336,6 +336,8 @@ class Config(Record):
     max_position: int  # tokens of a request, prompt and output, that the model's positions allow; 0: any number
     prefix_caching: int
     kv_priority: int
+    retention: int  # which free block is taken first (`sim.retention`)
+    pinned_ps: int  # how long `ttl` holds blocks
     waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY
     swap_overlap: int
     safepoint_layers: int  # an iteration of offline work alone can be stopped after so many layers each; 0: never

@@ -127,6 +127,8 @@ class State(NamedTuple):
     blocks: np.ndarray  # BLOCK[m, blocks], where they are tracked; else BLOCK[m, 0]; with a second tier in host memory
     # BLOCK[2 m, blocks]: row m + i has instance i's blocks there
     kv: np.ndarray  # int32[m or 2 m, …], as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
+    heaps: np.ndarray  # int64[m, blocks + 1, 3], free blocks by worth (`sim.retention`); else int64[m, 0, 3]
+    retained: np.ndarray  # int64[…], what their worth is made of; else int64[0]
     tier: np.ndarray  # TIER[m], where there is such a second tier; else TIER[0]
     offloaded: np.ndarray  # int32[n] there, how many of each request's blocks have been stored in it; else int32[0]
     loaded_ps: np.ndarray  # int64[n] there, when what a request was admitted with has come from it; else int64[0]
@@ -178,6 +180,8 @@ class OptionalSizes(NamedTuple):
     turns: int = 0
     weights: int = 0
     tiers: int = 1  # of tracked blocks
+    heaps: int = 0  # rows of each instance's heap of blocks
+    retained: int = 0
     shared: int = 0  # entries of State.shared_ps
 
 
@@ -201,6 +205,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((pool.tiers * n_instances, pool.blocks), BLOCK),
         np.zeros((pool.tiers * n_instances, pool.entries), np.int32),
+        np.zeros((n_instances, pool.heaps, 3), np.int64), np.zeros(pool.retained, np.int64),
         np.zeros((pool.tiers - 1) * n_instances, TIER),
         np.zeros((pool.tiers - 1) * n_requests, np.int32), np.zeros((pool.tiers - 1) * n_requests, np.int64),
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),

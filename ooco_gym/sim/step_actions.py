@@ -17,13 +17,16 @@ from ooco_gym.sim.blocks import (
     find_offloaded,
     new_table,
     offload,
+    pinned_until,
     touch,
     tracked,
     uncache_blocks,
+    unpin,
 )
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.memory import free_blocks, measured, take_blocks
 from ooco_gym.sim.queues import add_member, dequeue, enqueue, enqueue_by_arrival, note_eviction, remove_member
+from ooco_gym.sim.retention import TTL
 
 
 # --- What a rule may read -------------------------------------------------------------------------------------------
@@ -161,6 +164,8 @@ def _allocate_blocks(state, instance, slot, tokens):
         return True
     more = num_new_blocks(state, slot, tokens)
     if more > 0 and tokens > 0:
+        if state.config.retention == TTL and more > num_free_blocks(state, instance):
+            take_blocks(state, instance, -unpin(state, instance, more - num_free_blocks(state, instance)))
         if more > num_free_blocks(state, instance):
             return False
         if tracked(state):
@@ -178,6 +183,19 @@ def _allocate_blocks(state, instance, slot, tokens):
         if state.config.offloading:
             offload(state, instance, slot)
     return True
+
+
+@inner
+def end_pins(state, instance):
+    """Before an iteration is composed: blocks whose time is over become free, and where nothing runs, as many others as
+    the longest request may need (`retention` ttl)."""
+    spec, more = state.instances[instance], np.int64(0)
+    waiting = spec.online_waiting + spec.offline_waiting
+    if waiting > 0 and spec.running + spec.suspended == 0:
+        more = np.int64(state.config.blocks_per_table) - num_free_blocks(state, instance)
+    take_blocks(state, instance, -unpin(state, instance, more))
+    if waiting + spec.running > 0:
+        wake_at(state, instance, pinned_until(state, instance))
 
 
 @inner

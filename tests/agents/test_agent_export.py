@@ -68,6 +68,16 @@ def test_a_graph_that_disagrees_is_not_written(run_folder, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_what_has_learned_with_a_clairvoyant_cache_is_not_exported(run_folder, tmp_path, monkeypatch):
+    run = load_run(run_folder)
+    scenario = {"cluster": {**load_yaml("cluster", "mixed_7b"), "retention": "belady"}}
+    run.config = {**run.config, "env": {**run.config["env"], "scenario": scenario}}
+    monkeypatch.setattr(export, "load_run", lambda _: run)
+    with pytest.raises(UserError, match="retention=belady, a bound that no engine can keep"):
+        export.main({"policy": str(run_folder), "out": str(tmp_path), "checks": 10, "seed": 1})
+    assert not list(tmp_path.iterdir())
+
+
 def test_export_of_no_run_says_what_is_missing(tmp_path):
     with pytest.raises(UserError, match="policy.zip is missing"):
         export.main({"policy": str(tmp_path), "out": str(tmp_path / "out"), "checks": 10, "seed": 1})

@@ -6,6 +6,7 @@ import numpy as np
 
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
+from ooco_gym.sim.retention import HEAPED, HELD, NUMBER, PINNED, TTL, WORTH
 
 
 def table_of(state: s.State, instance: int, slot: int) -> list[int]:
@@ -41,7 +42,21 @@ def queued(state: s.State, instance: int) -> np.ndarray:
         assert (blocks["level"][queue] == level).all()
         assert last == (queue[-1] if len(queue) else -1)
         queues.append(queue)
+    if instance < len(state.heaps) and state.config.retention > TTL:
+        queues.append(heaped(state, instance))
     return np.concatenate(queues)
+
+
+def heaped(state: s.State, instance: int) -> np.ndarray:
+    """The blocks of the heap in the order in which they would be taken, int64[n]."""
+    size, blocks = int(state.heaps[instance, 0, 0]), state.blocks[instance]
+    heap = state.heaps[instance, 1 : size + 1]
+    assert np.array_equal(blocks["previous"][heap[:, HELD]], np.arange(1, size + 1))
+    assert (blocks["level"][heap[:, HELD]] == HEAPED).all() and (blocks["key"][heap[:, HELD]] != 0).all()
+    assert len(np.unique(heap[:, NUMBER])) == size
+    for place in range(2, size + 1):
+        assert heap[place // 2 - 1, :HELD].tolist() < heap[place - 1, :HELD].tolist()
+    return heap[np.lexsort((heap[:, NUMBER], heap[:, WORTH])), HELD]
 
 
 def free_queue(state: s.State, instance: int) -> list[int]:
@@ -79,7 +94,8 @@ def check_pool(state: s.State, instance: int) -> None:
     unread[:reserved] = unread[spec["total_blocks"]:] = False
     waiting[queue] = True
     assert np.array_equal(waiting, unread) and np.count_nonzero(unread) == len(queue)
-    assert len(queue) == spec["free_blocks"] - reserved
+    pinned = np.count_nonzero(blocks["level"][queue] == PINNED) if state.config.retention == TTL else 0
+    assert len(queue) == spec["free_blocks"] - reserved + pinned
     assert len(set(state.requests["row"][slots])) == len(slots)
     assert spec["rows_free"] == state.config.block_tables - len(slots)
     assert np.array_equal(np.sort(indexed(state, instance)), np.flatnonzero(blocks["key"]))

@@ -1,0 +1,195 @@
+"""Which block gives way first where a cluster's `retention` is not LRU: free blocks that hold content, by their worth.
+
+A block's worth is set when no request reads it any more, and the block of the least worth is taken first; of equal ones
+the one that was freed first, so that a request's last block goes before its first. With `turns` the worth is the time
+of the last use and a bonus of the request that used it (`turn_bonus`), with `belady` it says how soon the content will
+be used again, which no engine can know: a bound.
+
+With `ttl` the order is LRU, but what a request that finishes leaves behind is held for a time before it counts as free.
+
+State.heaps has a binary heap for each instance: row 0 has how many blocks are in it and how many have ever been put
+there, row i the i-th block of the heap, its worth and its number. BLOCK.previous is a block's place in it. With `ttl`
+row i has until when block i is held.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
+from ooco_gym.workload import Trace
+from ooco_gym.workload.context_names import ContextNames
+
+LRU, TTL, TURNS, BELADY = range(4)  # as `cluster.RETENTIONS` counts them
+LAST_TURN = 5  # later ones get no more
+HEAPED = s.LEVELS  # BLOCK.level of a block in the heap
+PINNED = s.LEVELS - 1  # and of one that is held for a time (`ttl`), in the order in which that ends
+WORTH, NUMBER, HELD = range(3)  # columns of State.heaps
+
+
+class Retention(NamedTuple):
+    """A cluster's `retention` and its figures, in seconds."""
+
+    order: int = LRU
+    turn_s: float = 0.0
+    token_s: float = 0.0
+    ttl_s: float = 0.0
+
+
+VLLMS_ORDER = Retention()
+
+
+@inlined
+def by_worth(state):
+    """Whether free blocks that hold content wait in the heap rather than in a queue."""
+    return state.config.retention >= TURNS
+
+
+# --- The heap -------------------------------------------------------------------------------------------------------
+@inner
+def _goes_before(heap, one, other):
+    return heap[one, WORTH] < heap[other, WORTH] or (
+        heap[one, WORTH] == heap[other, WORTH] and heap[one, NUMBER] < heap[other, NUMBER])
+
+
+@inner
+def _exchange(state, instance, one, other):
+    heap, blocks = state.heaps[instance], state.blocks[instance]
+    for column in range(3):
+        kept = heap[one, column]
+        heap[one, column] = heap[other, column]
+        heap[other, column] = kept
+    blocks[heap[one, HELD]].previous = one
+    blocks[heap[other, HELD]].previous = other
+
+
+@inner
+def _settle(state, instance, place):
+    """Moves a block that may be in the wrong place of the heap to its own."""
+    heap = state.heaps[instance]
+    size = heap[0, WORTH]
+    while place > 1 and _goes_before(heap, place, place // 2):
+        _exchange(state, instance, place, place // 2)
+        place //= 2
+    while 2 * place <= size:
+        child = 2 * place
+        if child < size and _goes_before(heap, child + 1, child):
+            child += 1
+        if not _goes_before(heap, child, place):
+            break
+        _exchange(state, instance, place, child)
+        place = child
+
+
+@inner
+def push_heap(state, instance, block, worth):
+    """Puts a block that holds content and that no request reads into the heap."""
+    heap, one = state.heaps[instance], state.blocks[instance, block]
+    heap[0, WORTH] += 1
+    heap[0, NUMBER] += 1
+    place = heap[0, WORTH]
+    heap[place, WORTH], heap[place, NUMBER], heap[place, HELD] = worth, heap[0, NUMBER], block
+    one.level, one.previous = HEAPED, place
+    _settle(state, instance, place)
+
+
+@inner
+def unlink_heap(state, instance, block):
+    """Takes a block out of the heap."""
+    heap, place = state.heaps[instance], np.int64(state.blocks[instance, block].previous)
+    last = heap[0, WORTH]
+    if place < last:
+        _exchange(state, instance, place, last)
+    heap[0, WORTH] = last - 1
+    if place < last:
+        _settle(state, instance, place)
+
+
+@inner
+def least_worth(state, instance):
+    """The block of the least worth; there is one."""
+    return state.heaps[instance, 1, HELD]
+
+
+# --- What a block is worth ------------------------------------------------------------------------------------------
+@inner
+def worth_of(state, slot, name, wanted):
+    """Worth of a block that a request has used last; `name` is that of its content, or -1; `wanted` says that the
+    request will come back for it."""
+    if state.config.retention == TURNS:
+        return state.clock.now_ps + state.retained[slot]
+    if wanted:
+        return -np.int64(slot)
+    return -_next_use(state, name) if name >= 0 else -np.int64(state.requests.size)
+
+
+@inner
+def _next_use(state, name):
+    """The first request that will look for a name, by its slot; as many as there are requests where none will.
+
+    State.retained has, for each name, a place in it: where the requests that have the name follow each other, with the
+    number of all requests behind the last. The place moves on over those that have been admitted.
+    """
+    place = state.retained[name]
+    while state.retained[place] < state.requests.size:
+        request = state.requests[state.retained[place]]
+        if request.cached_tokens < 0 and request.status != s.REJECTED:
+            break
+        place += 1
+    state.retained[name] = place
+    return state.retained[place]
+
+
+# --- Before the episode ---------------------------------------------------------------------------------------------
+def retained_size(retention: int, trace: Trace, names: ContextNames | None) -> int:
+    """Entries of State.retained."""
+    if retention == TURNS:
+        return len(trace)
+    if retention != BELADY or names is None:
+        return 0
+    return 2 * len(np.unique(names.values)) + int(_name_counts(trace, names).sum())
+
+
+def _name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
+    """How many names each request has, int64[n]: those of its prompt."""
+    return -(-np.minimum(trace.prompt_tokens, names.tokens) // trace.block_tokens)
+
+
+def turn_bonus(trace: Trace, names: ContextNames | None, turn_s: float, token_s: float) -> np.ndarray:
+    """What a request adds to the worth of the blocks that it has used, in ps: turn_s · min(turn - 1, 4), less token_s ·
+    ln(1 + new tokens).
+
+    Its turn is one more than the earlier prompts that it begins with, whole hashes of each; new are the tokens of its
+    prompt behind the hashes that an earlier one has.
+    """
+    turn, fresh = np.ones(len(trace)), trace.prompt_tokens.astype(np.float64)
+    if names is not None:
+        known, ends = set[int](), set[int]()
+        for slot, count in enumerate(_name_counts(trace, names).tolist()):
+            own = names.values[names.first[slot] : names.first[slot] + count].tolist()
+            found = sum(name in known for name in own)  # they are the first ones
+            turn[slot] += sum(name in ends for name in own)
+            fresh[slot] = max(0.0, fresh[slot] - found * trace.block_tokens)
+            known.update(own)
+            whole = int(trace.prompt_tokens[slot]) // trace.block_tokens
+            if 0 < whole <= count:
+                ends.add(own[whole - 1])
+    seconds = turn_s * (np.minimum(turn, LAST_TURN) - 1) - token_s * np.log1p(fresh)
+    return np.rint(seconds * s.PS_PER_S).astype(np.int64)
+
+
+def next_uses(trace: Trace, names: ContextNames, ids: np.ndarray) -> np.ndarray:
+    """State.retained of `belady` (`_next_use`), from the dense number of each of `names.values`."""
+    n, distinct = len(trace), int(ids.max(initial=-1)) + 1
+    counts = _name_counts(trace, names)
+    slots = np.repeat(np.arange(n), counts)
+    inside = np.arange(len(slots)) - np.repeat(np.cumsum(counts) - counts, counts)
+    own = ids[names.first[slots] + inside]
+    order = np.argsort(own, kind="stable")
+    uses = np.bincount(own, minlength=distinct)
+    begins = distinct + np.cumsum(uses + 1) - (uses + 1)
+    retained = np.full(2 * distinct + len(slots), n, np.int64)
+    retained[:distinct] = begins
+    retained[distinct + np.arange(len(slots)) + own[order]] = slots[order]
+    return retained
