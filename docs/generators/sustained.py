@@ -1,4 +1,4 @@
-"""The tables of what policies sustain, in `docs/field.md` and `docs/capacity.md`: one of all cells, and one for each.
+"""The table of what policies sustain, in `docs/field.md` and `docs/capacity.md`: a row a policy, a column a cell.
 
 `python -m docs.generators.sustained F/summary.json docs/capacity.md results/capacity.json` writes those of a run of
 `ooco-gym capacity` into the marked part of a page, and its figures without curves.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,41 +16,11 @@ from typing import Any
 from docs.generators.marked import merged
 from ooco_gym.files import as_json, write_json
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.report import NONE, Column, Table, percent, with_interval
-from ooco_gym.report.tables import RANGE, TO, Form
+from ooco_gym.report import NONE, Table, with_interval
+from ooco_gym.report.tables import RANGE
 
 Row = Mapping[str, Any]
 BEGIN = "<!-- results: of ooco-gym capacity, written by docs/generators/sustained.py -->"
-
-
-def mean_column(head: str, key: str, form: Form) -> Column:
-    """The column of the mean of a figure with its interval."""
-    return Column(head, lambda row: row[key]["mean"], form)
-
-
-def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
-    """The results of one cell."""
-    return [row for row in summary["results"] if row["cell"] == cell["name"]]
-
-
-def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
-    """The table of a cell's page."""
-    columns = (
-        Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
-        mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
-        mean_column("offline total tokens/s", "offline_total_tokens_per_s", ",.0f"),
-        *([mean_column("offline computed tokens/s", "offline_computed_tokens_per_s", ",.0f")]
-          if all("offline_computed_tokens_per_s" in row for row in rows_of(summary, cell)) else []),
-        mean_column("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
-        mean_column("violations", "violations", percent),
-        Column("limited by", "limited_by", align="l"),
-        *([Column(f"{summary.get('lead')} is ahead by", lambda row: lead(row["lead"]))] if summary.get("lead") else []))
-    return Table.of(columns, rows_of(summary, cell))
-
-
-def lead(found: Row) -> str:
-    """By how many offline total tokens a second, with the interval."""
-    return with_interval(found["estimate"], found["low"], found["high"], "+,.0f", TO)
 
 
 def overview(summary: Mapping[str, Any]) -> str:
@@ -94,33 +63,22 @@ def _glance(row: Row | None) -> str:
     return text if row["feasible"] else f"{text} †"
 
 
-def name_of(row: Row) -> str:
-    """The policy with what tuning set, `†` where it may not be ranked."""
-    return (row["tuned_as"] or row["policy"]) + ("" if row["feasible"] else " †")
-
-
 def rate(figure: Row) -> str:
     """A rate with its interval."""
     return with_interval(figure["estimate"], figure["ci_low"], figure["ci_high"], ".2f", RANGE)
 
 
-def ratio(row: Row) -> str:
-    """The ratio with its interval."""
-    return with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE)
-
-
 def body(summary: Mapping[str, Any]) -> str:
     """The marked part of the page."""
-    parts = [overview(summary), _legend(summary)]
-    for cell in summary["cells"]:
-        parts += [f"### {cell['name']}", _load(cell), cell_table(summary, cell).markdown()]
-    return "\n\n".join([*parts, " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])])
+    loads = "\n".join(f"- {cell['name']}: {_load(cell)}" for cell in summary["cells"])
+    end = " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])
+    return "\n\n".join([overview(summary), _legend(summary), loads, end])
 
 
 def _load(cell: Mapping[str, Any]) -> str:
     slo, params = cell["slo"], ", ".join(f"`{name}={value}`" for name, value in cell["params"].items())
     window = f" {cell['window_s'] / 3600:g} h around its peak." if "window_s" in cell else ""
-    return (f"Online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
+    return (f"online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
             f"workload's own), TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms; offline work as "
             f"`{cell['offline']}`.{window}" + (f" Policies that know it have {params}." if params else ""))
 
@@ -130,8 +88,7 @@ def _legend(summary: Mapping[str, Any]) -> str:
     words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
              f"total tokens a second over `{summary['baseline']}`'s.",
              f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
-             "Rate, ratio and lead are medians of the resamples that their intervals are made of; all else is at the "
-             "highest rate simulated that held in the mean over the seeds."]
+             "Both are medians of the resamples that their intervals are made of."]
     if any(not row["feasible"] for row in summary["results"]):
         words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
                      "ranked.")
@@ -143,8 +100,8 @@ def _legend(summary: Mapping[str, Any]) -> str:
 
 def _origin(summary: Mapping[str, Any]) -> str:
     windows = dict.fromkeys(f"{cell.get('window_s', summary['window_s']):g}" for cell in summary["cells"])
-    return (f"{summary['simulations']:,} simulations of {' and '.join(windows)} s (and warm-up and drain) on seeds "
-            f"{', '.join(str(seed) for seed in summary['seeds'])}.")
+    return (f"{summary['simulations']:,} simulations of {' and '.join(windows)} s (and warm-up and drain) on "
+            f"{len(summary['seeds'])} seeds.")
 
 
 if __name__ == "__main__":

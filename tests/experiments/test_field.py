@@ -182,17 +182,14 @@ def summary(rows):
 
 def test_the_page_says_what_it_shows(summary):
     text = body(summary)
-    glance, _, detail = text.partition("### ooc on pair_7b")
+    glance, _, detail = text.partition("- ooc on pair_7b: ")
     ranks = [glance.index(f"{row} |") for row in ("`vllm_priority`", "`online_priority`, tuned", "`online_priority`")]
     assert ranks == sorted(ranks), "as tuned and as it ships, each at its place"
     assert "| `vllm_fcfs` | mixed | none |" in glance
     assert "even without offline work: not ranked" in glance and "Tuned on seeds 101, 102" in glance
-    assert "`online_priority:cap_share=0.7`" in detail and "`vllm_fcfs` †" in detail
-    assert "1,200 simulations of 14400 s (and warm-up and drain) on seeds 1, 2, 3." in detail
+    assert "1,200 simulations of 14400 s (and warm-up and drain) on 3 seeds." in detail
     assert detail.rstrip().endswith("Note: the window is short.")
     assert "Policies that know it have `prefix_caching=on`" in detail
-    lines = [line for line in detail.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 5
 
 
 @pytest.fixture
