@@ -18,6 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from agents.settings import plain
 from ooco_gym.commands.simulate import say_played
+from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.config import NOT_ARGUMENTS
+from ooco_gym.envs.features import candidate_table
+from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, finite, is_whole, unknown
 from ooco_gym.policy import policy_of
 from ooco_gym.report import show_notes
@@ -45,9 +50,6 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     spec = plain(config)
     if not spec.get("id"):
         raise UserError("env.id is missing: expected a Gymnasium id, such as ooco_gym/PrefillGate-v1")
-    from ooco_gym.envs import ENVIRONMENTS, imported
-    from ooco_gym.envs.config import NOT_ARGUMENTS
-
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     if arguments.get("flat"):
         raise UserError("env.flat=true: commands take an observation by its parts; leave it out, it is for learners of "
@@ -82,41 +84,28 @@ def _say_trace(scenario: Any) -> None:
                     "'ooco-gym workload make FILE start_s=… duration_s=… to=…' cuts out a part to train on."])
 
 
-def candidate_shape(space: Any, parameters: int = 0) -> tuple[int, int]:
-    """(K, F): how many candidates an observation holds, and features of each. The space of `candidates` has K·F figures
-    row by row where the environment is of this package; others may give (K, F).
+def levels_of(actions: Any) -> tuple[int, ...]:
+    """How many levels each part of an action has, of a space of actions; none where an action is one of a few."""
+    return tuple(int(count) for count in getattr(actions, "nvec", ()))
+
+
+def observed_shapes(space: Any, levels: Sequence[int] = ()) -> dict[str, tuple[int, ...]]:
+    """The shapes of one observation's parts, as a policy takes them: `candidates` as a table (K, F), which other
+    packages' environments may give as such.
 
     Args:
         space: of observations.
-        parameters: K, where an action is a vector of levels; else there is an action for each candidate.
+        levels: of each part of an action (`levels_of`).
     """
-    from ooco_gym.envs.buffers import FIXED
-
-    shape = tuple(space["candidates"].shape or ())
-    if len(shape) == 2:
-        return shape
-    places = parameters or int(space["action_mask"].shape[0]) - FIXED
-    if len(shape) != 1 or places < 1 or not shape[0] or shape[0] % places:
-        raise UserError(f"the environment's candidates are {space['candidates']}; expected a Box of (K, features), or "
-                        f"of one axis with K = {places} rows, one below the other")
-    return places, shape[0] // places
-
-
-def observed_shapes(space: Any, parameters: int = 0) -> dict[str, tuple[int, ...]]:
-    """The shapes of one observation's parts, as a policy takes them: `candidates` as (K, F), see `candidate_shape`."""
-    return {key: candidate_shape(space, parameters) if key == "candidates" else tuple(space[key].shape or ())
-            for key in OBSERVATION_KEYS}
-
-
-def parameter_count(env: Any) -> int:
-    """How many parameters an action sets, where it is a vector of levels; 0 where it is one of a few."""
-    return len(getattr(env.action_space, "nvec", ()))
+    shapes = {key: tuple(space[key].shape or ()) for key in OBSERVATION_KEYS}
+    if len(shapes["candidates"]) != 2:
+        observation = {key: np.empty(shape) for key, shape in shapes.items()}
+        shapes["candidates"] = candidate_table(observation, len(levels) or None).shape
+    return shapes
 
 
 def check_ours(config: Mapping[str, Any], purpose: str) -> None:
     """Refuses an environment that this package does not simulate; `purpose` says what cannot be done with it."""
-    from ooco_gym.envs.base import DecisionEnv
-
     with closing(make_env(config)) as env:
         if not isinstance(env.unwrapped, DecisionEnv):
             raise UserError(f"{purpose} is for environments that ooco_gym simulates, not for '{config.get('id')}'; "
@@ -125,8 +114,6 @@ def check_ours(config: Mapping[str, Any], purpose: str) -> None:
 
 def decision_names(env: Any) -> tuple[str, ...]:
     """The decisions that `env` asks for (`ooco_gym.envs.decision.kinds`); none where it is not one of ours."""
-    from ooco_gym.envs.base import DecisionEnv
-
     inside = env.unwrapped
     return tuple(decision.name for decision in inside.decisions) if isinstance(inside, DecisionEnv) else ()
 
@@ -158,8 +145,6 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
 def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, Any]:
     """An `env` configuration with episodes of another length; None: its own. One of another package keeps its own,
     unless it names one: its environment may know no such argument."""
-    from ooco_gym.envs import is_ours
-
     config = plain(config)
     if window_s is not None and ("window_s" in config or is_ours(config.get("id"))):
         config["window_s"] = window_s
@@ -192,8 +177,6 @@ class SplitEpisodes(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env, seeds: Sequence[int], stream: Sequence[int]) -> None:
-        from ooco_gym.envs.vector import WINDOWS
-
         super().__init__(env)
         self._seeds, self._window_count = list(seeds), WINDOWS
         self._random = np.random.default_rng(list(stream))
@@ -222,8 +205,6 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
         seed: keys which windows each of them plays.
         window_s: length of their episodes, as for `with_length`.
     """
-    from ooco_gym.envs import is_ours
-
     config, seeds = with_length(config, window_s), split_seeds(config, "train")
     if is_ours(config.get("id")):
         return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,

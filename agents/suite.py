@@ -278,12 +278,17 @@ def tables_of(results: Sequence[Mapping[str, Any]]) -> list[Table]:
     for track in sorted({one["track"] for one in results}, reverse=True):
         rows = sorted((one for one in results if one["track"] == track), key=lambda one: -one["iqm"]["value"])
         tasks = list(rows[0]["by_task"])
-        tables.append(Table(f"Track {track}", ("policy", "IQM (95 %)", "better than the reference", *(
-            name.partition("_")[2] for name in tasks)), [[
-                one["title"], *(f"{one[key]['value']:.3f} [{one[key]['ci_low']:.3f}, {one[key]['ci_high']:.3f}]"
-                                for key in ("iqm", "improvement")),
-                *(_cell(one["by_task"].get(name)) for name in tasks)] for one in rows], align="l"))
+        heads = ("policy", "IQM (95 %)", "better than the reference", *(name.partition("_")[2] for name in tasks))
+        cells = []
+        for one in rows:
+            by_task = [_cell(one["by_task"].get(name)) for name in tasks]
+            cells.append([one["title"], _estimate(one["iqm"]), _estimate(one["improvement"]), *by_task])
+        tables.append(Table(f"Track {track}", heads, cells, align="l"))
     return tables
+
+
+def _estimate(found: Mapping[str, float]) -> str:
+    return f"{found['value']:.3f} [{found['ci_low']:.3f}, {found['ci_high']:.3f}]"
 
 
 def _cell(task: Mapping[str, Any] | None) -> str:

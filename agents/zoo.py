@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from agents.search.contest import late, play_held_out, ratio, search_config
+from agents.search import checkpoints
+from agents.search.command import CONFIG_FILE
+from agents.search.command import search as run
+from agents.search.contest import play_held_out, ratio, search_config
+from agents.search.judging import rates_of
 from agents.settings import plain, require, whole
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError, check_keys, end_if_interrupted, unknown
@@ -80,18 +84,19 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
     recipe = {**recipe, "env": {"name": recipe["env"], **load_yaml("env", recipe["env"])}}
     reports = {search: searched(search, recipe, out / search) for search in recipe["searches"]}
     played = {search: str(out / search / "policy.yaml") for search in reports}
-    played |= {f"{policy} as it ships": policy for policy in dict.fromkeys(
-        (recipe["reference"], *(str(one["searched"]).partition(":")[0] for one in reports.values())))}
+    searched_ = [str(one["searched"]).partition(":")[0] for one in reports.values()]
+    for policy in (recipe["reference"], *searched_):
+        played[f"{policy} as it ships"] = policy
     outcomes, conditions = play_held_out(recipe["env"], played, int(recipe["windows"]), recipe["held_out"],
                                          recipe.get("seeds"))
     limit = float(recipe.get("violation_limit", 0.03))
     over = {other: {"policy": reports[other]["searched"] if other in reports else played[other],
-                    "violation_rate": float(late(outcomes[other]).mean()),
+                    "violation_rate": float(rates_of(outcomes[other]).mean()),
                     **ratio(outcomes[name]["service"], outcomes[other]["service"], conditions)}
             for other in played if other != name}
     feasible = [one for one in over if over[one]["violation_rate"] <= limit]
     best = min(feasible or over, key=lambda one: over[one]["ratio"])  # where none keeps the promise, the strongest
-    policy, rate = get_policy(played[name]), float(late(outcomes[name]).mean())
+    policy, rate = get_policy(played[name]), float(rates_of(outcomes[name]).mean())
     card = {"name": name, "environment": recipe["env"]["id"], "recipe": plain(recipe), "digest": digest_of(policy),
             "as_shipped": name in names() and digest_of(get_policy(name)) == digest_of(policy),
             "best_opponent": best, "over": over, "violation_rate": rate,
@@ -103,10 +108,6 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def searched(search: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """One search, gone on with where it was stopped; its summary where it is there under the same settings."""
-    from agents.search import checkpoints
-    from agents.search.command import CONFIG_FILE
-    from agents.search.command import search as run
-
     config = search_config(search, recipe, str(out))
     try:
         begun = read_yaml(out / CONFIG_FILE) == config

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.search.contest import late, play_held_out, ratio, search_config
+from agents.search.command import search
+from agents.search.contest import play_held_out, ratio, search_config
+from agents.search.judging import rates_of
+from agents.settings import require
 from experiments.common.policies import names_of
 from ooco_gym.errors import UserError, end_if_interrupted, is_whole
 from ooco_gym.protocol import VIOLATION_BUDGET
@@ -53,7 +56,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     outcomes, _ = play_held_out(options["env"], played, int(options["windows"]))
     learned = learned_figures(outcomes, found, options) if found else None
     lead = sentence(learned, options) if learned else f"No gate was learned: {reason}."
-    windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": late(one).tolist()}
+    windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": rates_of(one).tolist()}
                for name, one in outcomes.items()]
     held, console = held_windows(windows, reference, VIOLATION_BUDGET), Console(soft_wrap=True)
     console.print(lead, highlight=False, markup=False)
@@ -69,8 +72,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def _why_not_learn(options: Mapping[str, Any]) -> str | None:
     """None where a gate is to be learned and can be; else the reason, in words."""
-    from agents.settings import require
-
     if not options["learn"]:
         return "learn=false leaves it out"
     try:
@@ -82,8 +83,6 @@ def _why_not_learn(options: Mapping[str, Any]) -> str | None:
 
 def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Searches as `ooco-gym train agent=cma` does; returns its summary."""
-    from agents.search.command import search
-
     report = search(search_config(name, options, str(out / name)))
     end_if_interrupted(report)
     return report
@@ -98,7 +97,7 @@ def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapp
     published, report = over[options["reference"]], found[GATE]
     return {"ratio_to_ooco": published["ratio"], "ci_low": published["ci_low"], "ci_high": published["ci_high"],
             "ratio_to_tuned": None if tuned is None else over[tuned]["ratio"], "over": over,
-            "violation_rate": float(late(outcomes[GATE]).mean()), "violation_budget": VIOLATION_BUDGET,
+            "violation_rate": float(rates_of(outcomes[GATE]).mean()), "violation_budget": VIOLATION_BUDGET,
             "windows": int(options["windows"]), "wall_s": report["wall_s"], "windows_played": report["windows_played"]}
 
 

@@ -92,12 +92,14 @@ def episode(env: Any, player: Player, game: Window, random: float, generator: np
         infos.append({key: value for key, value in info.items() if isinstance(value, float)})
         for key in OBSERVATION_KEYS:
             observations[key].append(observation[key])
-    kept = sorted(set.intersection(*map(set, infos)))
+    figures = {}
+    for key in sorted(set.intersection(*map(set, infos))):  # Minari's Arrow needs an axis
+        figures[key] = np.array([0.0, *(one[key] for one in infos)])[:, None]
     return EpisodeBuffer(
         id=None, seed=game.seed, options={"window": game.number},
         observations={key: np.stack(value) for key, value in observations.items()}, actions=list(actions),
         rewards=rewards, terminations=[one for one, _ in ends], truncations=[one for _, one in ends],
-        infos={key: np.array([[0.0], *([one[key]] for one in infos)]) for key in kept})  # Minari's Arrow needs an axis
+        infos=figures)
 
 
 def _random(env: Any, observation: Mapping[str, np.ndarray], generator: np.random.Generator) -> Any:

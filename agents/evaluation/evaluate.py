@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from agents.environments import Window, make_env, split_seeds, windows
-from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
+from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, as_base_policy, by_name
 from agents.evaluation.players import (
     BatchPlayer,
     FunctionPlayer,
@@ -37,6 +37,7 @@ from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.commands.sweep import FILE as SWEEP_FILE
+from ooco_gym.envs import imported
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
@@ -193,7 +194,7 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
             elif function_of(entrant.policy) is not None:
                 players = [(dict(config), entrant.policy, None)]
             else:
-                where, name = seated(config, entrant.policy, env)
+                where, name = as_base_policy(config, entrant.policy, env)
                 if name == entrant.policy:  # in the partner's seat a file's policy has no rule that could be asked here
                     check_heuristic(name, env)
                 players = [(where, name, None)]
@@ -320,8 +321,6 @@ _PASSIVE = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wra
 
 
 def _config_of(env: Any) -> dict[str, Any]:
-    from ooco_gym.envs import imported
-
     if isinstance(env, Mapping):
         return dict(env)
     arguments: dict[str, Any] = {}

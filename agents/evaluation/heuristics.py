@@ -16,7 +16,7 @@ and the learned table share. `by_name` knows, in an environment:
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
 Packing and Control, it has settings instead, and Batching, Admission, Reclaiming and Serving ask for parts of what it
-does: there the whole policy takes the partner's seat, and the partner's action is taken (`seated`). Among other
+does: there the whole policy takes the partner's seat, and the partner's action is taken (`as_base_policy`). Among other
 decisions (Colocation) packing is answered by the level nearest to the policy's own.
 """
 
@@ -85,11 +85,11 @@ def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Windo
     Raises:
         UserError: nothing of that name, or it has no say in this environment.
     """
-    config, name = seated(config, name)
+    config, name = as_base_policy(config, name)
     return play(config, Heuristic(name), windows, side_by_side)
 
 
-def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[str, Any], str]:
+def as_base_policy(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[str, Any], str]:
     """The environment in which a heuristic plays, and the heuristic's name there.
 
     Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
@@ -102,7 +102,7 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
     """
     if env is None:
         with closing(make_env(config)) as made:
-            return seated(config, name, made)
+            return as_base_policy(config, name, made)
     here = env.unwrapped
     settings = hasattr(here, "episodes") and are_settings(here.decisions)
     if not settings or not is_policy(name) or is_partner(name, here):
@@ -123,7 +123,7 @@ def _nothing_to_turn(name: str) -> dict[str, list[Any]]:
 
 
 def by_name(env: Any, name: str) -> Heuristic:
-    """The heuristic of a name in a bare environment, made by `seated`'s configuration.
+    """The heuristic of a name in a bare environment, made by `as_base_policy`'s configuration.
 
     Raises:
         UserError: nothing of that name here, or a published policy where only the clock asks.
@@ -149,7 +149,7 @@ def by_name(env: Any, name: str) -> Heuristic:
             return Heuristic(name, plain[PARTNER].begin)
         if are_settings(env.decisions):
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
-                            "the partner's seat (agents.evaluation.heuristics.seated)")
+                            "the partner's seat (agents.evaluation.heuristics.as_base_policy)")
         return _published(name)
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
@@ -219,7 +219,7 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
         listed += [_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ())]
     for kind, ranks in RANKS.items():
         if kind in kinds:
-            listed += [Heuristic(name, lambda env, kind=kind, rank=rank: partial(_least, env, kind, rank))
+            listed += [Heuristic(name, lambda env, kind=kind, rank=rank: partial(_lowest_ranked, env, kind, rank))
                        for name, rank in ranks.items()]
     if kinds == {s.INTERRUPT}:
         listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
@@ -262,15 +262,17 @@ RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
 _TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim.DECISION)}
 
 
-def _least(env: Any, kind: int, rank: Rank) -> int:
-    """Of the requests that a kind of decision offers the one of the least rank; elsewhere the partner's action."""
+def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
+    """The lowest-ranked candidate at a kind of decision; at others the partner's action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if buffers.turns[0, b.KIND] != kind or not len(there):
         return b.PARTNER_ACTION
-    ranks = [rank({one.name: actual(one, float(value)) for one, value in zip(_TABLES[kind], row, strict=False)})
-             for row in buffers.candidates[0, there]]
-    return b.FIXED + int(there[min(range(len(ranks)), key=ranks.__getitem__)])
+    ranks = []
+    for row in buffers.candidates[0, there]:
+        features = zip(_TABLES[kind], row, strict=False)
+        ranks.append(rank({one.name: actual(one, float(value)) for one, value in features}))
+    return b.FIXED + int(there[ranks.index(min(ranks))])
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:

@@ -28,9 +28,9 @@ from agents.environments import (
     OBSERVATION_KEYS,
     Window,
     decision_names,
+    levels_of,
     make_env,
     observed_shapes,
-    parameter_count,
     vector_env,
 )
 from agents.evaluation.scoring import METRICS
@@ -71,7 +71,9 @@ class BatchPlayer:
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Stacks the observations and decides for all of them at once."""
-        parts = (np.stack([observation[key] for observation in observations]) for key in OBSERVATION_KEYS)
+        parts = []
+        for key in OBSERVATION_KEYS:
+            parts.append(np.stack([observation[key] for observation in observations]))
         return self._decide(*parts).tolist()
 
     def answers(self, *parts: np.ndarray) -> np.ndarray:
@@ -302,7 +304,7 @@ def load_learned(folder: str) -> LearnedPolicy:
             policy.decide_unchecked, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS},
             tuple(policy.decisions), environment_of(folder))
     run = load_run(folder)
-    shapes = observed_shapes(run.space, len(run.actor.levels))
+    shapes = observed_shapes(run.space, run.actor.levels)
     return LearnedPolicy(run.decide_batch, shapes, run.decisions, dict(run.config["env"]))
 
 
@@ -319,7 +321,7 @@ def check_fit(label: str, folder: str, env: Any) -> None:
                         f"{', '.join(policy.decisions)}; evaluate it on the environment it was trained on")
     space: Any = env.observation_space
     ours = isinstance(space, spaces.Dict) and set(OBSERVATION_KEYS) <= set(space)
-    expected = observed_shapes(space, parameter_count(env)) if ours else space
+    expected = observed_shapes(space, levels_of(env.action_space)) if ours else space
     if policy.shapes != expected:
         raise UserError(f"policy '{label}' was trained on observations {policy.shapes}, but the environment gives "
                         f"{expected}; evaluate it on the environment it was trained on")
@@ -349,8 +351,10 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
         raise UserError(f"'{folder}' is a sweep of '{sweep.about['command']}'; evaluate plays those of 'ooco-gym train "
                         "-m …'")
     points, seeds = sweep.columns["point"], sweep.columns["seed"]
-    found = {",".join(f"{key}={value}" for key, value in setting.items()) or Path(folder).name:
-             {f"seed_{seeds[row]}": str(Path(folder, points[row])) for row in rows} for setting, rows in sweep.groups()}
+    found = {}
+    for setting, rows in sweep.groups():
+        label = ",".join(f"{key}={value}" for key, value in setting.items()) or Path(folder).name
+        found[label] = {f"seed_{seeds[row]}": str(Path(folder, points[row])) for row in rows}
     if not found:
         raise UserError(f"no point of the sweep '{folder}' has ended well; start it again, which repeats what failed")
     return found

@@ -158,14 +158,14 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
     mean = float(shares[reference].mean()) if reference is not None else 0.0
     if mean:
         shares = {policy: figures / mean for policy, figures in shares.items()}
-    policies = [
-        {"policy": policy, "learned": learned[policy], "runs": len(shares[policy]),
-         "violation_upper_limit": limits[policy], "feasible": feasible[policy],
-         "rank": 1 + sum(service[other] - service[policy] > SAME * service[other] for other in ranked)
-         if policy in ranked else None,
-         **_aggregates(shares[policy], shares.get(reference or ""))}
-        for policy in played
-    ]
+    policies = []
+    for policy in played:
+        better = [other for other in ranked if service[other] - service[policy] > SAME * service[other]]
+        policies.append({
+            "policy": policy, "learned": learned[policy], "runs": len(shares[policy]),
+            "violation_upper_limit": limits[policy], "feasible": feasible[policy],
+            "rank": 1 + len(better) if policy in ranked else None,
+            **_aggregates(shares[policy], shares.get(reference or ""))})
     paired = [] if reference is None else [
         _difference(policy, reference, metric, played, feasible[policy] and feasible[reference])
         for policy in played if policy != reference for metric in METRICS

@@ -38,10 +38,11 @@ def _title(summary: Mapping[str, Any]) -> str:
 def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
     """One row a policy: rank, name, and each metric as `mean [low, high]`; ranked policies first."""
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
-    order = sorted(suite["policies"], key=lambda entry: (entry["rank"] is None, entry["rank"] or 0))
-    return Table(title, [f"rank by {TITLES[scoring.HEADLINE]}", "policy", *TITLES.values()], [
-        [entry["rank"], entry["policy"], *(cell(cells[entry["policy"], metric], metric) for metric in scoring.METRICS)]
-        for entry in order], align="l")
+    rows = []
+    for entry in sorted(suite["policies"], key=lambda entry: (entry["rank"] is None, entry["rank"] or 0)):
+        figures = [cell(cells[entry["policy"], metric], metric) for metric in scoring.METRICS]
+        rows.append([entry["rank"], entry["policy"], *figures])
+    return Table(title, [f"rank by {TITLES[scoring.HEADLINE]}", "policy", *TITLES.values()], rows, align="l")
 
 
 def difference_table(suite: Mapping[str, Any]) -> Table:
@@ -52,21 +53,23 @@ def difference_table(suite: Mapping[str, Any]) -> Table:
     def judged(row: Mapping[str, Any], metric: str) -> str:
         return cell(row, metric, "mean_difference") + ("" if row["verdict"] == few else f" {row['verdict']}")
 
+    rows = []
+    for entry in suite["policies"]:
+        name = entry["policy"]
+        if name != suite["reference"]:
+            rows.append([name, *(judged(by[name, metric], metric) for metric in _COMPARED)])
     return Table(f"Paired differences to the best heuristic, {suite['reference']}",
-                 ["policy", *(f"Δ {TITLES[metric]}" for metric in _COMPARED)],
-                 [[name, *(judged(by[name, metric], metric) for metric in _COMPARED)]
-                  for name in (entry["policy"] for entry in suite["policies"]) if name != suite["reference"]],
-                 align="l")
+                 ["policy", *(f"Δ {TITLES[metric]}" for metric in _COMPARED)], rows, align="l")
 
 
 def aggregate_table(suite: Mapping[str, Any]) -> Table:
     """One row a policy: its normalised service, and how likely it beats the reference."""
-    share = partial(percent, digits=1)
-    forms = {"iqm": ".3g", "probability_of_improvement": share}
-    return Table("", ["policy", "runs", "IQM", "P(improvement)"],
-                 [[entry["policy"], entry["runs"], *(
-                     None if entry[key] is None else with_interval(*entry[key].values(), form=form)
-                     for key, form in forms.items())] for entry in suite["policies"]], align="l")
+    def shown(figure: Mapping[str, Any] | None, form: Any) -> str | None:
+        return None if figure is None else with_interval(*figure.values(), form=form)
+
+    rows = [[entry["policy"], entry["runs"], shown(entry["iqm"], ".3g"),
+             shown(entry["probability_of_improvement"], partial(percent, digits=1))] for entry in suite["policies"]]
+    return Table("", ["policy", "runs", "IQM", "P(improvement)"], rows, align="l")
 
 
 # --- Sentences ------------------------------------------------------------------------------------------------------

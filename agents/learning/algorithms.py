@@ -1,13 +1,12 @@
 """What an agent's configuration (`conf/agent`) may say: algorithm, teacher, constraint.
 
 All is checked before anything is built, and without torch. To add an algorithm of Stable-Baselines3: a file
-`conf/agent/<name>.yaml` with `name: <name>`, and its classes in `ALGORITHMS`.
+`conf/agent/<name>.yaml` with `name: <name>`, its name in `ALGORITHMS`, and its classes in `models.CLASSES`.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agents.search.optimisers import CMA
@@ -17,54 +16,7 @@ from ooco_gym.errors import UserError, is_number, unknown
 Settings = Mapping[str, Any]
 
 
-def _maskable_ppo() -> tuple[Any, Any, Any]:
-    from sb3_contrib import MaskablePPO
-
-    from agents.learning.models import CandidatePolicy, TimedRolloutBuffer
-
-    return MaskablePPO, CandidatePolicy, TimedRolloutBuffer
-
-
-def _ppo() -> tuple[Any, Any, Any]:
-    from stable_baselines3 import PPO
-
-    from agents.learning.models import UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer
-
-    return PPO, UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer
-
-
-# By name: what returns the classes of an algorithm, of its policy and of its rollout buffer.
-ALGORITHMS: dict[str, Callable[[], tuple[Any, Any, Any]]] = {"maskable_ppo": _maskable_ppo, "ppo": _ppo}
-_ARGUMENTS = ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range", "ent_coef", "vf_coef",
-              "max_grad_norm", "target_kl")
-
-
-def algorithm_of(agent: Settings) -> tuple[Any, Any, Any]:
-    """The classes of an agent's algorithm, its policy and its buffer.
-
-    Raises:
-        UserError: no algorithm of that name.
-    """
-    if agent.get("name") not in ALGORITHMS:
-        raise unknown("agent", agent.get("name"), [*ALGORITHMS, CMA])
-    return ALGORITHMS[agent["name"]]()
-
-
-def build_model(env: Any, agent: Settings, seed: int) -> Any:
-    """The model that learns in `env` (a `VecEnv`).
-
-    Its gamma is 1: time is in the buffer, and a truncated episode's last value is bootstrapped over one short step.
-    """
-    from stable_baselines3.common.utils import LinearSchedule
-
-    model, policy, buffer = algorithm_of(agent)
-    arguments = {key: agent.get(key) for key in _ARGUMENTS}
-    if agent.get("anneal"):
-        arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
-    with warnings.catch_warnings():  # rollouts are as long as simulated seconds are: their last minibatch is a rest
-        warnings.filterwarnings("ignore", "You have specified a mini-batch size")
-        return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
-                     rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)
+ALGORITHMS = ("maskable_ppo", "ppo")  # whose classes are in `agents.learning.models`
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:

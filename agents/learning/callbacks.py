@@ -97,10 +97,17 @@ class Clock:
 
 
 class Callback(BaseCallback):
-    """A callback of Stable-Baselines3 that need not do anything at a step. Its attributes that are named in `KEPT` are
-    kept with the state of a run, so that one that is resumed goes on as if it had never stopped."""
+    """A callback of Stable-Baselines3 that need not do anything at a step.
 
-    KEPT: ClassVar[tuple[str, ...]] = ()
+    Its attributes that `STATE_ATTRIBUTES` names are kept with the state of a run, so that a resumed run goes on as if
+    it had never stopped.
+    """
+
+    STATE_ATTRIBUTES: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """What is kept of it."""
+        return {name: getattr(self, name) for name in self.STATE_ATTRIBUTES}
 
     @property
     def env(self) -> GymnasiumVecEnv:
@@ -118,7 +125,7 @@ class Callback(BaseCallback):
         return True
 
 
-class Shares(Callback):
+class TimeShares(Callback):
     """What the seconds of learning go to. The first of the callbacks: validation comes after an update, not in it."""
 
     def __init__(self) -> None:
@@ -149,14 +156,14 @@ class Shares(Callback):
         return {**shares, "rest": max(0.0, 1.0 - sum(shares.values()))}
 
 
-class Figures(Callback):
+class LogMetrics(Callback):
     """Writes each transition's simulated duration into the rollout buffer, just before the transition is added; logs,
     each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes.
 
     With `histograms`, which trackers take and progress.csv does not, actions are logged by kind of decision, too.
     """
 
-    KEPT = ("episodes",)
+    STATE_ATTRIBUTES = ("episodes",)
 
     def __init__(self, histograms: bool) -> None:
         super().__init__()
@@ -216,7 +223,7 @@ class ObservationStatistics(Callback):
     Inside one rollout and its update the network must be one function, or PPO's ratio would start away from one.
     """
 
-    KEPT = ("_seen",)
+    STATE_ATTRIBUTES = ("_seen",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,10 +239,10 @@ class ObservationStatistics(Callback):
             self._seen = None
 
 
-class _Regular(Callback):
+class _Periodic(Callback):
     """Has something to do between two rollouts whenever so many decisions have been taken; None: never."""
 
-    KEPT = ("_next",)
+    STATE_ATTRIBUTES = ("_next",)
 
     def __init__(self, every_steps: int | None) -> None:
         super().__init__()
@@ -248,7 +255,7 @@ class _Regular(Callback):
         self._next = self.num_timesteps + (self._every or 0)
 
 
-class Between(_Regular):
+class CheckpointAndStopCallback(_Periodic):
     """First of all, between two rollouts: stops where it is time to, and keeps the state every `every_steps` decisions
     and every `every_s` seconds; where keeping takes longer than a twentieth of that, less often."""
 
@@ -281,7 +288,7 @@ class Between(_Regular):
         self._took_s = self._kept - started
 
 
-class Validation(_Regular):
+class Validation(_Periodic):
     """Every `settings.every_steps` decisions plays the validation windows, and keeps the best policy so far: by
     `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
 
@@ -291,7 +298,7 @@ class Validation(_Regular):
         first: whether to validate before learning too, because the policy already knows something.
     """
 
-    KEPT = ("_next", "history", "best")
+    STATE_ATTRIBUTES = ("_next", "history", "best")
 
     def __init__(self, config: Mapping[str, Any], games: list[Window], envs: list[Any], path: Path,
                  settings: Mapping[str, Any], first: bool, interrupts: Interrupts, clock: Clock, progress: Progress
@@ -350,13 +357,13 @@ class Validation(_Regular):
         return feasible_first(entry["violation_rate"], entry["reward"], self._limit)
 
 
-class CriticFirst(Callback):
+class FreezeActor(Callback):
     """Leaves the actor as it is for the first `updates` updates, until the critic can judge it.
 
     An imitated actor would otherwise be undone by the advantages of a critic that has seen nothing.
     """
 
-    KEPT = ("_rollouts",)
+    STATE_ATTRIBUTES = ("_rollouts",)
 
     def __init__(self, updates: int) -> None:
         super().__init__()
@@ -368,7 +375,7 @@ class CriticFirst(Callback):
             parameter.requires_grad_(self._rollouts > self._updates)
 
 
-class Checkpoints(_Regular):
+class Checkpoints(_Periodic):
     """Saves the policy every `every_steps` decisions as `<folder>/step_<decisions>.zip`."""
 
     def __init__(self, folder: Path, every_steps: int) -> None:

@@ -109,7 +109,8 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
         until, over = len(seen) + max(1, decisions // WATCHED_WINDOWS), False
         while not over and len(seen) < until:
             answer = act()
-            seen.append({**{key: np.array(observation[key]) for key in OBSERVATION_KEYS}, "answer": np.array(answer)})
+            parts = {key: np.array(observation[key]) for key in OBSERVATION_KEYS}
+            seen.append({**parts, "answer": np.array(answer)})
             action = answer
             if random.random() < EXPLORE:
                 legal = np.flatnonzero(observation["action_mask"])
@@ -119,7 +120,10 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
         if len(seen) >= decisions:
             break
     env.close()
-    return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+    stacked = {}
+    for key in seen[0]:
+        stacked[key] = np.stack([one[key] for one in seen])
+    return stacked
 
 
 def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size: int, learning_rate: float,
@@ -152,9 +156,11 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
                                 for one, target in zip(logits, targets, strict=True)])
             loss.sum().backward()
             optimiser.step()
+    agreeing = []
     with torch.inference_mode():
-        agreeing = [actor(*(part[i] for part in parts))[0].reshape(-1, len(levels)) == answers[i]
-                    for i in torch.arange(len(answers)).split(4096)]
+        for chunk in torch.arange(len(answers)).split(4096):
+            actions = actor(*(part[chunk] for part in parts))[0]
+            agreeing.append(actions.reshape(-1, len(levels)) == answers[chunk])
     return float(torch.cat(agreeing).all(1).float().mean())
 
 

@@ -119,7 +119,7 @@ class Lagrangian(Callback):
     """Makes any on-policy algorithm of Stable-Baselines3 with a timed buffer a Lagrangian one.
 
     Between a rollout and its update it measures the violation rate, moves λ, and puts (A_r - λ A_c) / (1 + λ) in the
-    place of the buffer's advantages. It is to stand behind `callbacks.Figures`, which writes durations.
+    place of the buffer's advantages. It is to stand behind `callbacks.LogMetrics`, which writes durations.
 
     Args:
         requests: the rate is that of about so many last requests.
@@ -130,7 +130,7 @@ class Lagrangian(Callback):
     violation: what the SLO-penalty reward would have to charge), and the cost critic's loss.
     """
 
-    KEPT = ("multiplier", "rate", "deviations", "critic", "optimiser")
+    STATE_ATTRIBUTES = ("multiplier", "rate", "deviations", "critic", "optimiser")
 
     def __init__(self, multiplier: PIDMultiplier, budget: float, requests: float, discount_per_s: float,
                  gae_lambda_per_s: float, features: int, hidden: int, learning_rate: float, epochs: int,
@@ -168,8 +168,10 @@ class Lagrangian(Callback):
         values = self._values(features).reshape(buffer.rewards.shape)
         if self._ends:
             steps, places, last = zip(*self._ends, strict=True)
-            self._costs[steps, places] += self._values(self._encode(
-                {key: np.stack([one[key] for one in last]) for key in OBSERVATION_KEYS}))
+            observations = {}
+            for key in OBSERVATION_KEYS:
+                observations[key] = np.stack([one[key] for one in last])
+            self._costs[steps, places] += self._values(self._encode(observations))
         last_values = self._values(self._encode(self.model._last_obs))  # type: ignore[attr-defined]
         advantages = timed_advantages(self._costs, values, last_values, buffer.episode_starts, self.locals["dones"],
                                       buffer.elapsed_s, *self._discounts)
@@ -191,9 +193,10 @@ class Lagrangian(Callback):
     def _features(self, buffer: Any) -> torch.Tensor:
         """Scaled features of all decisions of the rollout: (steps x places, n)."""
         flat = {key: part.reshape(-1, *part.shape[2:]) for key, part in buffer.observations.items()}
-        count = buffer.buffer_size * buffer.n_envs
-        return torch.cat([self._encode({key: part[start : start + _CHUNK] for key, part in flat.items()})
-                          for start in range(0, count, _CHUNK)])
+        chunks = []
+        for start in range(0, buffer.buffer_size * buffer.n_envs, _CHUNK):
+            chunks.append(self._encode({key: part[start : start + _CHUNK] for key, part in flat.items()}))
+        return torch.cat(chunks)
 
     def _encode(self, observations: Any) -> torch.Tensor:
         policy: Any = self.model.policy

@@ -11,18 +11,25 @@ the observation, so that PPO, which knows of no masks, takes legal actions alone
 from __future__ import annotations
 
 import time
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
+from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.policies import MultiInputActorCriticPolicy
+from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from agents.policies.networks import CandidateScorer, ObservationEncoder, levels_of
+from agents.environments import levels_of
+from agents.learning.algorithms import discounts_of
+from agents.policies.networks import CandidateScorer, ObservationEncoder
 
 
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
@@ -117,3 +124,28 @@ class CandidatePolicy(_Scored, MaskableMultiInputActorCriticPolicy):
 
 class UnmaskedCandidatePolicy(_Scored, MultiInputActorCriticPolicy):
     """For PPO."""
+
+
+# --- The algorithms ---------------------------------------------------------------------------------------------------
+# By name: the classes of an algorithm, of its policy and of its rollout buffer.
+CLASSES: dict[str, tuple[Any, Any, Any]] = {
+    "maskable_ppo": (MaskablePPO, CandidatePolicy, TimedRolloutBuffer),
+    "ppo": (PPO, UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer),
+}
+_ARGUMENTS = ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range", "ent_coef", "vf_coef",
+              "max_grad_norm", "target_kl")
+
+
+def build_model(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
+    """The model that learns in `env` (a `VecEnv`).
+
+    Its gamma is 1: time is in the buffer, and a truncated episode's last value is bootstrapped over one short step.
+    """
+    model, policy, buffer = CLASSES[agent["name"]]
+    arguments = {key: agent.get(key) for key in _ARGUMENTS}
+    if agent.get("anneal"):
+        arguments["learning_rate"] = LinearSchedule(float(agent["learning_rate"]), 0.0, 1.0)
+    with warnings.catch_warnings():  # rollouts are as long as simulated seconds are: their last minibatch is a rest
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size")
+        return model(policy, env, policy_kwargs={"hidden": int(agent["hidden"])}, seed=seed, device="cpu", gamma=1.0,
+                     rollout_buffer_class=buffer, rollout_buffer_kwargs=discounts_of(agent), **arguments)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 from stable_baselines3.common.logger import CSVOutputFormat
 
-from agents.learning.algorithms import algorithm_of
+from agents.learning.models import CLASSES
 from agents.policies.runs import STATE_FILE, SUMMARY_FILE, mapping_or_empty
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
@@ -38,7 +38,7 @@ def write_state(out: Path, model: Any, callbacks: Sequence[Any], trainer: Mappin
         "schema": _SCHEMA, "model": saved.getvalue(), "venv": env.venv,
         "rewards": {"returns": env.returns, "ret_rms": env.ret_rms},
         "random": (random.getstate(), np.random.get_state(), torch.get_rng_state()),  # noqa: NPY002
-        "callbacks": [{key: getattr(one, key) for key in getattr(one, "KEPT", ())} for one in callbacks],
+        "callbacks": [one.state() for one in callbacks],
         "logged": {"keys": list(table.keys), "text": Path(table.file.name).read_text(encoding="utf-8"),
                    "waiting": waiting, "counts": {key: logger.name_to_count[key] for key in waiting},
                    "excluded": {key: logger.name_to_excluded[key] for key in waiting}},
@@ -77,7 +77,7 @@ def read_state(config: Mapping[str, Any]) -> dict[str, Any]:
 def model_of(state: Mapping[str, Any], env: Any, agent: Mapping[str, Any]) -> Any:
     """The model as it was, in `env`, which stands around the state's own environments."""
     env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
-    return algorithm_of(agent)[0].load(io.BytesIO(state["model"]), env=env, device="cpu", force_reset=False)
+    return CLASSES[agent["name"]][0].load(io.BytesIO(state["model"]), env=env, device="cpu", force_reset=False)
 
 
 def restore(model: Any, callbacks: Sequence[Any], state: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ _TRAINED_BY = ("torch", "stable-baselines3", "sb3-contrib")
 
 def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
     """Describes what goes in and comes out of a run's network, and where it comes from, for `runtime.write_bundle`."""
-    shapes, decisions = observed_shapes(run.space, len(run.actor.levels)), run.decisions
+    shapes, decisions = observed_shapes(run.space, run.actor.levels), run.decisions
     places, actions = shapes["candidates"][0], shapes["action_mask"][0]
     with closing(make_env(run.config["env"])) as env:
         parts = action_parts(env)
@@ -121,7 +121,10 @@ def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[s
         before = (*_ANY, *(f"action {i}" for i in range(len(_ANY), fixed)))[:fixed]
         return before[action] if action < fixed else f"take candidate {action - fixed}"
 
-    return {decision: [named(decision, action) for action in range(fixed + places)] for decision in decisions}
+    meanings = {}
+    for decision in decisions:
+        meanings[decision] = [named(decision, action) for action in range(fixed + places)]
+    return meanings
 
 
 def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]:

@@ -145,7 +145,7 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
     Values are the training mean ± 3 deviations, so that they exercise the network where it was trained and beyond.
     """
     random, encoder = np.random.default_rng((seed, 11)), run.actor.encoder
-    shapes = observed_shapes(run.space, len(run.actor.levels))
+    shapes = observed_shapes(run.space, run.actor.levels)
     (actions,), (kinds,) = shapes["action_mask"], shapes["decision"]
 
     def draw(scale: Any, shape: tuple[int, ...]) -> np.ndarray:

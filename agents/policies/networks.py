@@ -21,7 +21,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from agents.environments import OBSERVATION_KEYS, candidate_shape
+from agents.environments import OBSERVATION_KEYS, observed_shapes
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.networks import Sizes
 
@@ -168,18 +168,18 @@ class ObservationEncoder(BaseFeaturesExtractor):
     come from legal candidates only, so that padding does not move them.
 
     Args:
-        observation_space: of cluster, candidates (`environments.candidate_shape`), action_mask and decision.
+        observation_space: of cluster, candidates, action_mask and decision.
         levels: where the action is a vector of levels, how many each of its parts has: the candidates then are these
             parts, all of them there.
     """
 
     def __init__(self, observation_space: spaces.Dict, levels: tuple[int, ...] = ()) -> None:
-        check_observation_space(observation_space, len(levels))
+        check_observation_space(observation_space, levels)
         cluster, candidates = observation_space["cluster"], observation_space["candidates"]
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
-        places, features = candidate_shape(observation_space, len(levels))
-        decisions, actions = (int((observation_space[key].shape or (0,))[0]) for key in ("decision", "action_mask"))
-        layout = Layout(cluster.shape[0], decisions, places, features, actions, tuple(int(count) for count in levels))
+        shapes = observed_shapes(observation_space, levels)
+        places, features = shapes["candidates"]
+        layout = Layout(cluster.shape[0], shapes["decision"][0], places, features, shapes["action_mask"][0], levels)
         super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
         self.layout = layout
         self.cluster = FeatureScale(cluster.low, cluster.high)
@@ -264,15 +264,15 @@ class Actor(nn.Module):
         return actions.numpy(), logits.numpy()
 
 
-def check_observation_space(space: spaces.Space, parameters: int = 0) -> None:
+def check_observation_space(space: spaces.Space, levels: tuple[int, ...] = ()) -> None:
     """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K·F,) or (K, F), action_mask (A,),
-    decision (D,); `parameters` as for `candidate_shape`."""
-    shapes = {key: space[key].shape for key in space} if isinstance(space, spaces.Dict) else {}
-    missing = [key for key in OBSERVATION_KEYS if key not in shapes]
+    decision (D,); `levels` as for `ObservationEncoder`."""
+    known = set(space) if isinstance(space, spaces.Dict) else set()
+    missing = [key for key in OBSERVATION_KEYS if key not in known]
     if missing:
         raise UserError(f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
                         f"{', '.join(OBSERVATION_KEYS)}")
-    candidate_shape(space, parameters)
+    observed_shapes(space, levels)
 
 
 def check_action_space(space: spaces.Space, env: str) -> None:
@@ -280,8 +280,3 @@ def check_action_space(space: spaces.Space, env: str) -> None:
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         raise UserError(f"{env} has {type(space).__name__} actions, which this agent cannot learn: expected Discrete "
                         "or MultiDiscrete ones")
-
-
-def levels_of(space: spaces.Space) -> tuple[int, ...]:
-    """How many levels each part of an action has; none where the action is one of a few."""
-    return tuple(int(count) for count in space.nvec) if isinstance(space, spaces.MultiDiscrete) else ()

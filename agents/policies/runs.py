@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, decision_names, make_env
+from agents.environments import OBSERVATION_KEYS, decision_names, levels_of, make_env
 from agents.settings import plain, require
 from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
@@ -45,7 +45,7 @@ class LoadedRun:
     """
 
     def __init__(self, config: dict[str, Any], path: Path) -> None:
-        from agents.policies.networks import Actor, levels_of
+        from agents.policies.networks import Actor
 
         agent = config["agent"]
         self.config = config

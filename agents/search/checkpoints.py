@@ -24,6 +24,7 @@ from agents.policies.runs import STATE_FILE
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy
+from ooco_gym.policy.weights import write_weights
 from ooco_gym.population import Candidate
 
 FILES = (POLICY_FILE, WEIGHTS_FILE, TABLE_FILE)
@@ -82,8 +83,6 @@ def write_policy(folder: Path, candidate: Candidate) -> None:
     known = get_policy(policy.file or policy.name).values
     lines |= {key: value for key, value in policy.values.items() if known.get(key) != value and key != "weights"}
     if candidate.weights is not None:
-        from ooco_gym.policy.weights import write_weights
-
         assert policy.layout is not None
         write_weights(folder / WEIGHTS_FILE, policy.layout, candidate.weights)
         lines["weights"] = WEIGHTS_FILE

@@ -16,7 +16,7 @@ from agents.environments import make_env
 from agents.policies.runs import CONFIG_FILE, clear
 from agents.search import checkpoints
 from agents.search.episodes import Search
-from agents.search.judging import SCORES, said
+from agents.search.judging import SCORES, format_score
 from agents.settings import (
     LARGEST_SEED,
     check_numbers,
@@ -193,11 +193,12 @@ def show(report: Mapping[str, Any], out: Path) -> None:
     kind, reference = report["score"], report["reference"]
     for split in ("training", "validation"):
         ships, mine = report["as_it_ships"][split], report["kept"][split]
-        ends = "" if mine["low"] is None else f" [{said(kind, mine['low'])}, {said(kind, mine['high'])}]"
-        print(f"{split}: {said(kind, mine['score'], reference)}{ends}, as it ships {said(kind, ships['score'])}; "
-              f"offline service {mine['service']:.4g} and {ships['service']:.4g} reference GPU-s/s; violations "
-              f"{mine['violation_rate']:.2%} and {ships['violation_rate']:.2%}, upper limits "
-              f"{mine['violation_upper_limit']:.2%} and {ships['violation_upper_limit']:.2%}")
+        low, high = (mine[end] is not None and format_score(kind, mine[end]) for end in ("low", "high"))
+        ends = f" [{low}, {high}]" if low else ""
+        print(f"{split}: {format_score(kind, mine['score'], reference)}{ends}, as it ships "
+              f"{format_score(kind, ships['score'])}; offline service {mine['service']:.4g} and {ships['service']:.4g} "
+              f"reference GPU-s/s; violations {mine['violation_rate']:.2%} and {ships['violation_rate']:.2%}, upper "
+              f"limits {mine['violation_upper_limit']:.2%} and {ships['violation_upper_limit']:.2%}")
     if not report["changed"]:
         print("nothing better was found: kept as it ships")
     if report["stopped_by"] in ("interrupt", "max_wall_s"):

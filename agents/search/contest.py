@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import make_env, split_seeds
-from agents.search.episodes import Field
-from ooco_gym.envs.config import under
+from agents.environments import split_seeds
+from agents.search.episodes import Field, configs_of
 from ooco_gym.metrics.statistics import RESAMPLES, resampled_interval
 from ooco_gym.policy import get_policy
 from ooco_gym.population import Candidate
@@ -48,20 +47,11 @@ def play_held_out(env: Mapping[str, Any], played: Mapping[str, str], windows: in
     Returns:
         OUTCOME[windows] of each policy by its name, and int64[windows]: the condition of each.
     """
-    made: Any = make_env(env)
-    base = made.unwrapped.config
-    made.close()
-    configs = [under(base, {key: value for key, value in one.items() if key != "name"}, f"conditions[{place}]")
-               for place, one in enumerate(conditions or [{}])]
+    configs = configs_of(env, conditions or [{}], "conditions")
     field = Field(configs, list(seeds or split_seeds(env, "test")), windows * len(configs), None)
     with progress("playing held-out windows", len(played) * windows * len(configs)) as bar:
         found = field.population.play([Candidate(get_policy(one)) for one in played.values()], played=bar.advance)
     return dict(zip(played, found, strict=True)), field.conditions
-
-
-def late(outcome: np.ndarray) -> np.ndarray:
-    """Share of the online requests of each window that missed an SLO."""
-    return outcome["violated"] / np.maximum(outcome["arrived"], 1)
 
 
 def ratio(mine: np.ndarray, theirs: np.ndarray, conditions: np.ndarray | None = None) -> dict[str, float]:

@@ -13,6 +13,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 
 from agents.environments import check_ours, make_env, split_seeds
 from agents.search import checkpoints
-from agents.search.judging import UNPLAYED, Judge, Judged, said
+from agents.search.judging import UNPLAYED, Judge, Judged, format_score
 from agents.search.optimisers import Cma
 from agents.search.space import space_of
 from ooco_gym.envs.config import EpisodeConfig, under
@@ -52,6 +53,24 @@ class Memory:
     waited: int = 0
     contender: tuple[float, np.ndarray] | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def configs_of(env: Mapping[str, Any], conditions: Sequence[Mapping[str, Any]], where: str) -> list[EpisodeConfig]:
+    """An environment's configuration under each of several conditions, which are changes of its scenario."""
+    with closing(make_env(env)) as made:
+        inside: Any = made.unwrapped
+        base = inside.config
+    configs = []
+    for place, condition in enumerate(conditions):
+        changes = {key: value for key, value in condition.items() if key != "name"}
+        configs.append(under(base, changes, f"{where}[{place}]"))
+    return configs
+
+
+def _name_of(condition: Mapping[str, Any]) -> str:
+    """A condition's own name, or its changes in words."""
+    changes = ", ".join(f"{key}={value}" for key, value in condition.items())
+    return str(condition.get("name") or changes or "as it is")
 
 
 class Field:
@@ -112,15 +131,9 @@ class Search:
             if int(count) % len(listed):
                 raise UserError(f"agent.{key}={count} must be a multiple of the {len(listed)} conditions, which play "
                                 "as many windows each")
-            made: Any = make_env(settings)
-            base = made.unwrapped.config
-            made.close()
-            configs = [under(base, {key: value for key, value in one.items() if key != "name"},
-                             f"agent.conditions[{place}]") for place, one in enumerate(listed)]
+            configs = configs_of(settings, listed, "agent.conditions")
             fields.append(Field(configs, split_seeds(env, split), int(count), agent["threads"]))
-        names = [str(one.get("name") or ", ".join(f"{key}={value}" for key, value in one.items()) or "as it is")
-                 for one in listed]
-        return names, *fields
+        return [_name_of(one) for one in listed], *fields
 
     # --- Playing ---------------------------------------------------------------------------------------------------
     def play(self, field_: Field, numbers: np.ndarray, places: np.ndarray | None = None, limited: bool = True
@@ -345,7 +358,7 @@ class Search:
         """Where the search stands, in a line."""
         memory, total = self.memory, self.agent["generations"]
         assert memory.judged is not None
-        best = said(self.agent["score"], memory.judged.score, self.agent["reference"] or "what ships")
+        best = format_score(self.agent["score"], memory.judged.score, self.agent["reference"] or "what ships")
         return (f"{self.policy.name}: generation {memory.generation + 1}" + (f" of {total}" if total else "")
                 + f", best so far {best}")
 

@@ -27,7 +27,7 @@ BEHIND = 10.0  # by how much what is not feasible is behind all that is; no scor
 UNPLAYED = 1e4  # the same for what was dropped before it had played as many windows
 
 
-def said(kind: str, score: float, reference: str = "") -> str:
+def format_score(kind: str, score: float, reference: str = "") -> str:
     """A score as people read it: of `log_ratio` how many times the reference's service, geometric mean of windows."""
     if kind == "log_ratio":
         return f"{math.exp(score):.3f}" + (f" times the service of {reference}" if reference else "")

@@ -91,11 +91,12 @@ def test_the_state_is_kept_by_the_clock_too():
     from types import SimpleNamespace
 
     kept = []
-    between = callbacks.Between(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False), callbacks.Clock(None))
-    between._on_rollout_start()
+    callback = callbacks.CheckpointAndStopCallback(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False),
+                                                   callbacks.Clock(None))
+    callback._on_rollout_start()
     assert not kept
     time.sleep(0.06)
-    between._on_rollout_start()
+    callback._on_rollout_start()
     assert len(kept) == 1
 
 

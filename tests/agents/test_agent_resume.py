@@ -48,7 +48,7 @@ def same(one, other):
 
 def stop_after(monkeypatch, rollouts, number=signal.SIGINT, times=1):
     """Sends this process signals at the end of a rollout, before its update."""
-    original, seen = callbacks.Figures._on_rollout_end, []
+    original, seen = callbacks.LogMetrics._on_rollout_end, []
 
     def end(self):
         seen.append(1)
@@ -57,7 +57,7 @@ def stop_after(monkeypatch, rollouts, number=signal.SIGINT, times=1):
                 os.kill(os.getpid(), number)
         original(self)
 
-    monkeypatch.setattr(callbacks.Figures, "_on_rollout_end", end)
+    monkeypatch.setattr(callbacks.LogMetrics, "_on_rollout_end", end)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -109,7 +109,7 @@ def test_interrupt_saves_what_there_is(tmp_path, monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(callbacks.Figures, "_on_rollout_end", interrupted)
+    monkeypatch.setattr(callbacks.LogMetrics, "_on_rollout_end", interrupted)
     summary = train.main(train_config(tmp_path))
     assert summary["stopped_by"] == "interrupt" and len(actions(tmp_path, 1)) == 40
 
