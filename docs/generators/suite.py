@@ -16,9 +16,12 @@ BEGIN, END = "<!-- Table written by `python -m docs.generators.suite` from resul
 
 
 def page(text: str, results: Path) -> str:
-    """The page with the tables of all complete results."""
+    """The page with the tables of all complete results; those that score nothing in any task are a sentence."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    tables = "\n\n".join(f"### {one.title}\n\n{one.markdown()}" for one in tables_of(found))
+    scored = [one for one in found if any(task["feasible"] for task in one["by_task"].values())]
+    tables = "\n\n".join(f"### {one.title}\n\n{one.markdown()}" for one in tables_of(scored))
+    zero = ", ".join(f"`{one['title']}`" for one in found if one not in scored)
+    tables += f"\n\n0 in every task of their track, where more than 3 % violate: {zero}."
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
 
