@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import Window, make_env, split_seeds, windows
-from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, as_base_policy, by_name
+from agents.environments import Window, check_ours, make_env, split_seeds, windows
+from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of
 from agents.evaluation.players import (
     BatchPlayer,
     FunctionPlayer,
@@ -46,7 +46,7 @@ from ooco_gym.resources import load_yaml, names
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
 SCHEMA = "ooco-gym/evaluation/1"
-ALL_SHIFTS = "all"
+ALL_SHIFTS = ALL_HEURISTICS = "all"
 
 
 class Entrant(NamedTuple):
@@ -83,7 +83,7 @@ def main(cfg: Any) -> dict[str, Any]:
     started = time.monotonic()
     env = config["env"] = group(config, "env")
     env |= {key: number(config, key) for key in ("window_s", "warmup_s") if config.get(key) is not None}
-    entrants = _entrants(config.get("policies"))
+    entrants = _entrants(_listed(env, config.get("policies")))
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
     games = windows(seeds, whole(config, "episodes", 1))
@@ -150,6 +150,15 @@ def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
         if shift is not None and shift not in known:
             raise unknown("shift", shift, [*known, ALL_SHIFTS])
     return list(dict.fromkeys(chosen))
+
+
+def _listed(env: Mapping[str, Any], policies: Any) -> Any:
+    """The policies as given; for `all` random actions and every heuristic of the environment."""
+    if policies not in (ALL_HEURISTICS, [ALL_HEURISTICS]):
+        return policies
+    check_ours(env, "policies=all")
+    with closing(make_env(env)) as made:
+        return [RANDOM, *(one.name for one in heuristics_of(made.unwrapped))]
 
 
 def _entrants(policies: Any) -> list[Entrant]:

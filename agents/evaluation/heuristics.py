@@ -36,7 +36,6 @@ from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
-from ooco_gym.envs.playing_out import TOKENS
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
@@ -44,6 +43,7 @@ from ooco_gym.policy.registry import aliases
 from ooco_gym.sim import state as s
 
 RANDOM, PARTNER, PACK = "random actions", "partner", "pack"
+TOKENS = 1  # column of a candidate that is a request: its context
 SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
 BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # settings of `ooco_lengths`, by decision
               s.PULL: ("pull=past_future", "pull=soonest", "pull=shortest_output")}
@@ -158,40 +158,13 @@ def by_name(env: Any, name: str) -> Heuristic:
                     f"{', '.join(known)}")
 
 
-def rule_names(rules: Any) -> list[str] | None:
-    """Names of published policies as given: a list, a single name, or None for null.
-
-    Raises:
-        UserError: no policy of that name.
-    """
-    if rules is None:
-        return None
-    names = list(dict.fromkeys([rules] if isinstance(rules, str) else list(rules) if isinstance(rules, (list, tuple))
-                               else [str(rules)]))
-    for name in names:
-        if not is_policy(name):
-            raise unknown("rule", name, list_policies())
-    return names
-
-
-def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
-    """The partner, the published rules that answer this environment's decisions, and plain ones.
-
-    Args:
-        rules: names of policies; None: each pool policy whose rule at these decisions is not another's.
-
-    Raises:
-        UserError: no policy of that name, or rules are named where only the clock asks.
-    """
+def heuristics_of(env: Any) -> list[Heuristic]:
+    """The partner, each published rule that answers this environment's decisions and is not another's, and plain ones.
+    Where only the clock asks there are no published ones, since they have settings, not rules."""
     kinds = {decision.kind for decision in env.decisions}
-    rules = rule_names(rules)
     plain = _plain(env, kinds)
-    if rules and are_settings(env.decisions):
-        raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
-                        "which are settings; leave rules=null")
-    if are_settings(env.decisions):
-        return plain
-    return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
+    rules = [] if are_settings(env.decisions) else _distinct(env, kinds)
+    return plain[:1] + [_published(rule) for rule in rules] + plain[1:]
 
 
 def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:

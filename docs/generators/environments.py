@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from agents.evaluation.headroom import resolution
 from docs.generators.picture import picture
 from ooco_gym.envs import ENVIRONMENTS, features, short_name
 from ooco_gym.envs import reward as reward_module
@@ -86,6 +87,7 @@ def section(name: str) -> str:
     own["Action Space"] = joined(f"`{env.action_space}`: {said}", *_actions(env))
     own["Observation Space"] = joined(_shapes(env), _unchanged(name))
     own["Default Scenario"] = joined(*_defaults(short_name(name)))
+    description = joined(description, _said_to_learn(name))
     return joined(f"## {name.partition('/')[2]}", summary, description,
                   *(f"**{head}.** {own[head]}" for head in (*OWN, *(head for head in own if head not in OWN))
                     if own.get(head)))
@@ -334,11 +336,7 @@ def index(root: Path) -> str:
         "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` "
         "and the name below.", "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
-        *_worth(root), *_ahead(root), *_rules(), ""])
-
-
-BEGIN, FLAT = 0.15, 0.05  # shares of the best heuristic's service that chance loses, violations priced
-WORDS = ("begin", "open", "flat")
+        *_to_learn(root), *_worth(root), *_rules(), ""])
 
 
 def _worth(root: Path) -> list[str]:
@@ -349,50 +347,70 @@ def _worth(root: Path) -> list[str]:
         found = played[name]
         by_name = {row["policy"]: row for row in found["rows"]}
         chance, partner, best = (by_name[one] for one in ("random actions", "partner", found["best_heuristic"]))
-        reward, service = (lambda row: row["reward_total"]["mean"]), best["offline_reference_gpu_s_per_s"]["mean"]
-        worth = (reward(best) - reward(chance)) / (service * found["window_s"])
-        word = WORDS[0 if worth >= BEGIN else 2 if worth < FLAT else 1]
-        rows.append((worth, (f"`{name}`", word, percent(worth, 0), *map(_service_and_late, (chance, partner)),
+        service = best["offline_reference_gpu_s_per_s"]["mean"] * found["window_s"]
+        worth = (best["reward_total"]["mean"] - chance["reward_total"]["mean"]) / service
+        rows.append((worth, (f"`{name}`", percent(worth, 0), *map(_service_and_late, (chance, partner)),
                              f"{_service_and_late(best)}, `{best['policy']}`")))
-    rows.sort(key=lambda row: (WORDS.index(row[1][1]), -row[0]))
-    windows = {(one["episodes"], one["window_s"]) for one in played.values()}
-    told = " or ".join(f"{count} windows of {seconds:g} s" for count, seconds in sorted(windows))
+    rows.sort(key=lambda row: -row[0])
     return ["## Where choice matters", "",
-            f"Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
-            f"on {told} of held-out seeds that all of a row share (`ooco-gym headroom env=… window_s=600 every=null`). "
-            "*Chance loses*: the reward by which random actions are behind the best heuristic, over "
-            "that of its service; above 100 % they break promises. How much more than the best heuristic can be "
-            "learned has not been measured in whole episodes; [learned policies](../learned.md) has what has been.",
-            "", f"**begin**: chance loses {BEGIN:.0%} or more, so that a learner soon sees what it does. **flat**: "
-            f"less than {FLAT:.0%}. **open**: between.", "",
-            table(("id", "word", "chance loses", "random actions", "partner", "best heuristic"),
-                  [row for _, row in rows]), ""]
+            "Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
+            "on 10 windows of 600 s of held-out seeds that all of a row share (`ooco-gym evaluate env=… policies=all "
+            "episodes=10 window_s=600`). *Chance loses*: the reward by which random actions are behind the best "
+            "heuristic, over that of its service; above 100 % they violate SLOs.", "",
+            table(("id", "chance loses", "random actions", "partner", "best heuristic"), [row for _, row in rows]), ""]
 
 
-def _ahead(root: Path) -> list[str]:
-    """What looking ahead adds to the best heuristic, where windows as long as episodes were played.
-
-    `results/headroom.json` maps ids to what `ooco-gym headroom env=…` writes as `summary.json`. What looking ahead
-    gains in shorter windows is mostly what their end cuts off.
-    """
-    service, late = "offline_reference_gpu_s_per_s", "violation_rate"
-    rows = []
-    for name, found in json.loads((root / "results" / "headroom.json").read_text(encoding="utf-8")).items():
-        if name in ENVIRONMENTS and found["window_s"] >= load_yaml("env", short_name(name))["window_s"]:
-            by_name = {row["policy"]: row for row in found["rows"]}
-            best = by_name[found["best_heuristic"]]
-            rows += [(f"`{name}`", f"`{best['policy']}`", _figure(best[service], ".3f"), _figure(best[late], percent),
-                      policy, _figure(row["difference"][service], "+.3f"), _figure(row[late], percent))
-                     for policy, row in by_name.items() if policy.startswith("clairvoyant")]
-    return ["### What looking ahead adds", "",
-            "A [clairvoyant rollout](../evaluation.md#headroom) beside the best heuristic, on 20 windows of 600 s; "
-            "means with 95 % intervals.", "",
-            table(("id", "best heuristic", "service", "violations", "look-ahead", "its gain", "its violations"), rows),
-            ""]
+SOLVED = 0.03  # of a window's service: a smaller gain is not looked for
 
 
-def _figure(interval: Mapping[str, float | None], form: Any) -> str:
-    return with_interval(interval["mean"], interval["low"], interval["high"], form, none="")
+def _to_learn(root: Path) -> list[str]:
+    """What single decisions teach in each environment, and what learning over whole windows has gained."""
+    rows = [(link(name), *_standing(found)) for name, found in _learnable(root).items()]
+    return ["## Where there is something to learn", "",
+            "Decisions of whole windows, each played out for every legal action, and a model that chooses in windows "
+            "to which it was not fitted ([headroom](../evaluation.md#headroom)): its gain over the best constant "
+            "choice, in standard deviations of a decision's outcomes, with 95 % intervals over windows, and a "
+            "placebo's. *Would show*: the smallest gain that this interval can tell from none, if gains of single "
+            "decisions added up, in % of a window's service; where decisions are many, one is lost in what follows by "
+            "chance. *Learned*: over whole windows, beside the best heuristic.", "",
+            "**begin**: one of the two gains is clear of zero (the model's also of its placebo). **solved**: none is, "
+            f"and one of {SOLVED:.0%} would have shown. **open**: it would not have.", "",
+            table(("id", "word", "decisions a second", "played out", "model", "placebo", "would show", "learned"),
+                  rows), ""]
+
+
+def _learnable(root: Path) -> dict[str, Any]:
+    """`results/headroom.json`: what `ooco-gym headroom env=…` wrote of each id, and what whole windows have shown."""
+    found = json.loads((root / "results" / "headroom.json").read_text(encoding="utf-8"))
+    return {name: found[name] for name in ENVIRONMENTS if name in found}
+
+
+def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The row of an environment: its word, decisions a second, how many were played out, gains, what would show."""
+    model, placebo, learned = found["model"], found["placebo"], found.get("learned")
+    shows = resolution(found)
+    if found["learnable"] or (learned and learned["low"] > 0.0):
+        word = "begin"
+    else:
+        word = "solved" if shows < SOLVED else "open"
+    gains = [with_interval(*(one[key] / found["spread"] for key in ("mean", "low", "high")), "+.3f")
+             for one in (model, placebo)]
+    told = "not tried"
+    if learned:
+        told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
+    return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
+            percent(shows, 0), told)
+
+
+def _said_to_learn(name: str) -> str:
+    """Where an environment stands, in a sentence."""
+    found = _learnable(Path(__file__).parents[2]).get(name)
+    if found is None:
+        return ""
+    word, rate, count, model, placebo, shows, learned = _standing(found)
+    return (f"**Something to learn?** *{word}*: {rate} decisions a simulated second; a model fitted to {count} of them "
+            f"gains {model} standard deviations, a placebo {placebo}, where {shows} of a window's service would show; "
+            f"learned over whole windows: {learned} ([how](README.md#where-there-is-something-to-learn)).")
 
 
 def _service_and_late(row: Mapping[str, Any]) -> str:
@@ -412,7 +430,7 @@ def _rules() -> list[str]:
     parts = ["## Rules by decision", "", "Published policies with an answer of their own where the simulator asks (of "
              "`pack` a setting, which plays from the partner's seat); their docstrings say what they answer. Each "
              "plays as an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
-             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`), and is a row of `ooco-gym headroom`. A name "
+             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`). A name "
              "with `…=…` is a policy with a parameter set.", "",
              table(("decision", "asked", "policies"), rows), ""]
     return [*parts, "What `control` turns are the parameters of the partner itself. Policies of "

@@ -92,8 +92,9 @@ REMOVED = {**dict.fromkeys(
                "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
            "compare sustain": "'ooco-gym capacity' finds the sustained rate",
            "evaluate stochastic": "policies are played by their likeliest actions, as engines play them",
-           "headroom weights": "every=null plays the heuristics alone",
-           "headroom bound": "no bound by fluid relaxation is computed; '--help' lists what is",
+           **dict.fromkeys(
+               ("headroom every", "headroom rules", "headroom violation_budget", "headroom progress"),
+               "'ooco-gym evaluate policies=all' plays the heuristics beside one another"),
            "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
            "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
            "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's numbers, whole episodes at a time",

@@ -29,9 +29,9 @@ def figures(config, name):
 
 
 @pytest.mark.parametrize("env", ["PrefillGate", "Packing", "OnlineTuning", "Interruption"])
-def test_every_heuristic_that_headroom_lists_is_found_again_by_its_name(env):
+def test_every_heuristic_of_an_environment_is_found_again_by_its_name(env):
     made = make(env)
-    for one in heuristics_of(made, None):
+    for one in heuristics_of(made):
         made.reset(seed=5, options={"window": 0})
         again = by_name(made, one.name)
         assert again.name == one.name

@@ -151,6 +151,6 @@ def test_configurations_state_the_protocols_figures():
     assert Scenario().window()[1] == protocol.WINDOW_S
     assert Limits(**limits) == Limits()
     assert load_yaml("", "capacity")["peak"]["budget"] == PeakPlan().budget == protocol.VIOLATION_BUDGET
-    stated = {command: load_yaml("", command) for command in ("compare", "headroom", "train")}
-    assert stated["compare"]["violation_budget"] == stated["headroom"]["violation_budget"] == protocol.VIOLATION_BUDGET
+    stated = {command: load_yaml("", command) for command in ("compare", "train")}
+    assert stated["compare"]["violation_budget"] == protocol.VIOLATION_BUDGET
     assert stated["train"]["validation"]["violation_limit"] == protocol.VIOLATION_BUDGET

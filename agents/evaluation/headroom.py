@@ -1,17 +1,17 @@
-"""`ooco-gym headroom learnable=true`: can a model learn anything from single decisions (docs/evaluation.md)?
+"""`ooco-gym headroom`: can a model learn anything from single decisions of an environment (docs/evaluation.md)?
 
-Decisions of whole windows, sampled along the partner's play, are played out once for each legal action, the partner
-going on after it: all on the window's own future, so that outcomes of one decision differ by the action alone. A ridge
-regression of these outcomes on what the agent observes is fitted on some windows and chooses on others. Its gain over
-the best constant choice, found on the same windows as the model, is what a network could hope for from single
-decisions; a placebo, the same with the outcomes of each decision dealt anew among its actions, says what of it is
-noise. Intervals are over windows: decisions of one window share its future.
+Decisions of whole windows, sampled along the base policy's play, are played out once for each legal action, the base
+policy going on after it: all on the window's own future, so that outcomes of one decision differ by the action alone.
+A ridge regression of these outcomes on what the agent observes is fitted on some windows and chooses on others. Its
+gain over the best constant choice, found on the same windows as the model, is what a network could hope for from
+single decisions; a placebo, the same with the outcomes of each decision dealt anew among its actions, says what of it
+is noise. Intervals are over windows: decisions of one window share its future.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,17 @@ from typing import Any
 import numpy as np
 
 from agents.environments import check_ours, make_env, split_seeds
-from agents.lookahead.rollout import Rollout
-from agents.settings import group, number, seeds, whole
+from agents.evaluation.play_outs import PlayOuts
+from agents.settings import group, number, plain, positive_or_null, seeds, whole
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.features import candidate_table
+from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Table, track
+from ooco_gym.report import Table, with_interval
+from ooco_gym.report.terminal import track
+from ooco_gym.scenario import DAY_S
 
 FOLDS = 5  # of windows: a model chooses in each after it was fitted to the others
 PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge regression; which one, windows left out of the fit say
@@ -137,57 +140,66 @@ def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
 
 
 def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tuple[int, int]]) -> dict[str, Any]:
-    """The partner's play of one window, `share` of its decisions played out for every legal action."""
+    """The base policy's play of one window, `share` of its decisions played out for every legal action."""
     place, (seed, window) = numbered
     env = make_env(config["env"]).unwrapped
-    total, reward = _partners(env, seed, window, {}, None)
+    total = _play(env, seed, window, None)
+    summary = env.summary()
     draws = np.random.default_rng([seed, window])
     asked = set(draws.choice(total, min(share, total), replace=False).tolist())
-    found: dict[int, Played] = {}
-    _partners(env, seed, window, found, (asked, place))
-    return {"decisions": total, "reward": reward, "played": list(found.values())}
+    played: list[Played] = []
+    look = PlayOuts(env, config["horizon_s"])
 
-
-def _partners(env: Any, seed: int, window: int, found: dict[int, Played],
-              wanted: tuple[set[int], int] | None) -> tuple[int, float]:
-    """Plays a window as the partner does, and plays out the wanted decisions; returns (decisions, reward)."""
-    env.reset(seed=seed, options={"window": window})
-    look, taken, reward = Rollout(env, bases=["partner"]), 0, 0.0
-    while env.episodes.open(0):
-        if wanted is not None and taken in wanted[0]:
-            actions, _, outcomes = look.values()
+    def play_one_out(taken: int) -> None:
+        if taken in asked:
+            actions, outcomes = look.values()
             if len(actions) > 1:
                 choices = actions[:, 0] if actions.shape[1] == 1 else np.arange(len(actions))
-                found[taken] = Played(wanted[1], choices, features_of(env, actions), outcomes)
-        _, paid, *_ = env.step(env.partner_action())
-        taken, reward = taken + 1, reward + float(paid)
-    return taken, reward
+                played.append(Played(place, choices, features_of(env, actions), outcomes))
+
+    _play(env, seed, window, play_one_out)
+    return {"decisions": total, "played": played,
+            "service": summary["offline_reference_gpu_s_per_s"] * env.config.window_s}
+
+
+def _play(env: Any, seed: int, window: int, before: Callable[[int], None] | None) -> int:
+    """Plays a window as the base policy does; `before` each decision gets its number. Returns how many there are."""
+    env.reset(seed=seed, options={"window": window})
+    taken = 0
+    while env.episodes.open(0):
+        if before is not None:
+            before(taken)
+        env.step(env.partner_action())
+        taken += 1
+    return taken
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
-def main(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plays decisions out, fits, and writes learnable.json.
+def main(cfg: Any) -> dict[str, Any]:
+    """Plays decisions out, fits, and writes headroom.json.
 
     Raises:
         UserError: a count that is none, or an environment that is not ours.
     """
+    config = plain(cfg)
     started = time.monotonic()
+    if not config["learnable"]:
+        raise UserError("learnable=false: heuristics beside one another are played by ooco-gym evaluate policies=all")
     for key, least in (("episodes", FOLDS), ("workers", 1), ("decisions", FOLDS)):
         whole(config, key, least)
-    for key in ("window_s", "warmup_s"):
-        if config[key] is not None:
-            number(config, key)
-    env = {**group(config, "env"), **{key: config[key] for key in ("window_s", "warmup_s") if config[key] is not None}}
+    positive_or_null(config, "horizon_s", "the end of the episode")
+    lengths = {key: number(config, key, most=DAY_S) for key in ("window_s", "warmup_s") if config[key] is not None}
+    env = {**group(config, "env"), **lengths}
     check_ours(env, "headroom")
     names = seeds(config["seeds"]) or split_seeds(env, "train")
     windows = [(place, (int(names[place % len(names)]), place // len(names))) for place in range(config["episodes"])]
     share = -(-int(config["decisions"]) // len(windows))
     records = list(_records({**config, "env": env}, share, windows))
-    summary = {"env": env["id"], "episodes": len(windows), **judged(records, int(names[0])),
-               "wall_s": time.monotonic() - started}
+    summary = {"env": env["id"], "episodes": len(windows), "horizon_s": config["horizon_s"],
+               **judged(records, int(names[0])), "wall_s": time.monotonic() - started}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "learnable.json", summary)
+    write_json(out / "headroom.json", summary)
     table(summary).show()
     print(words(summary))
     return summary
@@ -201,14 +213,16 @@ def _records(config: Mapping[str, Any], share: int, windows: Sequence[Any]) -> I
 
 
 def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """The gain of the model's choice in a decision, that of the placebo and that of the best action, which is found by
-    looking ahead, with intervals over windows."""
+    """The gain in a decision of the model's choice, of the placebo's and of the best action, which is found by looking
+    ahead, with intervals over windows; and what they would add up to in a window, as shares of its service."""
     decisions = [one for record in records for one in record["played"]]
+    if len({one.window for one in decisions}) < FOLDS:
+        raise UserError(f"fewer than {FOLDS} windows have decisions with a choice: play more episodes, or longer ones")
     found = gains(decisions)
     model, best = (_over_windows(found[:, column], decisions) for column in (0, 1))
     placebo = _over_windows(gains(shuffled(decisions, seed))[:, 0], decisions)
-    return {"decisions": len(decisions), "decisions_a_window": float(np.mean([one["decisions"] for one in records])),
-            "reward_a_window": float(np.mean([one["reward"] for one in records])),
+    taken, service = (float(np.mean([one[key] for one in records])) for key in ("decisions", "service"))
+    return {"decisions": len(decisions), "decisions_a_window": taken, "service_a_window": service,
             "spread": float(np.mean([one.outcomes.std() for one in decisions])),
             "model": model, "placebo": placebo, "best action": best,
             "learnable": bool(model["low"] > max(0.0, placebo["mean"]))}
@@ -221,16 +235,29 @@ def _over_windows(values: np.ndarray, decisions: Sequence[Played]) -> dict[str, 
     return dict(zip(("mean", "low", "high"), map(float, interval(means)), strict=True))
 
 
+def resolution(summary: Mapping[str, Any]) -> float:
+    """The smallest gain that the interval would have shown, as a share of a window's service: half its width (or the
+    placebo's), times the decisions of a window."""
+    width = max(summary[who]["high"] - summary[who]["low"] for who in ("model", "placebo"))
+    return 0.5 * width * summary["decisions_a_window"] / summary["service_a_window"]
+
+
 def table(summary: Mapping[str, Any]) -> Table:
     """The model beside the placebo and the best action."""
-    rows = [(name, f"{one['mean']:+.4g}", f"{one['low']:+.4g} to {one['high']:+.4g}")
-            for name in ("model", "placebo", "best action") for one in [summary[name]]]
-    return Table(f"Learnable in {summary['env']}", ("chosen by", "reward of a decision over the best constant choice",
-                                                    "95 % over windows"), rows, align="lrr")
+    rows = []
+    for name in ("model", "placebo", "best action"):
+        gain, spread = summary[name], summary["spread"] or 1.0
+        rows.append((name, with_interval(gain["mean"], gain["low"], gain["high"], "+.4g"),
+                     with_interval(*(gain[key] / spread for key in ("mean", "low", "high")), "+.3f")))
+    heads = ("chosen by", "reward of a decision over the best constant choice (95 %)",
+             "in standard deviations of its outcomes")
+    return Table(f"Learnable in {summary['env']}", heads, rows, align="lrr")
 
 
 def words(summary: Mapping[str, Any]) -> str:
-    """What came out, in sentences."""
+    """The verdict in sentences."""
     says = "Learnable" if summary["learnable"] else "Nothing learnable shown"
-    return (f"{says}: {summary['decisions']:,} decisions of {summary['episodes']} windows; the outcomes of one have a "
-            f"standard deviation of {summary['spread']:.4g}.")
+    return (f"{says}: {summary['decisions']:,} of some {summary['decisions_a_window']:,.0f} decisions a window, in "
+            f"{summary['episodes']} windows; the outcomes of one decision have a standard deviation of "
+            f"{summary['spread']:.4g}. A gain below {resolution(summary):.0%} of a window's service, if those of its "
+            "decisions added up, would not have shown.")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from agents.lookahead.learnable import Played, gains, judged
+from agents.evaluation.headroom import Played, gains, judged
 from ooco_gym.cli import main
 
 
@@ -25,7 +25,7 @@ def decisions(planted: float, constant: float = 0.0, n: int = 600, windows: int 
 
 
 def recorded(played: list[Played]) -> list[dict]:
-    return [{"decisions": 1000, "reward": 50.0, "played": [one for one in played if one.window == window]}
+    return [{"decisions": 1000, "service": 50.0, "played": [one for one in played if one.window == window]}
             for window in range(30)]
 
 
@@ -52,6 +52,14 @@ def test_gains_are_of_windows_that_the_model_has_not_seen() -> None:
 
 def test_the_command_plays_decisions_out(tmp_path) -> None:
     assert main(["headroom", "env=gating", "learnable=true", "episodes=5", "decisions=10", "window_s=120",
-                 "warmup_s=30", f"out={tmp_path}/L"]) == 0
-    found = json.loads((tmp_path / "L" / "learnable.json").read_text("utf-8"))
+                 "horizon_s=60", "warmup_s=30", f"out={tmp_path}/L"]) == 0
+    found = json.loads((tmp_path / "L" / "headroom.json").read_text("utf-8"))
     assert found["decisions"] == 10 and found["spread"] > 0 and found["model"]["low"] is not None
+
+
+@pytest.mark.parametrize(("setting", "words"), [
+    ("learnable=false", "evaluate policies=all"), ("decisions=3", "decisions"), ("horizon_s=0", "horizon_s"),
+    ("window_s=-1", "window_s"), ("seeds=[a]", "seeds"), ("episodes=4", "episodes")])
+def test_bad_values_are_refused(tmp_path, capsys, setting, words) -> None:
+    assert main(["headroom", "env=gating", setting, f"out={tmp_path}/L"]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""Play-outs of an open decision: each legal action, then the base policy, on the window's own future.
+
+Play-outs run in copies of the episode's state (`Clones`), laid down once an episode, so that one costs no more than
+copying arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.compile import address_of
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.episodes import Episodes
+from ooco_gym.envs.playing_out import SCORE, play_out
+from ooco_gym.errors import UserError
+from ooco_gym.sim import state as s
+from ooco_gym.sim.loop import RUN_SIGNATURE, run
+
+
+class PlayOuts:
+    """Plays the decisions of one environment (`ooco_gym.envs.base.DecisionEnv`) out, and leaves its episode alone.
+
+    Args:
+        horizon_s: seconds of simulated time that are played; None: to the end of the episode. At a horizon within the
+            window unfinished offline requests are paid as far as they are done.
+
+    Raises:
+        UserError: actions of the environment are vectors of numbers.
+    """
+
+    def __init__(self, env: Any, horizon_s: float | None = None) -> None:
+        if env.config.box:
+            raise UserError("action=box: single candidates are played out; leave action=discrete")
+        self.env, self.horizon_s = env, horizon_s
+        self._window: Any = None
+        self._clones: Clones | None = None
+
+    def values(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is legal at the open decision, the base policy's action first, and what it is worth.
+
+        Returns:
+            (actions int64[n, parts], rewards of the episode float64[n]).
+        """
+        episodes = self.env.episodes
+        simulation = episodes.simulations[0]
+        if self._clones is None or self._window is not simulation:
+            self._window = simulation
+            self._clones = Clones(episodes, simulation.state, 1 + max(episodes.buffers.mask.shape[1], 1))
+        actions = legal_actions(self.env)
+        end_ps = simulation.end_ps
+        until_ps = end_ps
+        if self.horizon_s is not None:
+            until_ps = min(end_ps, int(simulation.state.clock.now_ps) + round(self.horizon_s * s.PS_PER_S))
+        return actions, self._clones.play(episodes, actions, until_ps, end_ps)
+
+
+def legal_actions(env: Any) -> np.ndarray:
+    """The base policy's action, then every other legal one; of controls, one turned at a time: int64[n, parts]."""
+    controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
+    if controls is None:
+        legal = np.flatnonzero(mask)
+        return np.concatenate([[b.PARTNER_ACTION], legal[legal != b.PARTNER_ACTION]])[:, None].astype(np.int64)
+    moves = [controls.tuned]
+    for part, count in enumerate(controls.counts):
+        for level in range(int(count)):
+            if level != controls.tuned[part]:
+                move = controls.tuned.copy()
+                move[part] = level
+                moves.append(move)
+    return np.array(moves, np.int64)
+
+
+_OWN = (*b.ROWS, "handles")  # of the buffers: all else is the episodes' own
+
+
+class Clones:
+    """Room for play-outs of an episode, one an action.
+
+    Args:
+        episodes: whose base policy plays on.
+        state: an episode of the configuration; its copies have its sizes.
+        count: at most so many actions.
+    """
+
+    def __init__(self, episodes: Episodes, state: s.State, count: int) -> None:
+        shared = episodes.buffers
+        rows = {name: np.zeros((count, *getattr(shared, name).shape[1:]), getattr(shared, name).dtype)
+                for name in _OWN}
+        self.buffers = shared._replace(**rows)
+        self._states = [s.copy_state(state) for _ in range(count)]
+        self._handles = [s.handle_of(copy) for copy in self._states]
+        self.buffers.handles[:] = [handle.address for handle in self._handles]
+        self._handle, self._run = b.buffers_handle(self.buffers), address_of(run, RUN_SIGNATURE)
+        changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
+        self._pairs = [(name, [getattr(copy, name) for copy in self._states]) for name in changing]
+
+    def play(self, episodes: Episodes, actions: np.ndarray, until_ps: int, end_ps: int) -> np.ndarray:
+        """Plays each of `actions` (int64[n, parts], the base policy's first) out from where the first episode stands.
+
+        Returns:
+            float64[n], their scores.
+        """
+        count, simulation = len(actions), episodes.simulations[0]
+        assert simulation is not None
+        for name, copies in self._pairs:
+            source = getattr(simulation.state, name)
+            for copy in copies[:count]:
+                np.copyto(copy, source)
+        for name in b.ROWS:
+            getattr(self.buffers, name)[:count] = getattr(episodes.buffers, name)[0]
+        self.buffers.actions[:count] = actions
+        play_out(self._handle.address, self._run, np.zeros(count, np.int64), int(until_ps), int(end_ps))
+        return self.buffers.account[:count, SCORE].copy()

@@ -1,1 +1,0 @@
-"""Look-ahead: playing candidates out to a horizon, the upper bound of service, and the headroom between."""
