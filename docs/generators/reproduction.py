@@ -29,12 +29,19 @@ def body(figures: Sequence[Mapping[str, Any]]) -> str:
     parts = [f"{len(figures)} figures and tables: {words}."]
     columns = (Column("figure", lambda one: f"`{one['name']}`", align="l"),
                Column("the paper states", "statement", align="l"),
-               Column("here (95 %)", lambda one: "; ".join(map(_with_number, one["tests"])), align="l"),
+               Column("here (95 %)", lambda one: "; ".join(map(_with_number, deciding(one))), align="l"),
                Column("verdict", lambda one: f"**{one['verdict']}**" + (f": {one['why']}" if one["why"] else ""),
                       align="l"))
     for paper in dict.fromkeys(one["paper"] for one in figures):
         parts += [f"## {paper}", Table.of(columns, [one for one in figures if one["paper"] == paper]).markdown()]
     return "\n\n".join(parts)
+
+
+def deciding(figure: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tests that have the figure's verdict; of one that is reproduced, or not comparable, the first."""
+    if figure["verdict"] not in ("direction only", "not"):
+        return figure["tests"][:1]
+    return [test for test in figure["tests"] if test["verdict"] == figure["verdict"]]
 
 
 def _with_number(test: Mapping[str, Any]) -> str:
