@@ -1,4 +1,7 @@
-"""Writes what claims came to: `results/claims.json`, and a line for each claim in `docs/results/index.md`.
+"""Writes the results of claims: `results/claims.json`, and a line for each claim in one of two pages.
+
+Claims that anyone can play and that are explained in `docs/learned.md` stand there, all others in
+`docs/results/index.md`.
 
 `python -m docs.generators.claims C/summary.json …` takes the runs of `ooco-gym claim name=… out=C`; without one it
 writes the page anew from the figures on record. A claim that has not been played on its two blocks says what was found
@@ -20,18 +23,27 @@ from ooco_gym.documents import read_json
 from ooco_gym.files import write_json
 from ooco_gym.report import Table
 
-PAGE, CLAIMS = Path("docs/results/index.md"), Path("results/claims.json")
-BEGIN = "<!-- claims: of conf/claim and results/claims.json, written by docs/generators/claims.py -->"
+CLAIMS = Path("results/claims.json")
+BEGIN = "<!-- {}: of conf/claim and results/claims.json, written by docs/generators/claims.py -->"
+PAGES = {"claims": Path("docs/results/index.md"), "learned": Path("docs/learned.md")}
 BEFORE = "found before"
 
 
-def body(played: Mapping[str, Mapping[str, Any]]) -> str:
-    """The marked part of the page: those that anyone can play, then those that name their data."""
+def page_of(spec: Mapping[str, Any]) -> str:
+    """The page, of `PAGES`, that has the line of a claim."""
+    return "learned" if spec["page"].startswith("learned.md") and "data" not in spec else "claims"
+
+
+def body(which: str, played: Mapping[str, Mapping[str, Any]]) -> str:
+    """The marked part of a page: claims that anyone can play, then those that name their data."""
     rows = []
     for name in names_of("all", GROUP):
         spec = claim_of(name).spec
+        if page_of(spec) != which:
+            continue
         again = f"`results/{Path(spec['data']).name}`" if "data" in spec else f"`ooco-gym claim name={name}`"
         page = f"../{spec['page']}".replace("../results/", "")  # as seen from docs/results
+        page = page if which == "claims" else spec["page"].removeprefix("learned.md")
         rows.append(("data" in spec, (f"[{spec['title']}]({page})", spec["statement"],
                                       *came_to(spec, played.get(name)), again)))
     return Table("", ("claim", "in words", "what came out (95 %)", "verdict", "played again by, or data"),
@@ -51,4 +63,5 @@ if __name__ == "__main__":
     claims = [one for path in (CLAIMS, *map(Path, sys.argv[1:])) if path.is_file() for one in read_json(path)["claims"]]
     record = {one["name"]: one for one in claims}
     write_json(CLAIMS, {"schema": "ooco-gym/claim/1", "claims": [record[name] for name in sorted(record)]})
-    PAGE.write_text(merged(PAGE, body(record), BEGIN), encoding="utf-8")
+    for which, path in PAGES.items():
+        path.write_text(merged(path, body(which, record), BEGIN.format(which)), encoding="utf-8")

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docs.generators.claims import BEGIN, body
+from docs.generators.claims import BEGIN, PAGES, body
 from docs.generators.marked import END
 from experiments.claim import GROUP, HOLDS, NOT, OPEN, SHOWN, UNDECIDED, claim_of, verdict_of, worst
 from experiments.common.policies import seeds_of
@@ -60,8 +60,12 @@ def test_every_claim_can_be_played_or_names_its_data(name: str) -> None:
 
 def test_the_page_is_a_line_for_each_claim() -> None:
     record = {one["name"]: one for one in json.loads((ROOT / "results/claims.json").read_text("utf-8"))["claims"]}
-    page = (ROOT / "docs/results/index.md").read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
-    assert page == body(record).strip() and len(page.splitlines()) == 2 + len(names_of("all", GROUP))
+    lines = 0
+    for which, path in PAGES.items():
+        page = (ROOT / path).read_text(encoding="utf-8").split(BEGIN.format(which))[1].split(END)[0].strip()
+        assert page == body(which, record).strip()
+        lines += len(page.splitlines()) - 2
+    assert lines == len(names_of("all", GROUP))
     for name, one in record.items():
         spec = claim_of(name).spec
         assert [test["what"] for test in one["tests"]] == [test["what"] for test in spec["tests"]]
