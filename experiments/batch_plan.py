@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from experiments.common.rate_search import Limits, Point
-from experiments.common.sizes import Planner, Size, Sized, asked_for, sized, split_words
+from experiments.common.sizes import Planner, Size, Sized, asked_for, frontier_plot, sized, split_words
 from experiments.common.sustain import placed
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.costs import HOUR_S, MILLION
 from ooco_gym.peak import short_name
-from ooco_gym.report import Column, Table, curve, duration, number, percent, plot
+from ooco_gym.report import Column, Table, duration, number, percent
 from ooco_gym.report.pages import Plot
 from ooco_gym.scenario import Scenario
 
@@ -104,7 +104,4 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 def frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """When chips have all done, a colour a policy."""
-    traces = [curve(str(row["policy"]), [one["chips"] for one in row["frontier"]],
-                    [one["makespan_s"] for one in row["frontier"]], place, "lines+markers")
-              for place, row in enumerate(rows)]
-    return [plot("When chips have all done", traces, "chips", "seconds")]
+    return frontier_plot(rows, "makespan_s", "When chips have all done", "seconds")

@@ -20,7 +20,7 @@ from experiments.common.rate_search import Plan
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.tuning import with_settings
-from experiments.sustained import Cell, definitions_of, measured, rows_of, summed_up
+from experiments.sustained import TPOT_FROM, Cell, measured, rows_of, summed_up
 from ooco_gym.commands.simulate import SEARCHED, of_cell, say_clock, say_played, scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.peak import short_name
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/capacity/4"
-CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
+CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search")
 SCENARIO_KEYS = CELL_KEYS[:4]
 BASELINES = ("base_pd", "online_priority")
 MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their like on mixed instances without a twin
@@ -54,18 +54,18 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options = with_settings(options, policies)
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
+    if options["tpot_from"] not in TPOT_FROM:
+        raise unknown("tpot_from", options["tpot_from"], TPOT_FROM)
     conditions = conditions_of(scenario_of(cfg), options, policies)
     for one in conditions:
         say_played(one.scenario, SEARCHED)
     say_clock(*(one.scenario for one in conditions), policies=policies)
     rows: list[dict[str, Any]] = []
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
-        cells = [cell_of(one, options, definition, jobs)
-                 for one in conditions for definition in definitions_of(options)]
+        cells = [cell_of(one, options, options["tpot_from"], jobs) for one in conditions]
         peaks = [peak for _, peak in cells]
-        for condition in () if options["only_peak"] else conditions:
-            mine = [cell for cell, _ in cells if cell.condition == condition.name]
-            entries = measured(mine, list(dict.fromkeys([*policies, *condition.baselines])), options, jobs)
+        for condition, (cell, _) in () if options["only_peak"] else zip(conditions, cells, strict=True):
+            entries = measured(cell, list(dict.fromkeys([*policies, *condition.baselines])), options, jobs)
             ranked = rows_of(entries, condition.baselines, float(options["limits"]["violations"]), options["lead"])
             rows += [row for row in ranked if row["policy"] in policies]
     baselines = options["baselines"]
@@ -75,7 +75,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     wall_s = time.perf_counter() - begun
     summary = summed_up(SCHEMA, [cell for cell, _ in cells], rows, options, jobs, wall_s, more)
     if not rows:
-        show_notes([f"{cell.condition}, {load_words(peak)}" for cell, peak in cells])
+        show_notes([f"{cell.name}, {load_words(peak)}" for cell, peak in cells])
     return summary
 
 
@@ -100,7 +100,7 @@ def by_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Condition:
     """What policies are measured under: a workload on a cluster, what the ratios are over, and what `cells` says of it
-    besides (`params`, `search`, `without`)."""
+    besides (`params`, `search`)."""
 
     name: str
     scenario: Scenario
@@ -120,12 +120,6 @@ def conditions_of(base: Scenario, options: Mapping[str, Any], policies: Sequence
         check_keys(f"{where}.search", given.get("search") or {}, Plan.__dataclass_fields__)
         scenario = of_cell(base, {key: given[key] for key in SCENARIO_KEYS if key in given}, options)
         baselines = _baselines(scenario, policies, options["baselines"])
-        for policy in given.get("without") or ():
-            if policy not in policies:
-                raise unknown(f"{where}.without", policy, policies)
-            if policy in (options["lead"], *baselines):
-                raise UserError(f"{where}.without: '{policy}' is what the others are compared with, and cannot be left "
-                                "out")
         name = f"{short_name(scenario.workload)} on {scenario.load_cluster().name}"
         if name in [one.name for one in found]:
             raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
@@ -183,9 +177,7 @@ def cell_of(condition: Condition, options: Mapping[str, Any], tpot_from: str, jo
     shown = {"workload": peak["workload"], "tpot_from": tpot_from, "seeds": list(seeds),
              "peak_factor": peak["factor"], "idle_floor": peak["floor"]}
     own = given.get("search") or {}
-    name = condition.name if options["tpot_from"] else f"{condition.name}, TPOT from {tpot_from.replace('_', ' ')}"
-    cell = Cell(name, scenario, plan=Plan(**{**options["search"], **own}),
+    cell = Cell(condition.name, scenario, plan=Plan(**{**options["search"], **own}),
                 trial=Plan(**{**options["search"], **options["tuning"]["search"], **own}), tpot_from=tpot_from,
-                params={**(options["params"] or {}), **(given.get("params") or {})},
-                without=tuple(given.get("without") or ()), condition=condition.name, shown=shown)
+                params={**(options["params"] or {}), **(given.get("params") or {})}, shown=shown)
     return cell, dict(peak)

@@ -54,7 +54,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     claims = [claim_of(name) for name in names_of(options["name"] or "all", GROUP)]
     if options["name"] is None:
-        listed = [{"name": one.name, **{key: one.spec.get(key) for key in (*NEEDED, "data")}} for one in claims]
+        listed = [{"name": one.name, "title": one.spec["title"], "page": one.spec["page"],
+                   "statement": one.spec["statement"], "data": one.spec.get("data")} for one in claims]
         Table.of((Column("claim", "name", align="l"), Column("statement", "statement", align="l"),
                   Column("played by", lambda row: row["data"] or f"ooco-gym claim name={row['name']}", align="l")),
                  listed).show(console())
@@ -92,14 +93,20 @@ def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -
     rows, of_block = play(claim, seeds, jobs, [len(block) for block in blocks])
     tests = []
     for test in spec["tests"]:
-        every, *each = [{key: judged(test, some)[key] for key in ("ours", "ci_low", "ci_high")}
-                        for some in (rows, *(of_block if len(blocks) > 1 else []))]
+        every = _number(test, rows)
+        each = [_number(test, some) for some in of_block] if len(blocks) > 1 else []
         tests.append({"what": test["what"], "holds": test.get("holds"), **every, "blocks": each,
                       "verdict": verdict_of(every, each, test.get("holds"))})
     return as_json({"name": claim.name, **{key: spec[key] for key in NEEDED}, "tests": tests,
                     "verdict": worst([one["verdict"] for one in tests if one["holds"]]),
                     "blocks": [[min(block), max(block), len(block)] for block in blocks],
                     "command": f"ooco-gym claim name={claim.name}", "wall_s": time.perf_counter() - begun}, 6), rows
+
+
+def _number(test: Mapping[str, Any], rows: Sequence[Any]) -> dict[str, Any]:
+    """A test's number with its interval."""
+    found = judged(test, rows)
+    return {key: found[key] for key in ("ours", "ci_low", "ci_high")}
 
 
 def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]],

@@ -5,6 +5,7 @@ Each policy runs on the cluster of its kind: the one that is given, or its twin 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from ooco_gym.report import joined
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/compare/2"
 
@@ -47,11 +50,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         tuning = words_of(scenario, options, tuned, policies) if tuned else ""
         policies = list(dict.fromkeys(one for name in policies for one in (name, tuned.get(name, name))))
         on = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
-        asked = {name: [jobs.submit(on[name].with_(seed=seed), name) for seed in seeds] for name in policies}
-        summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
-    chips = {name: len(one.load_cluster().hardware()[2]) for name, one in on.items()}
-    summaries = {name: [{**run, "cost": cost_figures(run, chips[name], options["price_per_chip_hour"])} for run in runs]
-                 for name, runs in summaries.items()}
+        summaries = _played(on, seeds, jobs)
+    for name, one in on.items():
+        chips = len(one.load_cluster().hardware()[2])
+        for run in summaries[name]:
+            run["cost"] = cost_figures(run, chips, options["price_per_chip_hour"])
     costs = [f"cost.{key}" for key in ("goodput_per_s", "chip_hours_per_million_tokens", "per_million_tokens")
              if key != "per_million_tokens" or options["price_per_chip_hour"] is not None]
     batch = all("batch" in run for runs in summaries.values() for run in runs)
@@ -62,9 +65,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
                **({"played": said[0]} if said else {}), **({"tuned": tuned} if tuned else {}), "results": rows,
                "runs": summaries, "notes": [f"{line}." for line in (*said, note, tuning) if line]}
-    fresh = {name: [line for line in runs[0].get("notes", ()) if line not in said] for name, runs in summaries.items()}
-    summary["notes"] += notes_of({name: {**runs[0], "notes": fresh[name], "scenario": summary["scenario"]}
-                                  for name, runs in summaries.items()})
+    first_runs = {}
+    for name, runs in summaries.items():
+        notes = [line for line in runs[0].get("notes", ()) if line not in said]
+        first_runs[name] = {**runs[0], "notes": notes, "scenario": summary["scenario"]}
+    summary["notes"] += notes_of(first_runs)
     outcome = compared(summary, options)
     replace(outcome, notes=summary["notes"][len(said):]).show()  # the others were said first
     clusters = joined(list(dict.fromkeys(cluster for _, cluster in named)))
@@ -76,3 +81,14 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                  lead=conditions(known, options["price_per_chip_hour"]) + paid,
                  plots=costs_by_late(outcome.found, outcome.budget))
     return summary
+
+
+def _played(on: Mapping[str, Scenario], seeds: Sequence[int], jobs: Jobs) -> dict[str, list[dict[str, Any]]]:
+    """The summaries of each policy on its scenario, a seed each; all are asked for before any is waited for."""
+    asked = {}
+    for name, scenario in on.items():
+        asked[name] = [jobs.submit(scenario.with_(seed=seed), name) for seed in seeds]
+    summaries = {}
+    for name, futures in asked.items():
+        summaries[name] = [dict(future.result()) for future in futures]
+    return summaries

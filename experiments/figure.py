@@ -10,7 +10,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,10 +126,12 @@ def play(figure: Figure, seeds: Sequence[int], jobs: Jobs,
     spec = figure.spec
     try:
         found = measure(points_of(spec), seeds, spec.get("hold") or {}, jobs)
-        ends = [sum(blocks[:index]) for index in range(len(blocks) + 1)]
-        return rows_of(found, spec["metrics"]), [
-            rows_of([(point, mine[begin:end]) for point, mine in found], spec["metrics"])
-            for begin, end in pairwise(ends)]
+        of_blocks, begin = [], 0
+        for count in blocks:
+            part = [(point, mine[begin:begin + count]) for point, mine in found]
+            of_blocks.append(rows_of(part, spec["metrics"]))
+            begin += count
+        return rows_of(found, spec["metrics"]), of_blocks
     except KeyError as error:
         raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,9 +41,13 @@ def by_blocks(test: Mapping[str, Any]) -> str:
 def table_of(rows: Sequence[Row]) -> Table:
     """All points: axes, then metrics as means with intervals over seeds."""
     axes, metrics = dict.fromkeys(axis for row in rows for axis in row.at), rows[0].values
-    return Table.of([*(Column(axis, lambda row, axis=axis: str(row.at.get(axis, "")), align="l") for axis in axes),
-                     *(Column(name, lambda row, name=name: _written(
-                         estimate(row.values[name], row.seeds), "mean", "low", "high")) for name in metrics)], rows)
+    columns = [Column(axis, lambda row, axis=axis: str(row.at.get(axis, "")), align="l") for axis in axes]
+    columns += [Column(name, lambda row, name=name: _estimated(row, name)) for name in metrics]
+    return Table.of(columns, rows)
+
+
+def _estimated(row: Row, metric: str) -> str:
+    return _written(estimate(row.values[metric], row.seeds), "mean", "low", "high")
 
 
 def _written(found: Mapping[str, Any], *keys: str) -> str:
@@ -56,28 +59,35 @@ def plots_of(how: Mapping[str, Any], rows: Sequence[Row]) -> list[Plot]:
     """The figure in the original's manner: bars or lines of each metric `y` along the axis `x`, a plot for each label
     of `panels`, a colour for each of `series`, a dashed `line`."""
     metrics = [how["y"]] if isinstance(how["y"], str) else list(how["y"])
-    panels = _labels(rows, how["panels"]) if how.get("panels") else [None]
-    kind = "bars" if how["kind"] == "bars" else "lines+markers"
     plots = []
-    for label, metric in itertools.product(panels, metrics):
-        traces = []
-        for colour, name in enumerate(_labels(rows, how["series"]) if how.get("series") else [metric]):
-            mine = [row for row in rows if (label is None or row.at[how["panels"]] == label)
-                    and (not how.get("series") or row.at[how["series"]] == name)]
-            found = [estimate(row.values[metric], row.seeds) for row in mine]
-            x = [str(row.at[how["x"]]) if kind == "bars" else row.at[how["x"]] for row in mine]
-            y, low, high = ([one[key] for one in found] for key in ("mean", "low", "high"))
-            traces.append(curve(str(name), x, y, colour, kind, error_y=errors(y, low, high)))
-        if how.get("line") is not None:
-            ends = [trace["x"][place] for trace in traces for place in (0, -1) if trace["x"]]
-            traces.append(curve("", ends, [float(how["line"])] * len(ends), -1, "dashes"))
-        plots.append(plot(metric if label is None else f"{label} · {metric}", traces, str(how["x"]),
-                          log=str(how.get("log", ""))))
+    for panel in _labels(rows, how.get("panels")):
+        in_panel = [row for row in rows if panel is None or row.at[how["panels"]] == panel]
+        for metric in metrics:
+            traces = []
+            for colour, series in enumerate(_labels(rows, how.get("series"))):
+                mine = [row for row in in_panel if series is None or row.at[how["series"]] == series]
+                traces.append(_trace(metric if series is None else str(series), mine, metric, how, colour))
+            if how.get("line") is not None:
+                ends = [trace["x"][place] for trace in traces for place in (0, -1) if trace["x"]]
+                traces.append(curve("", ends, [float(how["line"])] * len(ends), -1, "dashes"))
+            title = metric if panel is None else f"{panel} · {metric}"
+            plots.append(plot(title, traces, str(how["x"]), log=str(how.get("log", ""))))
     return plots
 
 
-def _labels(rows: Sequence[Row], axis: str) -> list[Any]:
-    return list(dict.fromkeys(row.at[axis] for row in rows))
+def _trace(name: str, rows: Sequence[Row], metric: str, how: Mapping[str, Any], colour: int) -> dict[str, Any]:
+    """Bars or a line of one metric, with its intervals."""
+    found = [estimate(row.values[metric], row.seeds) for row in rows]
+    mean, low, high = [one["mean"] for one in found], [one["low"] for one in found], [one["high"] for one in found]
+    x, kind = [row.at[how["x"]] for row in rows], "lines+markers"
+    if how["kind"] == "bars":
+        x, kind = list(map(str, x)), "bars"
+    return curve(name, x, mean, colour, kind, error_y=errors(mean, low, high))
+
+
+def _labels(rows: Sequence[Row], axis: str | None) -> list[Any]:
+    """The labels of an axis in their order; None alone where there is no axis."""
+    return list(dict.fromkeys(row.at[axis] for row in rows)) if axis else [None]
 
 
 # --- The table of verdicts ------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import importlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,30 +64,39 @@ def points_of(spec: Mapping[str, Any]) -> list[Point]:
         UserError: an unknown field, policy or function, or a parameter that none of the policies has.
     """
     everywhere = dict(spec.get("set") or {})
-    axes = [[(axis, *option) for option in _options(axis, given)] for axis, given in spec["axes"].items()]
+    axes = []
+    for axis, given in spec["axes"].items():
+        axes.append([(axis, label, changes) for label, changes in _options(axis, given)])
     points, asked, known = [], set(), set()
     for chosen in itertools.product(*axes):
-        policy, at = spec.get("policy"), {axis: label for axis, label, _ in chosen}
-        parts: dict[str, dict[str, Any]] = {"policy": {}, "play": dict(spec.get("play") or {})}
-        given: dict[str, Any] = deepcopy(dict(spec.get("scenario") or {}))
-        for key, value in (item for changes in (everywhere, *(one[2] for one in chosen)) for item in changes.items()):
-            head, _, rest = key.partition(".")
-            if key == "policy":
-                policy = _by_label(value, at)
-            elif head in parts:
-                parts[head][rest] = value
-            else:
-                given[head] = {**(given.get(head) or {}), rest: value} if rest else value
+        at = {axis: label for axis, label, _ in chosen}
+        policy, given, parts = _changed(spec, [everywhere, *(changes for _, _, changes in chosen)], at)
         check_keys("scenario", given, Scenario.__dataclass_fields__)
         scenario = Scenario.from_config(given)
         policy = str(policy or reference_policy(scenario))
-        base = get_policy(policy)
-        own = {name: value for name, value in parts["policy"].items() if name in {param.name for param in base.params}}
+        named = {param.name for param in get_policy(policy).params}
+        own = {name: value for name, value in parts["policy"].items() if name in named}
         asked, known = asked | set(parts["policy"]) - {key.partition(".")[2] for key in everywhere}, known | set(own)
         points.append(Point(at, spelled(policy, own), placed(scenario, policy), _player(parts["play"])))
     if asked - known:
         raise UserError(f"axis policy.{min(asked - known)}: none of its policies has that parameter")
     return points
+
+
+def _changed(spec: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], at: Mapping[str, Any]
+             ) -> tuple[Any, dict[str, Any], dict[str, dict[str, Any]]]:
+    """The policy, the scenario's fields, and the settings of `policy` and `play` of one combination of labels."""
+    policy, given = spec.get("policy"), deepcopy(dict(spec.get("scenario") or {}))
+    parts: dict[str, dict[str, Any]] = {"policy": {}, "play": dict(spec.get("play") or {})}
+    for key, value in itertools.chain.from_iterable(one.items() for one in changes):
+        head, _, rest = key.partition(".")
+        if key == "policy":
+            policy = _by_label(value, at)
+        elif head in parts:
+            parts[head][rest] = value
+        else:
+            given[head] = {**(given.get(head) or {}), rest: value} if rest else value
+    return policy, given, parts
 
 
 def _options(axis: str, given: Any) -> list[tuple[Any, Mapping[str, Any]]]:
@@ -129,21 +137,19 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
     if hold:
         held = _sustained if "sustained" in hold else _least
         play = partial(held, jobs, tuple(seeds), next(iter(hold.values())) or {})
-        with ThreadPoolExecutor(len(points)) as threads:
-            asked = [threads.submit(play, point) for point in points]
-            try:
-                for done in as_completed(asked):  # the one that failed first, not those that it stopped
-                    done.result()
-            except BaseException:
-                jobs.stop()
-                raise
-            return [(point, one.result()) for point, one in zip(points, asked, strict=True)]
-    first = [jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if get_policy(one.policy).profile
-             else None for one in points]  # what test runs find is the same for all seeds
-    settled = [(one, spelled(one.policy, found.result() if found else {}))
-               for one, found in zip(points, first, strict=True)]
-    asked = [[jobs.submit(one.scenario.with_(seed=seed), policy, one.run) for seed in seeds] for one, policy in settled]
-    return [(one, [answer.result() for answer in mine]) for one, mine in zip(points, asked, strict=True)]
+        return list(zip(points, jobs.at_once(play, points), strict=True))
+    first: list[Any] = []
+    for one in points:  # what test runs find is the same for all seeds
+        profiles = get_policy(one.policy).profile is not None
+        first.append(jobs.submit(one.scenario.with_(seed=seeds[0]), one.policy, profiled) if profiles else None)
+    asked = []
+    for one, found in zip(points, first, strict=True):
+        policy = spelled(one.policy, found.result() if found else {})
+        asked.append([jobs.submit(one.scenario.with_(seed=seed), policy, one.run) for seed in seeds])
+    answers = []
+    for one, mine in zip(points, asked, strict=True):
+        answers.append((one, [answer.result() for answer in mine]))
+    return answers
 
 
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
@@ -188,7 +194,8 @@ def rows_of(measured: Sequence[tuple[Point, Found]], metrics: Mapping[str, Any])
     """A row for each point, or for each row that its play answered with, with all metrics."""
     rows, figures = [], []
     for point, found in measured:
-        for answers in zip(*(one.get("rows", [one]) for one in found), strict=True):
+        listed = [one.get("rows", [one]) for one in found]
+        for answers in zip(*listed, strict=True):
             rows.append(Row({**point.at, **answers[0].get("at", {})}, seeds=len(answers)))
             figures.append(answers)
     for name, given in metrics.items():

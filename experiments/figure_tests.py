@@ -74,8 +74,10 @@ def chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> list[Row]:
     Raises:
         UserError: none has.
     """
-    found = [row for row in rows if all(row.at[axis] in (label if isinstance(label, list) else [label])
-                                        for axis, label in where.items())]
+    found = list(rows)
+    for axis, label in where.items():
+        allowed = label if isinstance(label, list) else [label]
+        found = [row for row in found if row.at[axis] in allowed]
     if not found:
         raise UserError(f"tests: no point has {dict(where)}")
     return found
@@ -150,22 +152,26 @@ def _steps(test: Test, series: Sequence[np.ndarray], falls: bool) -> np.ndarray:
 
 
 def _monotone(test: Test, rows: Sequence[Row]) -> np.ndarray:
-    groups = _groups(chosen(rows, test.get("at") or {}), {test["along"]})  # in the order of the axis
-    return np.mean([_steps(test, [row.values[test["of"]] for row in group], bool(test.get("falls")))
-                    for group in groups], axis=0)
+    shares = []
+    for group in _groups(chosen(rows, test.get("at") or {}), {test["along"]}):  # in the order of the axis
+        shares.append(_steps(test, [row.values[test["of"]] for row in group], bool(test.get("falls"))))
+    return np.mean(shares, axis=0)
 
 
 def _order(test: Test, rows: Sequence[Row]) -> np.ndarray:
-    axis, labels = next(iter(test["order"].items()))
-    groups = _groups(chosen(rows, {**(test.get("at") or {}), axis: labels}), {axis})
-    return np.mean([_steps(test, [row.values[test["of"]] for row in sorted(
-        group, key=lambda row: labels.index(row.at[axis]))], falls=True) for group in groups], axis=0)
+    (axis, labels), = test["order"].items()
+    shares = []
+    for group in _groups(chosen(rows, {**(test.get("at") or {}), axis: labels}), {axis}):
+        by_label = {row.at[axis]: row.values[test["of"]] for row in group}
+        shares.append(_steps(test, [by_label[label] for label in labels if label in by_label], falls=True))
+    return np.mean(shares, axis=0)
 
 
 def _correlation(test: Test, rows: Sequence[Row]) -> np.ndarray:
     found = []
     for group in _groups(chosen(rows, test.get("at") or {}), {test["along"]}):
-        x, y = (np.array([row.values[name] for row in group]) for name in (test["of"], test["with"]))
+        x = np.array([row.values[test["of"]] for row in group])
+        y = np.array([row.values[test["with"]] for row in group])
         found.append([np.corrcoef(x[:, seed], y[:, seed])[0, 1] for seed in range(x.shape[1])])
     return np.mean(found, axis=0)
 

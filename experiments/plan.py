@@ -22,7 +22,7 @@ from experiments import batch_plan
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Limits, Plan
 from experiments.common.runner import Jobs
-from experiments.common.sizes import Planner, asked_for, idle_words, sized, split_words
+from experiments.common.sizes import Planner, asked_for, frontier_plot, idle_words, sized, split_words
 from experiments.common.store import Store
 from experiments.common.sustain import Bench
 from ooco_gym.commands.simulate import say_clock, say_played, scenario_of
@@ -39,11 +39,9 @@ from ooco_gym.report import (
     Table,
     command_line,
     console,
-    curve,
     joined,
     number,
     percent,
-    plot,
     write_page,
 )
 from ooco_gym.report.pages import Plot
@@ -207,7 +205,4 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
 
 def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
     """Offline total tokens that chips carry, a colour a policy."""
-    traces = [curve(str(row["policy"]), [one["chips"] for one in row["frontier"]],
-                    [one["total_tokens_per_s"] for one in row["frontier"]], place, "lines+markers")
-              for place, row in enumerate(rows)]
-    return [plot("What chips carry", traces, "chips", "offline total tokens/s")]
+    return frontier_plot(rows, "total_tokens_per_s", "What chips carry", "offline total tokens/s")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from baselines.hygen import service_error
 from experiments.common.runner import NO_SAMPLES_S
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.perf.command import colocated_throughput, describe_iteration, prefill_saturation
@@ -47,13 +48,16 @@ def over_time(scenario: Scenario, policy: str, *, bin_s: float) -> dict[str, Any
     begin_s, end_s = run.window_s
     edges_s = np.arange(begin_s, end_s + 1e-6, bin_s)
     place = np.digitize(run.samples["t_s"], edges_s) - 1
-    means = {name: np.array([run.samples[key][place == index].sum(axis=1).mean() for index in range(len(edges_s) - 1)])
-             for name, key in CURVES.items()}
+    stretches, means = range(len(edges_s) - 1), {}
+    for name, key in CURVES.items():
+        means[name] = np.array([run.samples[key][place == index].sum(axis=1).mean() for index in stretches])
     columns = {**_online(run, edges_s), **_offline(run, edges_s), **means,
                "kv_share": means["kv_share"] / len(run.instances)}
-    rows = [{"at": {"hour": round((edges_s[index] - begin_s) / 3600.0, 4)},
-             **{name: None if np.isnan(values[index]) else float(values[index]) for name, values in columns.items()}}
-            for index in range(len(edges_s) - 1)]
+    rows = []
+    for index in stretches:
+        figures = {name: float(values[index]) for name, values in columns.items()}
+        known = {name: None if np.isnan(value) else value for name, value in figures.items()}
+        rows.append({"at": {"hour": round((edges_s[index] - begin_s) / 3600.0, 4)}, **known})
     return {"rows": rows}
 
 
@@ -81,8 +85,6 @@ def _rate(requests: np.ndarray, tokens: np.ndarray, edges_s: np.ndarray) -> np.n
 
 def predictor_error(scenario: Scenario, policy: str) -> dict[str, Any]:
     """The mean absolute error of HyGen's predictor on the batches of a run, as a share (HyGen 5.3)."""
-    from baselines.hygen import service_error
-
     simulation = Simulation(scenario, policy)
     simulation.advance(simulation.window_s[1])
     return {"error": service_error(simulation.state)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from experiments.common.rate_search import Limits, Plan, Point, candidates_of, t
 from experiments.common.runner import Jobs
 from experiments.common.sustain import Bench, Sustained, placed, sustain
 from experiments.common.tuning import parts_of
-from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval, resampled_estimate, resampled_interval, within
 from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
@@ -39,14 +37,12 @@ class Cell:
     """One condition under which all policies are measured.
 
     Attributes:
-        name: workload and cluster, and the definition of TPOT where there are several.
+        name: workload and cluster.
         scenario: at its load.
         plan: how rates are searched.
         trial: the same while tuning.
         tpot_from: the definition of TPOT.
         params: set for every policy that has them, such as `prefix_caching`.
-        without: policies that are not measured here.
-        condition: workload and cluster.
         shown: what rows say of the condition besides.
     """
 
@@ -56,8 +52,6 @@ class Cell:
     trial: Plan
     tpot_from: str = TPOT_FROM[0]
     params: Mapping[str, Any] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
-    condition: str = ""
     shown: Mapping[str, Any] = field(default_factory=dict)
 
     def full_name(self, policy: str) -> str:
@@ -78,37 +72,21 @@ class Entry:
     found: Sustained
 
 
-def measured(cells: Sequence[Cell], policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
-    """What each policy sustains in each cell, all at once: they share the processes, each waits its turn."""
+def measured(cell: Cell, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
+    """What each policy sustains in a cell, all at once: they share the processes, each waits its turn."""
     tuning, seeds = options["tuning"], seeds_of(options["seeds"])
     limits = Limits(**options["limits"])
 
-    def measure(cell: Cell, policy: str) -> list[Entry]:
+    def measure(policy: str) -> list[Entry]:
         first, rest = parts_of(cell.scenario, tuning, policies)
         bench = Bench(jobs, rest, seeds, cell.tpot_from, limits, cell.plan)
         trial = replace(bench, scenario=first, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
         return entries_of(cell, policy, bench, trial, tuning["policies"] or {}, tuning["shipped"])
 
-    pairs = [(cell, policy) for cell in cells for policy in policies if policy not in cell.without]
-    with ThreadPoolExecutor(len(pairs)) as threads:
-        asked = [threads.submit(measure, *pair) for pair in pairs]
-        try:
-            for done in as_completed(asked):
-                done.result()
-        except BaseException:  # one mistake ends all: what is done is in the cache
-            jobs.stop()
-            raise
-    return [entry for one in asked for entry in one.result()]
-
-
-def definitions_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The definitions of TPOT that `tpot_from` names; both where it names none."""
-    chosen = options["tpot_from"] or TPOT_FROM
-    chosen = [chosen] if isinstance(chosen, str) else [str(definition) for definition in chosen]
-    for definition in chosen:
-        if definition not in TPOT_FROM:
-            raise unknown("tpot_from", definition, TPOT_FROM)
-    return tuple(chosen)
+    entries: list[Entry] = []
+    for found in jobs.at_once(measure, policies):
+        entries += found
+    return entries
 
 
 def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]:
@@ -176,7 +154,7 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
     ratio, low, high = _ratio(found, over, seeds)
     return {
         "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as, **entry.cell.shown,
-        **glance_of(found, entry.cell.condition or entry.cell.name, at), "best_baseline": base.policy,
+        **glance_of(found, entry.cell.name, at), "best_baseline": base.policy,
         "best_baseline_tuned_as": base.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
         "kind": "mixed" if get_policy(entry.policy).mixed else "pools",

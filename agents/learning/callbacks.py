@@ -125,37 +125,6 @@ class Callback(BaseCallback):
         return True
 
 
-class TimeShares(Callback):
-    """What the seconds of learning go to. The first of the callbacks: validation comes after an update, not in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._update_s = self._before_s = 0.0
-        self._ended: float | None = None
-
-    def _on_training_start(self) -> None:
-        self._before_s = self.env.taken_s
-
-    def _on_rollout_start(self) -> None:
-        if self._ended is not None:
-            self._update_s += time.perf_counter() - self._ended
-            self._ended = None
-
-    def _on_rollout_end(self) -> None:
-        self._ended = time.perf_counter()
-
-    def _on_training_end(self) -> None:
-        self._on_rollout_start()  # a last validation comes after it, and is no update
-
-    def of_seconds(self, learned_s: float) -> dict[str, float]:
-        """Shares of so many seconds: `update`, `environment`, `buffer`, and `rest`, most of it the network's play."""
-        self._on_rollout_start()
-        spent = {"update": self._update_s, "environment": self.env.taken_s - self._before_s,
-                 "buffer": self.buffer.taken_s}
-        shares = {part: seconds / max(learned_s, 1e-9) for part, seconds in spent.items()}
-        return {**shares, "rest": max(0.0, 1.0 - sum(shares.values()))}
-
-
 class LogMetrics(Callback):
     """Writes each transition's simulated duration into the rollout buffer, just before the transition is added; logs,
     each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes.

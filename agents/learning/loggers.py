@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,16 +21,12 @@ from stable_baselines3.common.logger import (
 )
 
 from agents.learning.series import LAGRANGIAN, LOGGED, SEARCHED, STEP
-from agents.policies.export import main as export
-from agents.policies.runs import CONFIG_FILE, POLICY_FILE, read_config, searched_policy
-from agents.search.checkpoints import FILES as SEARCHED_FILES
 from agents.settings import plain, require
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import unknown
 
 LOGGERS = ("none", "tensorboard", "wandb")
 MODES = ("online", "offline", "disabled")
 LONGEST_GROUP = 128  # characters that W&B takes
-BUNDLE = "bundle"  # folder of the exported policy, below the run's
 
 
 class WandbOutputFormat(KVWriter):
@@ -48,7 +43,6 @@ class WandbOutputFormat(KVWriter):
         mode = _wandb_mode(options)
         import wandb
 
-        self._folder, self._bundle, self._tracked = folder, bool(options.get("bundle", True)), mode != "disabled"
         known = sorted((folder / "wandb").glob("run-*-*"), key=lambda path: path.stat().st_mtime)
         before = known[-1].name.rpartition("-")[2] if resumed and known and mode == "online" else None
         self.run = wandb.init(
@@ -82,12 +76,8 @@ class WandbOutputFormat(KVWriter):
         self.run.log(logged)
 
     def close(self) -> None:
-        """Hands over the trained policy and ends the run, which writes it out."""
-        failed = sys.exc_info()[0] is not None
-        there = (self._folder / POLICY_FILE).is_file() or searched_policy(self._folder) is not None
-        if self._tracked and self._bundle and not failed and there:
-            self.run.log_artifact(policy_artifact(self._folder))
-        self.run.finish(exit_code=int(failed))
+        """Ends the run, which writes it out."""
+        self.run.finish(exit_code=int(sys.exc_info()[0] is not None))
 
 
 def _setting() -> str | None:
@@ -96,31 +86,6 @@ def _setting() -> str | None:
         return None
     given = (word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in ("seed", "out"))
     return ", ".join(sorted(given))[:LONGEST_GROUP] or None
-
-
-def policy_artifact(folder: Path) -> Any:
-    """The kept policy of a run folder as a W&B artifact: its bundle (left in `bundle/`), or without onnx its own files.
-
-    The files stay where they are, and W&B's record of an offline run points there.
-    """
-    import wandb
-
-    if searched_policy(folder) is not None:
-        files, kind = [folder / name for name in SEARCHED_FILES], "search"
-    else:
-        try:
-            summary = export({"policy": str(folder), "out": str(folder / BUNDLE), "checks": 200})
-            files, kind = [folder / BUNDLE / name for name in summary["files"]], "bundle"
-        except UserError as error:  # no onnx, or a policy that no graph can hold
-            print(f"no bundle of this run's policy, its own files are tracked instead: {error}", file=sys.stderr)
-            files, kind = [folder / POLICY_FILE], "run"
-    # The environment's name as W&B allows it in that of an artifact: `gating` of ooco_gym/PrefillGate-v1.
-    name = str(read_config(folder)["env"]["id"]).rpartition("/")[2].rpartition(":")[2].rpartition("-")[0] or "run"
-    artifact = wandb.Artifact(f"policy-{re.sub('[^a-z0-9]', '-', name.lower())}", type="model", metadata={"kind": kind})
-    for path in [*files, folder / CONFIG_FILE]:
-        if path.is_file():
-            artifact.add_file(str(path.resolve()), name=path.name, policy="immutable", skip_cache=True)
-    return artifact
 
 
 def _wandb_mode(options: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ the observation, so that PPO, which knows of no masks, takes legal actions alone
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +61,6 @@ class _Timed:
     before `add`; γ and λ are over one simulated second, in (0, 1]."""
 
     elapsed_s: np.ndarray
-    taken_s = 0.0  # by `add` so far
 
     def __init__(self, *args: Any, discount_per_s: float, gae_lambda_per_s: float, **kwargs: Any) -> None:
         self.discounts = (discount_per_s, gae_lambda_per_s)
@@ -72,12 +70,6 @@ class _Timed:
         """Empties the buffer; durations start at zero, which means no discount."""
         super().reset()  # type: ignore[misc]
         self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
-
-    def add(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Adds a step of all places."""
-        begun = time.perf_counter()
-        super().add(*args, **kwargs)  # type: ignore[misc]
-        self.taken_s += time.perf_counter() - begun
 
     def compute_returns_and_advantage(self: Any, last_values: torch.Tensor, dones: np.ndarray) -> None:
         """Generalised advantages in simulated time; returns are advantages plus values."""

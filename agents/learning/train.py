@@ -87,8 +87,7 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
     parts = {"learning": summary["learning_wall_s"], "validation": summary["validation_wall_s"],
              "preparation": summary["preparation_wall_s"], "setting up": summary["setup_wall_s"]}
     print(f"{summary['wall_s']:.0f} s in all:", ", ".join(f"{part} {wall_s:.1f} s" for part, wall_s in parts.items()))
-    shares = ", ".join(f"{part} {share:.0%}" for part, share in summary["learning_shares"].items())
-    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation ({shares})")
+    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation")
     best, window_s = summary["best"], summary["validation_window_s"]
     if best:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

@@ -101,12 +101,12 @@ class Training:
     def watch(self) -> None:
         """Makes the callbacks, in the order in which they are asked, and gives them what a resumed run left."""
         config, every = self.config, self.config.get("checkpoint_every_steps")
-        self.shares, self.metrics = cb.TimeShares(), cb.LogMetrics(self.logging["name"] != "none")
+        self.metrics = cb.LogMetrics(self.logging["name"] != "none")
         self.progress = cb.Progress(config["total_timesteps"], self.clock)
         self.opened.callback(self.progress.stop)
         self.checkpoint_and_stop = cb.CheckpointAndStopCallback(
             self.keep, int(every) if every else None, config.get("checkpoint_every_s"), self.interrupts, self.clock)
-        self.callbacks: list[Any] = [self.shares, self.checkpoint_and_stop, self.metrics]
+        self.callbacks: list[Any] = [self.checkpoint_and_stop, self.metrics]
         if self.agent.get("lagrangian"):
             self.callbacks.append(lagrangian(config, self.agent, self.model, self.env))
         if imitated(self.agent) is not None:
@@ -178,12 +178,11 @@ class Training:
                     self.validation.validate()
 
     def save(self) -> None:
-        """Saves the last policy, and as the best one where none was judged; notes what the seconds went to."""
+        """Saves the last policy, and as the best one where none was judged."""
         cb.save(self.model, self.out / runs.LAST_FILE)
         if self.validation is None or self.validation.best is None:
             cb.save(self.model, self.out / runs.POLICY_FILE)
         self.logger.dump(self.model.num_timesteps)
-        self.learning_shares = self.shares.of_seconds(self.clock.learned_s)
 
     def summary(self, started: float) -> dict[str, Any]:
         """What came out; seconds, and decisions per second, are those of this call."""
@@ -200,7 +199,7 @@ class Training:
             "wall_s": time.monotonic() - started, "setup_wall_s": self.ready - started,
             "preparation_wall_s": self.preparation_s, "validation_wall_s": self.clock.validation_s,
             "learning_wall_s": learning_s, "decisions": decisions,
-            "decisions_per_s": decisions / max(learning_s, 1e-9), "learning_shares": self.learning_shares,
+            "decisions_per_s": decisions / max(learning_s, 1e-9),
             "imitation": self.imitated_as, "best": None if validation is None else validation.best,
             "validation": [] if validation is None else validation.history,
             "validation_window_s": None if validation is None else self.length.get("window_s"),

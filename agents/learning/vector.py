@@ -48,7 +48,6 @@ class GymnasiumVecEnv(VecEnv):
         self._infos: Mapping[str, Any] = {}
         self._observations: Any = None
         self._actions: Any = None
-        self.taken_s = 0.0  # by the environment's steps so far
         self._begin()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
@@ -76,11 +75,9 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         """Steps all places; returns observations, float32 rewards, dones and a list of infos."""
-        begun = time.perf_counter()
         self._observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
         if not np.isfinite(rewards).all():
             raise UserError("the environment gives rewards that are not finite; expected numbers to learn from")
-        self.taken_s += time.perf_counter() - begun
         self._infos, dones = infos, terminated | truncated
         self._returns += rewards
         self._lengths += 1

@@ -108,7 +108,7 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
 def _check_agent(agent: Mapping[str, Any]) -> None:
     """Checks the numbers of the agent, and the name of its score."""
     check_numbers(agent, "agent", {"restarts": 0, "windows": 2}, positives=("sigma", "weight_scale"))
-    for key, least in (("generations", 1), ("threads", 1), ("population", 4), ("pool", agent["windows"])):
+    for key, least in (("generations", 1), ("threads", 1), ("population", 4)):
         if agent[key] is not None:
             whole(agent, key, least, name=f"agent.{key}")
     number(agent, "spread", 1.0, name="agent.spread")

@@ -126,11 +126,11 @@ class Search:
         changes = {"window_s": self.config["window_s"], "warmup_s": agent["warmup_s"]}
         shorter = {**env, **{key: value for key, value in changes.items() if value is not None}}
         fields = []
-        for settings, split, key, count in ((shorter, "train", "pool", agent["pool"] or agent["windows"]),
-                                            (env, "validation", "validation.windows", agent["validation"]["windows"])):
+        for settings, split, count in ((shorter, "train", agent["windows"]),
+                                       (env, "validation", agent["validation"]["windows"])):
             if int(count) % len(listed):
-                raise UserError(f"agent.{key}={count} must be a multiple of the {len(listed)} conditions, which play "
-                                "as many windows each")
+                raise UserError(f"agent.validation.windows={count} must be a multiple of the {len(listed)} conditions, "
+                                "which play as many windows each")
             configs = configs_of(settings, listed, "agent.conditions")
             fields.append(Field(configs, split_seeds(env, split), int(count), agent["threads"]))
         return [_name_of(one) for one in listed], *fields
@@ -195,16 +195,6 @@ class Search:
         self.memory.rows[-1] |= {"kept_score": judged.score, "kept_feasible": judged.excess <= 0.0}
 
     # --- Generations -------------------------------------------------------------------------------------------------
-    def _places(self) -> np.ndarray:
-        """The windows that a generation plays: all, or some of each condition, drawn anew for each generation."""
-        groups, count = len(self.names), int(self.agent["windows"]) // len(self.names)
-        rows = len(self.training.conditions) // groups
-        if count >= rows:
-            return np.arange(rows * groups)
-        random = np.random.default_rng((self.seed, 17, self.memory.generation))
-        chosen = np.stack([random.permutation(rows)[:count] * groups + one for one in range(groups)], axis=1)
-        return chosen.ravel()
-
     def _population(self) -> int:
         """Candidates of a generation: as asked for, or 4 + 3 ln n (Hansen 2016), even; doubled by each restart."""
         given = self.agent["population"]
@@ -225,12 +215,12 @@ class Search:
         """
         memory, judge = self.memory, self.judges[0]
         method = memory.method = memory.method or self._begin_method()
-        places, drawn = self._places(), method.ask()
+        drawn = method.ask()
         windows = self._windows_of(len(drawn))
         self._share = 1.0 / windows
-        values, outcome, whole = self._halved(drawn, places)
+        values, outcome, whole = self._halved(drawn)
         memory.played += windows
-        found = [judge.judged(one, places) for one in outcome]
+        found = [judge.judged(one) for one in outcome]
         values[whole] = [judge.worth(one) for one in found]
         method.tell(drawn, values)
         first = int(np.argmax(values[whole]))
@@ -251,13 +241,14 @@ class Search:
         return sum(count * (after - before) for count, before, after in
                    zip(self._survivors(population), [0, *self.steps], self.steps, strict=False))
 
-    def _halved(self, drawn: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _halved(self, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Plays a generation by successive halving.
 
         Returns:
             What candidates are worth (those that were dropped behind all others), float64[c]; the outcome of those that
             played all windows; and which these are.
         """
+        places = np.arange(len(self.training.conditions))
         left, values = np.arange(len(drawn)), np.zeros(len(drawn))
         outcome = self.play(self.training, drawn, places[: self.steps[0]])
         for turn, (after, count) in enumerate(zip(self.steps[1:], self._survivors(len(drawn))[1:], strict=True)):

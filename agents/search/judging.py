@@ -98,16 +98,15 @@ class Judge:
         """The worth of a candidate that was judged on all windows: more is better."""
         return self._worth(found.score, found.excess)
 
-    def judged(self, outcome: np.ndarray, places: np.ndarray | None = None) -> Judged:
+    def judged(self, outcome: np.ndarray) -> Judged:
         """What one candidate, OUTCOME[windows], came to."""
-        places = np.arange(len(self.conditions)) if places is None else places
+        places = np.arange(len(self.conditions))
         score, low, high = mean_interval(self.scores(outcome, places)[None])
-        rates = rates_of(outcome)
-        upper = upper_violation_limit([
-            {"seed": int(place), "window": 0, "summary": {
-                "violation_rate": rate, "online_violated": int(one["violated"]), "online_arrived": int(one["arrived"])}}
-            for place, rate, one in zip(places, rates, outcome, strict=True)])
-        upper = 0.0 if upper is None else float(upper)
+        rates, records = rates_of(outcome), []
+        for place, rate, one in zip(places, rates, outcome, strict=True):
+            counts = {"online_violated": int(one["violated"]), "online_arrived": int(one["arrived"])}
+            records.append({"seed": int(place), "window": 0, "summary": {"violation_rate": rate, **counts}})
+        upper = upper_violation_limit(records) or 0.0
         return Judged(float(score), low, high, float(outcome["service"].mean()), float(rates.mean()), upper,
                       self._excess(outcome, places, upper))
 

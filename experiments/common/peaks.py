@@ -21,6 +21,7 @@ from experiments.common.runner import NO_SAMPLES_S, Jobs
 from experiments.common.sustain import late_at_most, settling
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_path
+from ooco_gym.metrics.summary import summarise
 from ooco_gym.peak import (
     FILE_NAME,
     PROTOCOL,
@@ -34,6 +35,8 @@ from ooco_gym.peak import (
 )
 from ooco_gym.protocol import VIOLATION_BUDGET, Predictor
 from ooco_gym.scenario import Scenario
+from ooco_gym.simulation import simulate
+from ooco_gym.workload import load_workload, write_trace
 
 # As it was when the first factors were stored: a peak does not hang on what later releases ship.
 REFERENCE_MIXED = "vllm_fcfs:max_num_batched_tokens=2048,max_num_seqs=256,prefix_caching='off'"
@@ -167,10 +170,6 @@ def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
 
     A sample of them is played through the simulator, so far apart that none meets another.
     """
-    from ooco_gym.metrics.summary import summarise
-    from ooco_gym.simulation import simulate
-    from ooco_gym.workload import load_workload, write_trace
-
     slo, (start_s, duration_s) = scenario.load_slo(), scenario.window()
     scale = sample / (scenario.rates()[0] * duration_s)
     trace = load_workload(scenario.workload, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=scale)

@@ -178,8 +178,10 @@ def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[n
         the last rate, one that is over from the start 0.
     """
     rates = np.array([point.rate for point in points])
-    means = {name: np.stack([getattr(point, name) for point in points])[:, draws].mean(axis=-1)
-             for name in ("violations", "kept_up", "kept_up_service", "total_tokens_per_s")}
+    means = {}
+    for name in ("violations", "kept_up", "kept_up_service", "total_tokens_per_s"):
+        values = np.stack([getattr(point, name) for point in points])
+        means[name] = values[:, draws].mean(axis=-1)
     strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
     found = [_cross(rates, strain[:, index], means["total_tokens_per_s"][:, index]) for index in range(len(draws))]
     return np.array([rate for rate, _ in found]), np.array([served for _, served in found])

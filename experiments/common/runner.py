@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -113,7 +113,20 @@ class Jobs:
 
     def all(self, scenarios: list[Scenario], policy: str) -> list[dict[str, Any]]:
         """Summaries of one policy on several scenarios, in their order."""
-        return [future.result() for future in [self.submit(scenario, policy) for scenario in scenarios]]
+        asked = [self.submit(scenario, policy) for scenario in scenarios]
+        return [one.result() for one in asked]
+
+    def at_once(self, ask: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """What `ask` answers to each item, all at once: its threads wait for simulations. One mistake ends all."""
+        with ThreadPoolExecutor(len(items)) as threads:
+            asked = [threads.submit(ask, item) for item in items]
+            try:
+                for done in as_completed(asked):  # the one that failed first, not those that it stopped
+                    done.result()
+            except BaseException:  # what is done is in the store
+                self.stop()
+                raise
+        return [one.result() for one in asked]
 
     def stop(self) -> None:
         """Drops what has not begun; what waits for it, or asks again, gets a `CancelledError`."""

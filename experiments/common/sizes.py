@@ -12,7 +12,8 @@ from experiments.common.rate_search import Point
 from experiments.common.sustain import Bench, sustain
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
-from ooco_gym.report import percent
+from ooco_gym.report import curve, percent, plot
+from ooco_gym.report.pages import Plot
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -79,10 +80,15 @@ class Planner:
 
     def best(self, instances: int, rate: float) -> Sized:
         """So many instances in the division that strains the limits least."""
-        found = [(size, self.measured(size, rate)) for size in divisions(self.scenario.load_cluster(), instances)]
         limits = self.bench.limits
-        size, point = min(found, key=lambda one: float(limits.strain(*(
-            figure.mean() for figure in (one[1].violations, one[1].kept_up, one[1].kept_up_service)))))
+
+        def strain(one: tuple[Size, Point]) -> float:
+            point = one[1]
+            means = (point.violations.mean(), point.kept_up.mean(), point.kept_up_service.mean())
+            return float(limits.strain(*means))
+
+        found = [(size, self.measured(size, rate)) for size in divisions(self.scenario.load_cluster(), instances)]
+        size, point = min(found, key=strain)
         return Sized(size, point, point.holds(limits))
 
     def fewest(self, rate: float, most: int) -> list[Sized]:
@@ -112,9 +118,11 @@ class Planner:
     def broken(self, point: Point) -> str:
         """What a size that does not hold comes to, in words."""
         words = f"{percent(point.violations.mean())} of the promises are broken"
-        missed = {name: 1.0 - float(np.mean([run["online"][f"{name.lower()}_attainment"] for run in point.summaries]))
-                  for name in ("TTFT", "TPOT")} if point.violations.any() else {}
-        each = ", ".join(f"{name} of {percent(share)} of the online requests" for name, share in missed.items())
+        missed = []
+        for name in ("TTFT", "TPOT") if point.violations.any() else ():
+            kept = np.mean([run["online"][f"{name.lower()}_attainment"] for run in point.summaries])
+            missed.append(f"{name} of {percent(1.0 - float(kept))} of the online requests")
+        each = ", ".join(missed)
         return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the offline work is "
                 "kept up with")
 
@@ -159,6 +167,15 @@ def sized(scenario: Scenario, size: Size) -> dict[str, Any]:
     values = {name: value for name, value in vars(cluster).items() if name not in ROLES}
     pools = {role: [vars(replace(getattr(cluster, role)[0], count=count))] for role, count in size.items()}
     return {**values, **pools, "twin": None, "name": f"{cluster.name}_{'_'.join(map(str, size.values()))}"}
+
+
+def frontier_plot(rows: Sequence[Mapping[str, Any]], key: str, title: str, unit: str) -> list[Plot]:
+    """A figure of each size that was tried over its chips, a colour a policy."""
+    traces = []
+    for place, row in enumerate(rows):
+        chips, values = [one["chips"] for one in row["frontier"]], [one[key] for one in row["frontier"]]
+        traces.append(curve(str(row["policy"]), chips, values, place, "lines+markers"))
+    return [plot(title, traces, "chips", unit)]
 
 
 def split_words(row: Mapping[str, Any]) -> str:

@@ -65,18 +65,28 @@ def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, 
     most offline tokens, to three digits, then with the fewest late; where none is, the one with the fewest late."""
     budget = float(options["violation_budget"])
     seeds = seeds_of(options["tuning"]["seeds"], "tuning.seeds")[:1 if scenario.from_file else None]
-    asked = {name: {one: [jobs.submit(scenario.on_kind(get_policy(one).mixed).with_(seed=seed), one) for seed in seeds]
-                    for one in (name, *candidates_of(name, settings))}
-             for name, settings in options["tuning"]["policies"].items() if name in policies}
 
-    def standing(runs: Sequence[Mapping[str, Any]]) -> tuple[bool, float, float]:
+    def ask(policy: str) -> list[Any]:
+        on = scenario.on_kind(get_policy(policy).mixed)
+        return [jobs.submit(on.with_(seed=seed), policy) for seed in seeds]
+
+    asked: dict[str, dict[str, list[Any]]] = {}
+    for name, settings in options["tuning"]["policies"].items():
+        if name in policies:
+            asked[name] = {one: ask(one) for one in (name, *candidates_of(name, settings))}
+
+    def standing(asked: Sequence[Any]) -> tuple[bool, float, float]:
+        runs = [one.result() for one in asked]
         late = float(np.mean([run["online"]["violation_rate"] or 0.0 for run in runs]))
         served = float(np.mean([run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
                                 for run in runs]))
         return late <= budget, float(f"{served:.3g}") * (late <= budget), -late
 
-    return {name: max(tried, key=lambda one: standing([run.result() for run in tried[one]]))
-            for name, tried in asked.items()}
+    best = {}
+    for name, tried in asked.items():
+        found = {one: standing(runs) for one, runs in tried.items()}
+        best[name] = max(found, key=found.__getitem__)
+    return best
 
 
 def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str, str], policies: Sequence[str]) -> str:
@@ -85,7 +95,9 @@ def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str,
     on = f"seeds {', '.join(map(str, seeds_of(tuning['seeds'], 'tuning.seeds')))}"
     if scenario.from_file:
         on = f"the first {100 * tuning['part']:g} % of the trace, the rest of which is measured"
-    said = [f"{name} {'as it ships' if best == name else f'as {best}'} (of {1 + len(tuning['policies'][name])})"
-            for name, best in found.items()]
+    said = []
+    for name, best in found.items():
+        tried = 1 + len(tuning["policies"][name])
+        said.append(f"{name} {'as it ships' if best == name else f'as {best}'} (of {tried})")
     said += [f"{name} not (no settings: tuning.policies)" for name in policies if name not in found]
     return f"tuned on {on}: {', '.join(said)}"

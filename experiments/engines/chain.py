@@ -21,6 +21,7 @@ import yaml
 from experiments.engines import host
 from experiments.engines.host import Timed, robust_nnls, summed
 from experiments.engines.served import compare, read_measured, serve_again, served, served_plots
+from ooco_gym.calibrate.measure import measure as measure_engine
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import cost_table, load_model
@@ -44,6 +45,10 @@ class Curve(NamedTuple):
 
     knots: np.ndarray
     values: np.ndarray
+
+    def plain(self) -> dict[str, list[float]]:
+        """Its knots and values as plain figures."""
+        return {"knots": self.knots.tolist(), "values": self.values.tolist()}
 
     def at(self, sizes: np.ndarray) -> np.ndarray:
         """Values at sizes, float64[n]."""
@@ -154,10 +159,15 @@ def held_out(rows: dict[str, np.ndarray]) -> dict[str, float]:
     passes = np.unique(rows["repeat"]) if "repeat" in rows else ()
     if len(passes) < 2:
         return {}
-    parts = [errors(fit_iterations(select(rows, rows["repeat"] != number)), select(rows, rows["repeat"] == number))
-             for number in passes]
-    return {key: float(np.mean([part[key] for part in parts])) if key != "worst" else max(p[key] for p in parts)
-            for key in parts[0]}
+    parts = []
+    for number in passes:
+        fitted = fit_iterations(select(rows, rows["repeat"] != number))
+        parts.append(errors(fitted, select(rows, rows["repeat"] == number)))
+    found = {}
+    for key in parts[0]:
+        values = [part[key] for part in parts]
+        found[key] = max(values) if key == "worst" else float(np.mean(values))
+    return found
 
 
 def select(rows: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarray]:
@@ -167,8 +177,10 @@ def select(rows: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarr
 
 def summary(model: StepModel) -> dict[str, Any]:
     """The model as plain figures."""
-    return {name: {key: values.tolist() for key, values in value._asdict().items()} if isinstance(value, Curve)
-            else value for name, value in model._asdict().items()}
+    found: dict[str, Any] = {}
+    for name, value in model._asdict().items():
+        found[name] = value.plain() if isinstance(value, Curve) else value
+    return found
 
 
 def _knots(sizes: np.ndarray, first: int, factor: float) -> np.ndarray:
@@ -355,8 +367,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def measure(cfg: DictConfig, folder: Path) -> Path:
     """First link: the real engine, its iterations and the requests that it serves."""
     from omegaconf import OmegaConf
-
-    from ooco_gym.calibrate.measure import measure as measure_engine
 
     plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
     measure_engine(plan, folder)

@@ -18,17 +18,18 @@ from experiments.engines.host import mode_of, write_clock
 from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_plots
 from ooco_gym.errors import UserError
-from ooco_gym.perf import list_chips, list_models
+from ooco_gym.perf import list_chips, list_models, load_chip
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
+from ooco_gym.perf.timing.measured import measurements
 from ooco_gym.report import Section, Table, console, write_page
 from ooco_gym.report.terminal import remarks
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of
+from ooco_gym.workload import Trace
+from ooco_gym.workload.sharing import sharing_ratio
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from ooco_gym.workload import Trace
 
 
 def model_of(run: Recorded, given: str | None) -> str:
@@ -93,8 +94,6 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any, clock: Any =
 
 def trace_of(run: Recorded) -> Trace:
     """The recorded requests, all of them online, with what their prompts have in common where that is known."""
-    from ooco_gym.workload import Trace
-
     rows = run.requests
     return Trace(arrival_s=rows["arrival_s"], prompt_tokens=rows["prompt_tokens"].astype(np.int32),
                  output_tokens=rows["output_tokens"].astype(np.int32), prefix_hashes=run.prompts)
@@ -143,8 +142,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no run, or one that cannot be read or simulated.
     """
-    from ooco_gym.workload.sharing import sharing_ratio
-
     if cfg.run is None:
         raise UserError("ooco-gym calibrate replay needs run=DIR: a folder with requests.parquet and engine.json "
                         "(docs/calibration.md)")
@@ -220,9 +217,6 @@ def _unknown_prompts(run: Recorded) -> list[str]:
 
 def _allreduce(run: Recorded, chip: str) -> list[str]:
     """Says which all-reduce stands in where the model was split and the folder has none."""
-    from ooco_gym.perf import load_chip
-    from ooco_gym.perf.timing.measured import measurements
-
     spec, chips = load_chip(chip), degree_of(run)
     table = measurements(spec)
     if chips == 1 or not spec.allreduce_bytes_per_s or (table and table.all_reduce(chips)):
@@ -245,8 +239,6 @@ def forms_of(chip: str, asked: Any) -> list[str]:
     Raises:
         UserError: there is none of a name, or the chip has no tables, without which `measured` would be another form.
     """
-    from ooco_gym.perf import load_chip
-
     forms = [str(name) for name in asked or (*(["measured"] if load_chip(chip).tables else []), "extended", "ooco")]
     for name in forms:
         timing_form(name)
@@ -282,10 +274,15 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str],
 def table(run: Recorded, found: dict[str, Any], kind: str = "mean") -> Table:
     """One average of each of `SHOWN`, recorded and simulated."""
     first = next(iter(found.values()))
-    rows = [("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_{kind}_ms_real']:,.1f}", "")))]
-    rows += [(timing, *(cell for key in SHOWN for cell in (
-        f"{row[f'{key}_{kind}_ms_simulated']:,.1f}", f"{row[f'{key}_{kind}_error']:+.1f} %")))
-             for timing, row in found.items()]
+    recorded: list[str] = []
+    for key in SHOWN:
+        recorded += [f"{first[f'{key}_{kind}_ms_real']:,.1f}", ""]
+    rows = [("recorded", *recorded)]
+    for timing, row in found.items():
+        cells: list[str] = []
+        for key in SHOWN:
+            cells += [f"{row[f'{key}_{kind}_ms_simulated']:,.1f}", f"{row[f'{key}_{kind}_error']:+.1f} %"]
+        rows.append((timing, *cells))
     split = f", tp {degree_of(run)}" if degree_of(run) > 1 else ""
     return Table(f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}{split}: {KINDS[kind]} "
                  f"of {len(run.requests['arrival_s'])} requests",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.report import curve, plot
 from ooco_gym.report.pages import Plot
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim import state as s
+from ooco_gym.simulation import simulate
+from ooco_gym.workload import Trace, write_trace
 from ooco_gym.workload.table_reader import read_table
-
-if TYPE_CHECKING:
-    from ooco_gym.workload import Trace
 
 _PATIENCE_S = 1e5
 """Promise for a whole request, so lax that none is given up."""
@@ -73,11 +74,6 @@ def serve_again(trace: Trace, cluster: dict[str, Any], policy: dict[str, Any], t
     Raises:
         UserError: a request does not fit the engine's blocks.
     """
-    from ooco_gym.scenario import Scenario
-    from ooco_gym.sim import state as s
-    from ooco_gym.simulation import simulate
-    from ooco_gym.workload import write_trace
-
     lax = {"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / float(trace.output_tokens.max())}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "requests.parquet")
@@ -124,8 +120,9 @@ def served_plots(real: Served, simulated: Mapping[str, Again], curves: Mapping[s
                        ("end to end (s): simulated over recorded", "e2e_s")):
         x = getattr(real, key)
         equal = curve("", [0, float(x.max())], [0, float(x.max())], -1, "dashes")
-        plots.append(plot(title, [equal, *(curve(f"timing={timing}", x, getattr(again.served, key), colour, "markers")
-                                           for colour, (timing, again) in enumerate(simulated.items()))], "recorded"))
+        traces = [curve(f"timing={timing}", x, getattr(again.served, key), colour, "markers")
+                  for colour, (timing, again) in enumerate(simulated.items())]
+        plots.append(plot(title, [equal, *traces], "recorded"))
     for key, title in PARTS.items():
         traces = [curve(f"timing={timing}", again.curves["t_s"], again.curves[key], colour)
                   for colour, (timing, again) in enumerate(simulated.items())]

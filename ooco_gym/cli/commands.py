@@ -96,6 +96,7 @@ REMOVED = {**dict.fromkeys(
                ("headroom every", "headroom rules", "headroom violation_budget", "headroom progress"),
                "'ooco-gym evaluate policies=all' plays the heuristics beside one another"),
            "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
+           "doctor": "'pip check' says which packages do not fit, 'ooco-gym data list' where traces are looked for",
            "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
            "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's numbers, whole episodes at a time",
            "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",

@@ -317,7 +317,7 @@ def check_value(key: str, value: Any, default: Any) -> None:
     texts = [one for one in (value, default) if isinstance(one, str)]
     if value is None or default in (None, "???") or any("${" in one for one in texts):
         return
-    kind, expected = (next(name for one, name in KINDS if isinstance(given, one)) for given in (value, default))
+    kind, expected = _kind_of(value), _kind_of(default)
     if kind == expected == MAPPING:
         for name, item in value.items():
             if name not in default:
@@ -333,6 +333,11 @@ def check_value(key: str, value: Any, default: Any) -> None:
     if kind not in allowed:
         like = f"[{value}]" if expected == LIST else "{…}" if expected == MAPPING else default
         raise UserError(f"{key}={value}: expected {expected}, such as {key}={like}")
+
+
+def _kind_of(value: Any) -> str:
+    """What a value is, in words."""
+    return next(name for one, name in KINDS if isinstance(value, one))
 
 
 def one_line(error: BaseException) -> str:

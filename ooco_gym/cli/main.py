@@ -22,7 +22,6 @@ from ooco_gym.own_code import named_in
 from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--help]"
 
 
@@ -86,10 +85,7 @@ def _dispatch(words: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-    parser.add_argument("--package", "-p")
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
+    parser.add_argument("--cfg", "-c", choices=("job",))
     options = parser.parse_intermixed_args(rest)
     command = find(name)
     if options.help:
@@ -104,8 +100,8 @@ def _run(command: Command, options: argparse.Namespace) -> int:
 
     multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     request = config.read(command, options.overrides, multirun)
-    if options.cfg or options.info:
-        run.show(command, request, options.cfg, options.info, package=options.package, resolve=options.resolve)
+    if options.cfg:
+        run.show(command, request)
         return 0
     return run.run(command, request, multirun)
 

@@ -67,18 +67,11 @@ def session(command: Command, launchers: bool = False) -> Iterator[Any]:
         OocoSearchPath.command = HydraConfig.instance().cfg = None
 
 
-def show(command: Command, request: Request, cfg: str | None, info: str | None, **options: Any) -> None:
-    """Prints the configuration that would run, of a sweep its first point, or what Hydra says of how it came about."""
-    with session(command, launchers=cfg != "job") as app:
+def show(command: Command, request: Request) -> None:
+    """Prints the configuration that would run, of a sweep its first point."""
+    with session(command):
         composed = check(command, request)
-        if cfg == "job":
-            print(OmegaConf.to_yaml(unwrap(composed, str(_folder_of(command, request)))).rstrip())
-            return
-        words = [str(one.input_line) for one in request.overrides if not one.is_sweep_override()]
-        if info:
-            app.show_info(info, command.name, words)
-        else:
-            app.show_cfg(command.name, words, cfg, **options)
+        print(OmegaConf.to_yaml(unwrap(composed, str(_folder_of(command, request)))).rstrip())
 
 
 # --- One run, or a sweep --------------------------------------------------------------------------------------------

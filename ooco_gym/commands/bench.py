@@ -246,15 +246,14 @@ def measure_learning(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _learned(name: str, env: str) -> dict[str, float]:
-    """Decisions a second of learning, and which share of the seconds goes where."""
+    """Decisions a second of learning."""
     with tempfile.TemporaryDirectory() as out:
         train = [sys.executable, "-m", "ooco_gym.cli", "train", f"env={env}", f"total_timesteps={LEARNED}",
                  "validation.windows=0", "resumable=false", f"out={out}/run"]
         subprocess.run(train, check=True, stdout=sys.stderr)
         with open(f"{out}/run/summary.json", encoding="utf-8") as file:
             summary = json.load(file)
-    shares = {f"{name}_{part}_share": share for part, share in summary["learning_shares"].items()}
-    return {f"{name}_per_s": summary["decisions_per_s"], **shares}
+    return {f"{name}_per_s": summary["decisions_per_s"]}
 
 
 # --- Each in a process of its own -------------------------------------------------------------------------------------

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ooco_gym.compile import compile_later, notice
-from ooco_gym.errors import EXTRAS, UserError, is_whole
+from ooco_gym.errors import EXTRAS, whole_number
 from ooco_gym.jobs import cores, processes
-from ooco_gym.report.terminal import following, progress
+from ooco_gym.report.terminal import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baselines", "ooco_gym", "agents", "experiments")
 # How long the longest take beside the others: whoever compiles them lowers what most of the others are built on.
 WEIGHTS = {"ooco_gym.sim.loop": 7.0, "ooco_gym.policy.mixed": 3.0, "ooco_gym.envs.stepping": 3.0}
-SECONDS = 1.9  # that one of the others takes, as long as none has told
 _COMPILES = re.compile(r"^@(jit|hook|step_kernel|reading)\b|= jit\(", re.MULTILINE)
 
 
@@ -32,9 +31,7 @@ def main(cfg: Any) -> dict[str, Any]:
     Raises:
         UserError: `workers` is no whole number of at least 1.
     """
-    workers = cfg.get("workers")
-    if workers is not None and (not is_whole(workers) or workers < 1):
-        raise UserError(f"workers={workers} must be a whole number of at least 1, or null")
+    workers = None if cfg.get("workers") is None else whole_number("workers", cfg["workers"], 1)
     begun = time.monotonic()
     functions = compile_all(workers)
     wall_s = time.monotonic() - begun
@@ -45,23 +42,13 @@ def main(cfg: Any) -> dict[str, Any]:
 
 def compile_all(workers: int | None = None) -> int:
     """Compiles what is not on disk yet, and returns how many functions that were."""
-    names, workers = modules(), workers or min(2, cores())
-    open_, functions, pace_s = [WEIGHTS.get(name, 1.0) for name in names], 0, SECONDS
-    total, done, took_s, begun = sum(open_), 0.0, 0.0, time.monotonic()
-
-    def look() -> float:
-        """Moves the bar on while no module ends, as far as those may be that are being compiled."""
-        guess = (time.monotonic() - begun) * workers / pace_s
-        bar.done = max(bar.done, min(guess, done + 0.9 * sum(open_[:workers])))
-        bar.draw()
-        return 1.0
-
-    with processes(workers) as executor, progress("compiling", total=total) as bar, following(look, 1.0):
-        futures = {executor.submit(compile_module, name): weight for name, weight in zip(names, open_, strict=True)}
-        for one in as_completed(futures):
-            open_.remove(futures[one])
-            functions, done, took_s = functions + one.result()[0], done + futures[one], took_s + one.result()[1]
-            pace_s = took_s / done
+    names, functions = modules(), 0
+    weights = {name: WEIGHTS.get(name, 1.0) for name in names}
+    with processes(workers or min(2, cores())) as executor, progress("compiling", total=sum(weights.values())) as bar:
+        begun = {executor.submit(compile_module, name): name for name in names}
+        for one in as_completed(begun):
+            functions += one.result()
+            bar.advance(weights[begun[one]])
     return functions
 
 
@@ -74,13 +61,13 @@ def modules() -> list[str]:
     return [*WEIGHTS, *(name for name in names if name not in WEIGHTS)]
 
 
-def compile_module(name: str) -> tuple[int, float]:
-    """Compiles the functions of a module; returns how many were not on disk yet, and the seconds."""
-    begun, before = time.monotonic(), notice.compiled()
+def compile_module(name: str) -> int:
+    """Compiles the functions of a module; returns how many were not on disk yet."""
+    before = notice.compiled()
     try:
         import_module(name)
     except ModuleNotFoundError as error:  # of an extra that is not installed, nothing uses it
         if (error.name or "").partition(".")[0] not in EXTRAS:
             raise
     compile_later(name)
-    return notice.compiled() - before, time.monotonic() - begun
+    return notice.compiled() - before

@@ -8,11 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.metrics import summarise, write_requests
+from ooco_gym.metrics.costs import chips_of, cost_figures
+from ooco_gym.metrics.summary import MEMORY, WINDOW, keeps_prefixes
 from ooco_gym.perf.engine_clock import EngineClock
+from ooco_gym.perf.validity import clock_line
+from ooco_gym.policy import policy_of
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
+from ooco_gym.render import outcome_of, write_report
+from ooco_gym.render.deciding import conditions, depths
+from ooco_gym.render.page import class_table, conditions_table, policy_words
 from ooco_gym.report import Table, as_text, at_least, console, duration, joined, number, percent, show_notes
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import CLUSTER, TRACE_CLUSTER, ResolvedScenario, Scenario
+from ooco_gym.sim.state import SYNCHRONOUS
+from ooco_gym.simulation import simulate
 from ooco_gym.workload import Trace, from_file, of_trace
 
 if TYPE_CHECKING:
@@ -35,13 +45,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
-    from ooco_gym.metrics import summarise, write_requests
-    from ooco_gym.metrics.costs import chips_of, cost_figures
-    from ooco_gym.policy import policy_of
-    from ooco_gym.render import outcome_of, write_report
-    from ooco_gym.render.deciding import conditions, depths
-    from ooco_gym.render.page import class_table, conditions_table, policy_words
-    from ooco_gym.simulation import simulate
 
     policy: Any = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     scenario = scenario_of(cfg, mixed=policy_of(policy).mixed).resolve()
@@ -120,8 +123,6 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """What matters of a summary, as a table."""
-    from ooco_gym.metrics.summary import keeps_prefixes
-
     online, offline, rejected = summary["online"], summary["offline"], summary.get("rejected")
 
     def times(key: str) -> str:
@@ -131,8 +132,9 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
     kinds = ("offline",) if "batch" in summary else ("online", "offline")
     used, open_end = summary["utilization"], summary["window_s"] != summary["arrivals_s"]
-    left = online["arrived"] - online["finished"] + offline["left"] - sum((rejected or {}).get(kind, 0) for kind in (
-        "online", "offline"))
+    left = online["arrived"] - online["finished"] + offline["left"]
+    if rejected:
+        left -= rejected["online"] + rejected["offline"]
     until = f"when drain_s ran out, {left:,} request{'s' * (left != 1)} unfinished" if left else "with the last request"
     batch, cost = summary.get("batch"), summary.get("cost", {})
     rows = [
@@ -189,8 +191,6 @@ def cost_words(cost: Mapping[str, Any]) -> str:
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
     """What a reader of the summary should not overlook, one sentence each."""
-    from ooco_gym.metrics.summary import MEMORY, WINDOW
-
     online, offline = summary["online"], summary["offline"]
     lines = []
     if online["arrived"] == 0 and "batch" not in summary:
@@ -228,7 +228,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
 
 
 def notes_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The same of several policies by name, of a run of each, and what else these said; each with whose it is."""
+    """Merges the warnings of several policies' runs and what else these said, labelled by policy."""
     said: dict[str, list[str]] = {}
     for label, one in summaries.items():
         for line in [*warnings_of(one), *(f"{note}." for note in one.get("notes") or ())]:
@@ -253,10 +253,6 @@ def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str
 def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
     """Prints which clock the scenarios have and how far off it is, a line each that differs; what was measured on an
     engine that schedules asynchronously says nothing of policies whose own engine does not."""
-    from ooco_gym.perf.validity import clock_line
-    from ooco_gym.policy import policy_of
-    from ooco_gym.sim.state import SYNCHRONOUS
-
     waiting = [one.name for one in map(policy_of, policies)
                if one.mixed and one.settings()["async_scheduling"] == SYNCHRONOUS]
     lines = []

@@ -123,10 +123,11 @@ class Sweep:
         names = list(metrics) or [name for name in usual if name in self.figures][:MOST_SCORES]
         results, rows, whole = [], [], [None] * len(self.columns["point"])
         for swept, mine in self.groups():
-            figures = {name: spread([self.figures[name][row] for row in mine]) for name in names}
-            bounds = {name: any(self.figures.get(name + BOUND, whole)[row] for row in mine) for name in names}
-            for figure in figures.values():
-                del figure["values"]  # they are in the file
+            figures, bounds = {}, {}
+            for name in names:
+                figures[name] = spread([self.figures[name][row] for row in mine])
+                del figures[name]["values"]  # they are in the file
+                bounds[name] = any(self.figures.get(name + BOUND, whole)[row] for row in mine)
             results.append({"swept": swept, "points": len(mine), "figures": figures, "censored": bounds})
             rows.append([*map(str, swept.values()), str(len(mine)), *(
                 at_least(with_interval(*figures[name].values()), bounds[name]) for name in names)])
@@ -143,7 +144,11 @@ class Sweep:
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Records as columns, None where one has no such key."""
-    return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
+    columns: dict[str, list[Any]] = {}
+    for place, row in enumerate(rows):
+        for key, value in row.items():
+            columns.setdefault(key, [None] * len(rows))[place] = value
+    return columns
 
 
 def _typed(values: Sequence[Any]) -> Any:

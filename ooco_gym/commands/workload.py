@@ -51,9 +51,12 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
     print("\nOffline requests (offline=NAME, or a part of a simulation's workload):")
     for name, item in offline.items():
         print(f"{name}: {item.get('description', '')}")
-    shown = ("description", "source", "measured", "assumed", "mean_rate_per_s")
-    return {"workloads": {name: {key: item.get(key) for key in shown} for name, item in found.items()},
-            "offline": {name: {key: item.get(key) for key in shown[:4]} for name, item in offline.items()}}
+
+    def shown(item: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+        return {key: item.get(key) for key in ("description", "source", "measured", "assumed", *keys)}
+
+    return {"workloads": {name: shown(item, "mean_rate_per_s") for name, item in found.items()},
+            "offline": {name: shown(item) for name, item in offline.items()}}
 
 
 def _fit(values: dict[str, Any]) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def search_to_the_end(made):
 
 
 def test_a_search_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
-    changes = {"generations": 6, "pool": 8, "restarts": 1, "validation": {"windows": 4, "every": 2, "patience": 1}}
+    changes = {"generations": 6, "restarts": 1, "validation": {"windows": 4, "every": 2, "patience": 1}}
     train.main(config(tmp_path / "whole", **changes))
     made = config(tmp_path / "killed", **changes)
     worker = multiprocessing.get_context("spawn").Process(target=search_to_the_end, args=(made,))
@@ -353,7 +353,6 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"halving": {"keep": 0.99}}, "agent.halving.keep"),
     ({"generations": None}, "has no end"),
     ({"sigma": 0.0}, "agent.sigma must be a positive number"),
-    ({"pool": 2}, "agent.pool must be a whole number of at least 4"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
     with pytest.raises(UserError, match=words) as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,18 +141,6 @@ def test_show_configuration(toy: SimpleNamespace) -> None:
     for word in ("fruit=pear,plum", "fruit=glob(p*)"):
         shown = yaml.safe_load(toy.run("play", "-m", "--cfg", "job", word, "seed=4,5")[1])
         assert (shown["fruit"]["name"], shown["seed"]) == ("pear", 4), "of a sweep the first point"
-
-
-def test_hydra_says_how_a_configuration_comes_about(toy: SimpleNamespace) -> None:
-    """`--cfg hydra`, `--cfg all` and `--info` are Hydra's own."""
-    code, out, _ = toy.run("play", "--cfg", "hydra", "-p", "hydra.job", "seed=3")
-    assert code == 0 and "name: play" in out and "seed=3" in out
-    code, out, _ = toy.run("play", "--cfg", "all", "fruit=pear")
-    assert code == 0 and "brown_spots: 2" in out and "override_dirname" in out
-    told = subprocess.run([sys.executable, "-m", "ooco_gym.cli", "play", "--info", "defaults", "fruit=pear"],
-                          cwd=toy.cwd, text=True, capture_output=True, check=False)
-    assert told.returncode == 0 and "fruit/pear" in told.stdout
-    assert list(toy.cwd.iterdir()) == []
 
 
 def test_help(toy: SimpleNamespace) -> None:

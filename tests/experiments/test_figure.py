@@ -17,6 +17,7 @@ from docs.generators.marked import END
 from docs.generators.reproduction import BEGIN, body
 from experiments import figure_points
 from experiments.common.policies import seeds_of
+from experiments.common.runner import Jobs
 from experiments.figure import names_of, read
 from experiments.figure_points import Row, points_of, rows_of
 from experiments.figure_tests import judged, verdict_of
@@ -104,8 +105,9 @@ def test_a_point_that_fails_is_said_not_those_that_it_stops(monkeypatch: pytest.
         raise CancelledError
 
     monkeypatch.setattr(figure_points, "_sustained", fails)
-    jobs: Any = SimpleNamespace(stop=stopped.set)
     points: Any = ["first", "second"]
+    jobs = Jobs(1)
+    monkeypatch.setattr(jobs, "stop", stopped.set)
     with pytest.raises(UserError, match="light enough"):
         figure_points.measure(points, [1], {"sustained": {}}, jobs)
 
