@@ -22,7 +22,7 @@ BEGIN = "<!-- figures: of ooco-gym figure, written by docs/generators/reproducti
 
 
 def body(figures: Sequence[Mapping[str, Any]]) -> str:
-    """The marked part of `docs/reproduction.md`: counts, then a table for each paper; our own tables are claims' matter."""
+    """The marked part of `docs/reproduction.md`: counts, then a table for each paper (our own tables are claims)."""
     figures = [one for one in figures if one["paper"] != "This project"]
     counts = {verdict: sum(one["verdict"] == verdict for one in figures)
               for verdict in ("reproduced", "direction only", "not", "not comparable")}
