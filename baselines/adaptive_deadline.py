@@ -68,7 +68,9 @@ _MOST_Z = 20.0  # no weights move a parameter further than that many steps
 _COUNT, _WIDTH = len(ADJUSTED), len(ENGINE) + 1
 _INDEX = np.array([getattr(P, one.name) for one in ADJUSTED])
 _LOG = np.array([one.scale == "log" for one in ADJUSTED])
-_STEP, _LOW, _HIGH = (np.array([getattr(one, key) for one in ADJUSTED]) for key in ("step", "low", "high"))
+_STEP = np.array([one.step for one in ADJUSTED])
+_LOW = np.array([one.low for one in ADJUSTED])
+_HIGH = np.array([one.high for one in ADJUSTED])
 
 # Places of State.memory behind those of `deadline`: when the next look is due, what is set, the present block of
 # 10 minutes (its number from 1 on, arrivals and violations before it), and the notes of `engine_row`.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.metrics.summary import summarise
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.simulation import Run, Simulation
@@ -85,8 +86,6 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
 
 def batched(scenario: Scenario, policy: str, *, batch: int) -> dict[str, Any]:
     """Summary of such a run, with its iterations and the processor's time in all; this plays the points of a figure."""
-    from ooco_gym.metrics.summary import summarise
-
     begun = time.process_time()
     run = simulate_batches(scenario, policy, batch)
     return {**summarise(run), "iterations": int(run.instances["steps_begun"].sum()),

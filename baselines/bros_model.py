@@ -277,6 +277,10 @@ def iteration_ps(table: CostTable, prefills: Sequence[int], decodes: Sequence[in
     return float(mixed_latency_ps(table, [list(prefills)], 0, [len(decodes)], [sum(decodes)])[0])
 
 
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length())]
+
+
 def fit(table: CostTable, context_tokens: int, max_batch: int, block_tokens: int = 16) -> dict[str, float]:
     """Fits the six coefficients of t_exec (`NAMES`), in ps, to batches of powers of two that fit the KV memory.
 
@@ -286,8 +290,8 @@ def fit(table: CostTable, context_tokens: int, max_batch: int, block_tokens: int
         max_batch: most sequences of a batch, at most what the table knows.
         block_tokens: tokens of a KV block.
     """
-    sizes, lengths = ([1 << i for i in range(most.bit_length())]
-                      for most in (min(max_batch, len(table.decode_lines) - 1), context_tokens))
+    sizes = _powers_of_two(min(max_batch, len(table.decode_lines) - 1))
+    lengths = _powers_of_two(context_tokens)
     batches = [(n, tokens) for n in sizes for tokens in lengths if n * tokens <= table.kv_blocks * block_tokens]
     prefill = [(n * tokens, (n * tokens) ** 2, iteration_ps(table, [tokens] * n, [])) for n, tokens in batches]
     decode = [(n, n * tokens * n, iteration_ps(table, [], [tokens] * n)) for n, tokens in batches]

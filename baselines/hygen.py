@@ -165,7 +165,7 @@ def extend(state, instance, slot, online):
 
 @inner
 def resume(state, instance, slot, online):
-    """Admits a preempted request of which all but the next token is in memory again: a decode. Whether it was."""
+    """Admits a preempted request whose context is in memory again but for the next token. Returns whether it was."""
     batch = state.memory[instance]
     cost = decode_cost(state, batch, slot)
     if batch[CHUNK] < 1 or (cost > batch[TIME] and not online) or begin(state, instance, slot, 1, online) == 0:

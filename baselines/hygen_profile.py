@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ooco_gym.errors import UserError
+from ooco_gym.metrics import summarise
 from ooco_gym.peak import short_name
 from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.report.terminal import remark
+from ooco_gym.simulation import simulate
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import ResolvedScenario, Scenario
@@ -135,9 +137,6 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
 
 def test_run(scenario: Scenario | ResolvedScenario, policy: Policy) -> dict[str, Any]:
     """Summary of a test run; each is made once in a process, whichever SLO asks for it."""
-    from ooco_gym.metrics import summarise
-    from ooco_gym.simulation import simulate
-
     unlike = {name: value for name, value in policy.values.items() if name not in PROFILE_NAMES}  # what changes the run
     key = json.dumps([scenario.describe(), policy.name, unlike], sort_keys=True, default=str)
     if key not in _RUNS:

@@ -25,8 +25,8 @@ from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import schedule_with
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
-from ooco_gym.sim.build import PolicyContext
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, LARGEST_CARDS
+from ooco_gym.sim.policy_context import PolicyContext
 from ooco_gym.sim.state import SEES_FINISHING
 
 ENGINE_PARAMS = (

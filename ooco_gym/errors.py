@@ -83,16 +83,24 @@ def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None
             raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), names)}")
 
 
-# Environments that earlier versions called otherwise.
-RENAMED = {"control": "onlinetuning", "gating_v0": "prefillgate", "preemption": "interruption",
-           "reclaiming": "preemptionvictim"}
+# Names of earlier versions by kind, and what to use in their place.
+_ENVIRONMENTS = {"control": "onlinetuning", "gating_v0": "prefillgate", "preemption": "interruption",
+                 "reclaiming": "preemptionvictim"}
+FORMER = {
+    "env": _ENVIRONMENTS,
+    "environment": _ENVIRONMENTS,
+    "policy": {"echo_pd": "policy=echo on mixed instances, policy=slack on pools",
+               "hygen_pd": "policy=hygen on mixed instances, policy=slack on pools",
+               "sjf": "policy=past_future with lengths=…, which goes by predicted lengths, too"},
+}
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """Builds the error for a name that is not among `known`: names the kind, the nearest and all valid names."""
+    """Builds the error for a name that is not among `known`: names the kind, and what a former name is now, or the
+    nearest and all valid names."""
     names = sorted(known)
-    if kind in ("env", "environment") and (now := RENAMED.get(str(name))):
-        return UserError(f"the {kind} '{name}' is called '{now}' now")
+    if now := FORMER.get(kind, {}).get(str(name)):
+        return UserError(f"{kind} '{name}' is no longer there; take {now}")
     return UserError(f"unknown {kind} '{name}'{nearest(str(name), names)}; expected one of: {', '.join(names)}")
 
 

@@ -108,14 +108,25 @@ def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
             _stamp(item, folders, found)
     elif isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
-        mixed = [part.rpartition("*")[2].strip() for part in text.split("+")]
-        parts = dict.fromkeys((text, *mixed, *(part.rpartition("@")[0] for part in mixed if "@" in part)))
-        for path in [folder / part for part in parts for folder in folders]:
-            version = None if path in found else version_of(path)
-            if version is not None:
-                found[path] = version
-                if path.suffix in (".yaml", ".yml"):
-                    _stamp(_named_in(path, version), [Path(), path.parent], found)
+        for part in _paths_in(text):
+            for folder in folders:
+                _stamp_file(folder / part, found)
+
+
+def _paths_in(text: str) -> list[str]:
+    """What may be a path in a text: all of it, and of a mix each part without its weight and its class."""
+    sources = [part.rpartition("*")[2].strip() for part in text.split("+")]
+    without_class = [source.rpartition("@")[0] for source in sources if "@" in source]
+    return list(dict.fromkeys([text, *sources, *without_class]))
+
+
+def _stamp_file(path: Path, found: dict[Path, str]) -> None:
+    """Adds a file, where it is one, and the files that a YAML file names."""
+    version = None if path in found else version_of(path)
+    if version is not None:
+        found[path] = version
+        if path.suffix in (".yaml", ".yml"):
+            _stamp(_named_in(path, version), [Path(), path.parent], found)
 
 
 @lru_cache(maxsize=256)
@@ -135,11 +146,17 @@ def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[
     first. One found under the `conditions` of this digest goes before one found as the protocol says; None: only the
     latter will do."""
     own = cache_path(FILE_NAME)
-    found = [entry for path in (shipped_file(), *([own] if own else ())) for entry in read_entries(path)
-             if all(entry.get(name) == value for name, value in key.items())
-             and (path != own or entry.get("conditions") in (PROTOCOL, conditions))]
+    entries = read_entries(shipped_file())
+    if own:
+        entries += [entry for entry in read_entries(own) if entry.get("conditions") in (PROTOCOL, conditions)]
+    found = [entry for entry in entries if not _differs(entry, key)]
     same = [entry for entry in found if conditions is not None and entry.get("conditions") == conditions]
     return next(iter(same + found), None)
+
+
+def _differs(entry: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
+    """Whether an entry belongs to another key."""
+    return any(entry.get(name) != value for name, value in key.items())
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -161,7 +178,7 @@ def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) ->
     head = ("# How much of each workload's own rate a cluster carries by itself (its peak factor), as found by\n"
             "# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by hand.\n")
     with _STORING:
-        others = [old for old in read_entries(path) if any(old.get(name) != value for name, value in key.items())]
+        others = [old for old in read_entries(path) if _differs(old, key)]
         entries = sorted([*others, dict(entry)], key=lambda item: tuple(str(item.get(name)) for name in key))
         with atomic_write(path) as temporary:
             temporary.write_text(head + yaml.safe_dump({"factors": entries}, sort_keys=False), encoding="utf-8")

@@ -24,11 +24,12 @@ from ooco_gym.policy import Policy
 from ooco_gym.policy.decisions import addresses
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Machine, policy_context
+from ooco_gym.sim.config import Machine
 from ooco_gym.sim.loop import RUN_SIGNATURE, run, run_at
+from ooco_gym.sim.policy_context import policy_context
 from ooco_gym.simulation import Simulation, prepared, profiled
 
-# What a policy comes to in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
+# Outcome of a policy in a window: offline service (reference GPU-s/s), online requests, and two costs (1/s).
 OUTCOME = np.dtype([("service", float), ("violated", np.int64), ("arrived", np.int64), ("output_tokens", float),
                     ("wasted_tokens", float)])
 TEMPLATES = 4  # first states that are kept of a window: for so many combinations of what changes a state's arrays
@@ -71,7 +72,7 @@ class Window:
 
     @property
     def digest(self) -> int | None:
-        """Of the requests: when they arrive, how long they are, what they were promised; None before it is built."""
+        """Digest of the requests' arrivals, lengths and SLOs; None before the window is built."""
         return self._digest
 
     def play(self, candidate: Candidate) -> tuple[float, int, int, float, float]:
@@ -123,7 +124,7 @@ class Window:
         if policy.prepare is None:
             return policy
         machines = [Machine(*one) for one in self.scenario.deployments]
-        return prepared(policy, policy_context(machines, template.state.requests, template.terms))
+        return prepared(policy, policy_context(machines, template.state.requests, template.sim_config))
 
 
 def digest_of(state: s.State) -> int:

@@ -22,9 +22,9 @@ SEEDS: int = _COMPARISONS["seeds"]
 KEPT_UP: float = _COMPARISONS["kept_up"]
 """Smallest share of the offline requests arriving in the second half that is completed, where a rate is sustained."""
 KEPT_UP_SERVICE: float = _COMPARISONS["kept_up_service"]
-"""The same by reference GPU time."""
+"""Smallest such share by reference GPU time."""
 KEPT_UP_ONE_RUN: float = _COMPARISONS["kept_up_one_run"]
-"""The same of one run by itself, below which its backlog is said to grow."""
+"""Smallest such share of one run by itself, below which its backlog is said to grow."""
 MOST_TOKENS = 2**31 - 1  # of a request
 BASELINE = "vllm_priority"
 """The policy that others are compared with where it plays and none is named."""

@@ -375,7 +375,7 @@ class ResolvedScenario:
         return self.given.with_(**changes).resolve(like=self)
 
     def for_policies(self, mixed: bool) -> ResolvedScenario:
-        """Itself, or where its cluster was left open what `Scenario.on_kind` says of that."""
+        """Returns self, or on the cluster's twin where the cluster was left open (`Scenario.on_kind`)."""
         given = self.given
         return given.on_kind(mixed).resolve(like=self) if "cluster" in given._open else self
 
@@ -393,15 +393,17 @@ class ResolvedScenario:
         return promised(trace, classes, self.workload.name)
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
-        """Itself, so that a scenario is taken in either form."""
+        """Returns self: functions take a scenario in either form."""
         return self
 
     def describe(self) -> dict[str, Any]:
         """All fields of the scenario as JSON-able values, with what was left open resolved."""
         values = {key: value for key, value in asdict(self.given).items() if key not in ("classes", "lengths")}
         if self.classes:
-            values["classes"] = {one.name: {key: value for key, value in asdict(one).items() if key != "name"}
-                                 for one in self.classes}
+            named = values["classes"] = {}
+            for one in self.classes:
+                named[one.name] = asdict(one)
+                del named[one.name]["name"]
         if self.lengths.predictor != "none":  # a scenario without one reads as it did before
             values["lengths"] = asdict(self.lengths)
         return {**values, "timing": self.timing, "duration_s": self.duration_s, "rate_scale": self.rate_scale,
@@ -417,7 +419,7 @@ def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
 
 def _classes_met(classes: tuple[RequestClass, ...], slo: Slo,
                  deployments: tuple[tuple[str, Deployment], ...]) -> tuple[RequestClass, ...]:
-    """The same of classes, what is open filled in."""
+    """Validates the classes' TTFT SLOs, and fills in the scenario's SLO where a class leaves its own open."""
     for one in classes:
         _check_ttft(f"classes.{one.name}", one.ttft_s, deployments)
     return with_defaults(classes, slo.ttft_s, slo.tpot_s) if classes else ()

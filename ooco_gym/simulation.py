@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from ooco_gym.cluster import RETENTIONS, Cluster
 from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError, check_keys
+from ooco_gym.metrics import summarise
 from ooco_gym.peak import short_name
 from ooco_gym.perf.deployment import validity_warnings
 from ooco_gym.perf.engine_clock import EngineClock
@@ -21,8 +22,10 @@ from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.report.terminal import remark
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Machine, PolicyContext, Rules, build_state, policy_context, slo_ps
+from ooco_gym.sim.build import build_state, slo_ps
+from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.loop import run as run_loop
+from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.sim.retention import Retention
 from ooco_gym.workload import Trace, Turns, merge, sharing_ratio
 from ooco_gym.workload.classes import check_deadlines, tightest, unused_note
@@ -65,8 +68,6 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The protocol's figures (`ooco_gym.metrics.summarise`)."""
-        from ooco_gym.metrics import summarise
-
         return summarise(self)
 
     @property
@@ -115,20 +116,35 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
     return trace, (warmup_s, warmup_s + duration_s)
 
 
-def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
-    """What the simulator must know of a scenario's SLOs, protocol and cluster. Of several online classes the tightest
-    TTFT and the tightest TPOT count; without a trace, or where none of its requests is of the class `online`, that
-    one does not."""
-    slo, protocol, cluster, given = scenario.slo, scenario.protocol, scenario.cluster, scenario.given
+def sim_config_of(scenario: ResolvedScenario, trace: Trace | None = None) -> SimConfig:
+    """Returns SLOs, protocol and cluster of a scenario as the simulator takes them.
+
+    Of several online classes the tightest TTFT and the tightest TPOT count; without a trace, or where none of its
+    requests is of the class `online`, that one does not.
+    """
+    slo, protocol, cluster = scenario.slo, scenario.protocol, scenario.cluster
     ttft_s, tpot_s = tightest(scenario.classes, trace) if scenario.classes else (slo.ttft_s, slo.tpot_s)
-    return Rules(ttft_s, tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
-                 cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol.gate_poll_s),
-                 float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
-                 given.jitter, slo.gap_s, cluster.host_link_bytes_per_s,
-                 cluster.host_gib * 2.0**30, cluster.kv_offloading_gib * 2.0**30,
-                 Retention(RETENTIONS.index(cluster.retention), cluster.retention_turn_s, cluster.retention_token_s,
-                           cluster.retention_ttl_s),
-                 EngineClock.load(cluster.engine_clock), cluster.pd_first_token == "decode", cluster.pd_handover_s)
+    return SimConfig(
+        ttft_s, tpot_s, slo.tpot_min_tokens,
+        tpot_from_decode=slo.tpot_from == "first_decode",
+        max_batch=cluster.max_batch,
+        block_tokens=cluster.block_tokens,
+        kv_link_bytes_per_s=cluster.kv_link_bytes_per_s,
+        gate_poll_s=float(protocol.gate_poll_s),
+        prior_output_tokens=float(protocol.prior_output_tokens),
+        belief_factor=scenario.predictor.factor,
+        belief_noise=scenario.predictor.noise,
+        jitter=scenario.given.jitter,
+        gap_s=slo.gap_s,
+        host_link_bytes_per_s=cluster.host_link_bytes_per_s,
+        host_bytes=cluster.host_gib * 2.0**30,
+        offloading_bytes=cluster.kv_offloading_gib * 2.0**30,
+        retention=Retention(RETENTIONS.index(cluster.retention), cluster.retention_turn_s, cluster.retention_token_s,
+                            cluster.retention_ttl_s),
+        engine_clock=EngineClock.load(cluster.engine_clock),
+        decode_first_token=cluster.pd_first_token == "decode",
+        handover_s=cluster.pd_handover_s,
+    )
 
 
 class Simulation:
@@ -138,7 +154,7 @@ class Simulation:
         scenario: what is played, resolved.
         policy: the policy that decides, as the scenario has prepared it.
         state: the simulator's state.
-        terms: what the simulator itself knows of SLOs, protocol and cluster.
+        sim_config: SLOs, protocol and cluster as the simulator takes them.
         class_id: int8[requests], places in `scenario.classes`; None where the scenario names no classes.
         window_s: start and end of the measured window, in seconds since the start of the warm-up; of a trace that is
             played to its last request's end, of the time in which its requests arrive.
@@ -166,37 +182,35 @@ class Simulation:
         if self.scenario.from_file:
             self.notes += open_note(trace, self.turns)
         self.class_id = trace.class_id
-        self.terms = rules = rules_of(self.scenario, trace)
-        self.ttft_slo_ps = (slo_ps(trace.ttft_slo_s, rules.ttft_s, len(trace)) if rules.engine_clock.has_frontend
-                            else None)  # as clients are promised it, where that is not the engine's
+        self.sim_config = sim_config = sim_config_of(self.scenario, trace)
+        self.ttft_slo_ps = None  # as clients are promised it, where that is not the engine's
+        if sim_config.engine_clock.has_frontend:
+            self.ttft_slo_ps = slo_ps(trace.ttft_slo_s, sim_config.ttft_s, len(trace))
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
         _check_architecture(chosen, self.scenario.cluster)
-        self.policy = prepared(profiled(chosen, self.scenario), policy_context(machines, trace, rules))
+        self.policy = prepared(profiled(chosen, self.scenario), policy_context(machines, trace, sim_config))
         predicted = self.scenario.lengths.believe(trace, self.scenario.seed)
-        self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
+        self.state = build_state(machines, trace, sim_config, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
                                  weights=self.policy.weights, turns=self.turns)
-        if rules.offloading_bytes and not self.state.blocks.size:
+        if sim_config.offloading_bytes and not self.state.blocks.size:
             self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
                            f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
-        if rules.retention.order and not self.state.blocks.size:
-            self.notes += (f"retention={self.scenario.cluster.retention} is not used: it is of a prefix cache, and "
-                           f"policy '{chosen.name}' keeps none here (prefix_caching)",)
-        if chosen.mixed and rules.engine_clock.async_scheduling and not self.state.config.async_scheduling:
+        if chosen.mixed and sim_config.engine_clock.async_scheduling and not self.state.config.async_scheduling:
             self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
                            "engine has no asynchronous scheduling. The host times of "
-                           f"engine_clock={rules.engine_clock.name} are those of an engine that has; without, an "
+                           f"engine_clock={sim_config.engine_clock.name} are those of an engine that has; without, an "
                            "iteration takes longer than here",)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
-        self.rules = self.policy.hooks()
+        self.compiled_rules = self.policy.hooks()
         if outside:
             self.state.config.rules_flush = 0  # the caller that answers need not flush anything
         check_keys("outside", outside, [point.name for point in POINTS])
         self._hooks = addresses([ask_outside if point.name in outside else rule
-                                 for point, rule in zip(POINTS, self.rules, strict=True)])
+                                 for point, rule in zip(POINTS, self.compiled_rules, strict=True)])
         self._answer = s.ASK
         self.end_ps = round((self.window_s[1] + self.scenario.drain_s) * s.PS_PER_S)
         if whole:
@@ -249,7 +263,7 @@ class Simulation:
     def rule_answer(self) -> int:
         """What the policy's own rule answers to the open decision."""
         pending = self.state.pending
-        return int(call_rule(self.state, self.rules[int(pending.point) - 1], int(pending.instance),
+        return int(call_rule(self.state, self.compiled_rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
 
 
@@ -320,11 +334,11 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
             until_s += sample_s
     if len(computed) < 2:  # the window had no end of its own
         computed.append(computed_tokens(state.requests))
-    requests = seen_by_clients(state.requests, simulation.terms.engine_clock, simulation.ttft_slo_ps)
+    requests = seen_by_clients(state.requests, simulation.sim_config.engine_clock, simulation.ttft_slo_ps)
     if simulation.scenario.open_end:  # just after the last request's end, as its client sees it, so that it lies within
         last_s = max(simulation.now_s, int(requests["finish_ps"].max(initial=0)) / s.PS_PER_S)
         end_s = last_s + max(1 / s.PS_PER_S, math.ulp(last_s))
-    samples = {key: np.array([row[key] for row in rows]) for key in (rows[0] if rows else ())}
+    samples = _columns(rows)
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values),
               requests, state.instances, state.itl, (start_s, end_s), state.totals.as_dict(), samples, simulation.now_s,
               time.perf_counter() - begun, simulation.notes, simulation.class_id,
@@ -333,6 +347,14 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     for line in run.range_warnings:
         remark(line, line.partition("; this run reaches")[0])
     return run
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The samples of a run as arrays by key."""
+    found = {}
+    for key in rows[0] if rows else ():
+        found[key] = np.array([row[key] for row in rows])
+    return found
 
 
 def seen_by_clients(requests: np.ndarray, clock: EngineClock, ttft_slo_ps: np.ndarray | None) -> np.ndarray:

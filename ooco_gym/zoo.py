@@ -8,15 +8,13 @@ its held-out scores with intervals, and where it fails. It simulates, compares a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.policy import Policy, get_policy
 from ooco_gym.resources import load_yaml
 from ooco_gym.resources import names as known
-
-if TYPE_CHECKING:
-    from ooco_gym.policy import Policy
-    from ooco_gym.runtime import Policy as Bundle
+from ooco_gym.runtime import Policy as Bundle
 
 _PREFIX = "learned_"  # of the files in conf/policy
 
@@ -46,12 +44,8 @@ def load_policy(name: str | Path, threads: int = 1) -> Policy | Bundle:
         UserError: neither a name nor a folder, a broken bundle, or onnxruntime is not installed.
     """
     if isinstance(name, str) and name in names():
-        from ooco_gym.policy import get_policy
-
         return get_policy(name)
     if isinstance(name, (str, Path)) and Path(name).is_dir():
-        from ooco_gym.runtime import Policy as Bundle
-
         return Bundle.load(Path(name), threads)
     raise UserError(f"unknown learned policy {str(name)!r}{nearest(str(name), names())}; expected the 'out' of "
                     f"'ooco-gym export', or one of: {', '.join(names())} (ooco_gym.get_policy finds rules)")

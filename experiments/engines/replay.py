@@ -19,9 +19,9 @@ from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_plots
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models, load_chip
+from ooco_gym.perf.measurements import measurements
 from ooco_gym.perf.model import model_named
 from ooco_gym.perf.timing import timing_form
-from ooco_gym.perf.timing.measured import measurements
 from ooco_gym.report import Section, Table, console, write_page
 from ooco_gym.report.terminal import remarks
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS, engine_version_of

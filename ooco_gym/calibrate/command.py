@@ -88,8 +88,9 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
             lines.append(f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median "
                          f"and {one['p90']:.0f} % at the 90th percentile ({one['median_bias']:+.0f} % in the median): "
                          f"take timing={better}, or {also}")
-    lines += [f"left out: {one['rows']:,} rows of {one['op']}: {one['reason']}"
-              + "".join(f" (such as {first})" for first in one["first"][:1]) for one in figures["excluded"]]
+    for one in figures["excluded"]:
+        example = f" (such as {one['first'][0]})" if one["first"] else ""
+        lines.append(f"left out: {one['rows']:,} rows of {one['op']}: {one['reason']}{example}")
     lines += [f"not fitted: {text}" for text in figures["not_fitted"]]
     lines += [f"not read: {count:,} rows ({reason})" for reason, count in figures["skipped_by_readers"].items()]
     return lines + [f"note: {text}" for text in figures["notes"]]

@@ -14,10 +14,10 @@ from ooco_gym.calibrate.rows import EXPERTS, LATENT, Rows
 from ooco_gym.errors import UserError
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
+from ooco_gym.perf.measurements import NAMES
 from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import LATENT_LINEARS, Phase, linears, model_heads
 from ooco_gym.perf.timing.extended import complete
-from ooco_gym.perf.timing.measured import NAMES
 
 KEPT = 16
 """Sets of rows of which it is remembered what each step of a fit asks again."""
@@ -421,7 +421,7 @@ def _switches(rows: Rows, _: ChipSpec) -> list[dict[str, float]]:
     return [none, *_choices("switch_bytes", inside[sample(len(inside), 12, 0)].tolist())]
 
 
-OPERATORS = {one.op: one for one in (
+_OPERATORS = (
     Operator("gemm", "gemm", _gemm_free, _gemm_s, lambda *_: _choices("units", _UNITS)),
     Operator("attn_prefill", "prefill_attention", _prefill_free, _prefill_s,
              lambda *_: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)]),
@@ -434,7 +434,8 @@ OPERATORS = {one.op: one for one in (
     *(Operator(op, op, _experts_free, _experts_s(weight)) for op, weight in EXPERTS.items()),
     Operator("latent_prefill", "latent_prefill", _prefill_free, latent_s("prefill"),
              lambda *_: _choices("tile", _TILES, packed=0.0)),
-    Operator("latent_decode", "latent_decode", _decode_free, latent_s("decode")))}
+    Operator("latent_decode", "latent_decode", _decode_free, latent_s("decode")))
+OPERATORS = {one.op: one for one in _OPERATORS}
 LINK = Operator("all_reduce", "allreduce", lambda rows, chip: [
     item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")], _allreduce_s)
 """The all-reduce of `timing=ooco`."""
@@ -457,8 +458,11 @@ def _common(found: Mapping[str, float]) -> dict[str, float]:
     """What stands for a kind that was not measured: the middle of those that were."""
     ends = {"memory_bytes_per_s": "_bytes_per_s", "launch_s": "_launch_s"}
     kinds = set(kernels.ELEMENTWISE.values())
-    return {name: float(np.median([found[kind + end] for kind in kinds if kind + end in found]))
-            for name, end in ends.items() if name not in found}
+    common = {}
+    for name, end in ends.items():
+        if name not in found:
+            common[name] = float(np.median([found[kind + end] for kind in kinds if kind + end in found]))
+    return common
 
 
 def with_bytes(rows: Rows) -> tuple[Rows, int]:

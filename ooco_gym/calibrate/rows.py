@@ -74,7 +74,10 @@ class Rows:
         """All rows of several."""
         if not parts:
             return cls.of(Path("nothing"), 1, 0)
-        return cls({name: np.concatenate([part[name] for part in parts]) for name in (*COLUMNS, *ORIGIN)})
+        columns = {}
+        for name in (*COLUMNS, *ORIGIN):
+            columns[name] = np.concatenate([part[name] for part in parts])
+        return cls(columns)
 
     def __len__(self) -> int:
         return len(self._columns["op"])
@@ -225,22 +228,21 @@ def _work(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
+    """Returns (operator, reason, bool[n]) of rows that are no load of a server."""
+    weights = rows["d_in"] * rows["d_out"]
+    cached = f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions"
+    few_new, short = f"fewer than {SHORTEST} new tokens", f"fewer than {SHORTEST} tokens of context"
     with np.errstate(invalid="ignore"):
+        found = [("gemm", cached, 2.0 * weights < CACHED_BYTES), ("gemm_fp8", cached, weights < CACHED_BYTES)]
+        for op, weight_bytes in EXPERTS.items():
+            moved = weight_bytes * rows["matrices"] * weights * rows["read"]
+            found.append((op, cached, moved < CACHED_BYTES))
+        for op in ("latent_prefill", "latent_prefill_fp8", "attn_prefill", "attn_mixed"):
+            found.append((op, few_new, rows["q_len"] < SHORTEST))
+        for op in ("latent_decode", "latent_decode_fp8", "attn_decode", "attn_mixed"):
+            found.append((op, short, rows["context_len"] < SHORTEST))
         return [
-            ("gemm", f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions",
-             2.0 * rows["d_in"] * rows["d_out"] < CACHED_BYTES),
-            *((op, f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions", moved
-               < CACHED_BYTES) for op, moved in (
-                   ("gemm_fp8", rows["d_in"] * rows["d_out"]), *((op, weight * rows["matrices"] * rows["d_in"]
-                    * rows["d_out"] * rows["read"]) for op, weight in EXPERTS.items()))),
-            *((op, f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST)
-              for op in ("latent_prefill", "latent_prefill_fp8")),
-            *((op, f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST)
-              for op in ("latent_decode", "latent_decode_fp8")),
-            ("attn_prefill", f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST),
-            ("attn_decode", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
-            ("attn_mixed", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
-            ("attn_mixed", f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST),
+            *found,
             ("attn_mixed", "the same chunk without decodes was not measured", ~(rows["alone_us"] > 0)),
             ("attn_skew", f"the longest context has less than {SKEWED:g} times the mean",
              rows["longest"] < SKEWED * rows["context_len"]),

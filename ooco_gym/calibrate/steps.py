@@ -165,8 +165,10 @@ class _Tables:
         models = list(map(load_model, [*([own] if own else []), *list_models()]))
         models += [replace(one, name=f"{one.name} 8 bits", weight_dtype_bytes=1.0) for one in models
                    if one.parameters > _LARGE and not _sparse(one)]
-        found = [self._sparse_architecture(model, tp) for model in {one.name: one for one in models}.values()
-                 if _sparse(model) and not model.window for tp in _degrees(model)]
+        named, found = {one.name: one for one in models}, []
+        for model in named.values():
+            if _sparse(model) and not model.window:
+                found += [self._sparse_architecture(model, tp) for tp in _degrees(model)]
         alike = {one._replace(name="", model=None): one for one in found[::-1] if one is not None}
         return list(alike.values())[::-1]
 
@@ -210,7 +212,8 @@ class _Tables:
         rows = self._rows
         mine = (self._kind == "elementwise") & (rows["d_in"] == model.hidden) & (
             np.isnan(rows["tp"]) | (rows["tp"] == tp))
-        ops = {canonical(op): op for op in sorted({str(op) for op in rows["op"][mine]}, reverse=True)}
+        names = sorted({str(op) for op in rows["op"][mine]}, reverse=True)
+        ops = {canonical(op): op for op in names}
         for item in elementwise(model, tp):
             op = ops.get("norm" if item.name == "norms" else item.name)
             if op:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ooco_gym.metrics import summarise, write_requests
 from ooco_gym.metrics.costs import chips_of, cost_figures
-from ooco_gym.metrics.summary import MEMORY, WINDOW, keeps_prefixes
+from ooco_gym.metrics.requests import MEMORY, WINDOW
+from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.validity import clock_line
 from ooco_gym.policy import policy_of

@@ -1,7 +1,4 @@
-"""A word while a user waits: what is not on disk yet is compiled for a minute or two, in scripts as in commands.
-
-It stands apart because it hangs on numba's events and on nothing else of the compilation.
-"""
+"""A line on stderr while functions that are not in the disk cache are compiled, which takes a minute or two."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ class Notice(event.Listener):
         self._due_s, self._after_s = 0.0, after_s
 
     def on_start(self, event: Any) -> None:
-        """One function begins to compile; others may begin within it."""
+        """Called when a function begins to compile; others may begin within it."""
         if _kept(event):
             self._due_s = self._due_s or time.monotonic() + self._after_s
             self._tell()
 
     def on_end(self, event: Any) -> None:
-        """It is compiled, or cannot be."""
+        """Called when a compilation ends, with or without success."""
         if _kept(event):
             self.functions += 1
             self._tell()

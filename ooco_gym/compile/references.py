@@ -92,7 +92,7 @@ def _load_word(builder: Any, pointer: Any) -> Any:
 
 
 def layout(example: NamedTuple) -> list[tuple[np.dtype, int]]:
-    """What a `Handle` lays down: type and dimensions of each array; of a record, of which only the address is, none."""
+    """Returns type and dimensions of each array of a `Handle`; 0 dimensions for a record, passed by address."""
     return [(array.dtype, 0 if isinstance(typeof(array), RecordType) else array.ndim) for array in example]
 
 

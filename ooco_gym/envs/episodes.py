@@ -27,8 +27,9 @@ from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Machine, PolicyContext, policy_context
+from ooco_gym.sim.config import Machine
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
+from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.simulation import Simulation, prepared
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
@@ -439,4 +440,4 @@ def _most_instances(config: EpisodeConfig) -> int:
 def _policy_context(simulation: Simulation) -> PolicyContext:
     """What policies may be prepared with, of a scenario that is under way."""
     machines = [Machine(*one) for one in simulation.scenario.deployments]
-    return policy_context(machines, simulation.state.requests, simulation.terms)
+    return policy_context(machines, simulation.state.requests, simulation.sim_config)

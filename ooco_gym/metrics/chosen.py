@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ooco_gym.sim.build import SOME  # requests whose records are copied at once
+
+if TYPE_CHECKING:
+    from ooco_gym.simulation import Run
 
 
 class Chosen:
@@ -23,7 +26,7 @@ class Chosen:
         return self.requests[name][self.mask]
 
     def but(self, mask: np.ndarray) -> Chosen:
-        """Those of them that another mask of the whole array chooses as well."""
+        """Returns the chosen requests that another mask of the whole array chooses as well."""
         return Chosen(self.requests, self.mask & mask)
 
     def some(self) -> Iterator[np.ndarray]:
@@ -38,5 +41,14 @@ class Chosen:
 
     def columns(self, judged: Callable[[np.ndarray], Any], *names: str) -> list[np.ndarray]:
         """Attributes of what a function of records finds, each of all requests."""
-        pieces = [[getattr(found, name) for name in names] for found in map(judged, self.some())]
-        return [np.concatenate(column) for column in zip(*pieces, strict=True)]
+        pieces: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        for found in map(judged, self.some()):
+            for name in names:
+                pieces[name].append(getattr(found, name))
+        return [np.concatenate(pieces[name]) for name in names]
+
+
+def counted(run: Run, online: bool) -> Chosen:
+    """The requests of one class that arrived in the measured window, in the trace's order."""
+    requests = run.requests
+    return Chosen(requests, (requests["counted"] == 1) & (requests["online"] == int(online)))

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ooco_gym.metrics.chosen import Chosen
 from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
+
+if TYPE_CHECKING:
+    from ooco_gym.simulation import Run
 
 WORST_WINDOW_S = 600.0
 WORST_STEP_S = 60.0
@@ -33,6 +37,18 @@ class Rules:
     from_decode: bool
     end_ps: int
     gap_ps: int | None = None
+
+
+def rules_of(run: Run) -> Rules:
+    """The judging rules that a run's scenario sets."""
+    slo = run.scenario.slo
+    return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run),
+                 gap_ps=None if slo.gap_s is None else round(slo.gap_s * PS_PER_S))
+
+
+def end_ps_of(run: Run) -> int:
+    """When a run ended, in the core's clock."""
+    return round(run.simulated_s * PS_PER_S)
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,37 @@
-"""A run's figures and its request table: what scripts, tests and sweeps read (`docs/outputs.md`)."""
+"""A run's figures: what scripts, tests and sweeps read (`docs/outputs.md`)."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.files import atomic_write
-from ooco_gym.metrics.chosen import SOME, Chosen
-from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, mean, quantile, worst_window_rate
+from ooco_gym.metrics.chosen import Chosen, counted
+from ooco_gym.metrics.instances import instance_figures, offloading_figures, utilization_figures
+from ooco_gym.metrics.kept_up import kept_up_figures
+from ooco_gym.metrics.quality import (
+    Rules,
+    end_ps_of,
+    judge,
+    judge_deadlines,
+    mean,
+    quantile,
+    rules_of,
+    worst_window_rate,
+)
+from ooco_gym.metrics.requests import reasons_of
 from ooco_gym.rounding import steady
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
-from ooco_gym.sim.memory import PS_PER_US
-from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED, ROLE_NAMES
+from ooco_gym.sim.state import FINISHED, FUTURE, NEVER, PS_PER_S, REJECTED
 
 if TYPE_CHECKING:
-    import pyarrow as pa
 
-    from ooco_gym.perf import ModelSpec
     from ooco_gym.simulation import Run
     from ooco_gym.workload import RequestClass
 
-MEMORY, WINDOW = "memory", "model window"  # why a request is rejected: it could not even run alone, or is too long
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 
 
@@ -62,24 +68,6 @@ def summarise(run: Run) -> dict[str, Any]:
 def keeps_prefixes(params: Mapping[str, Any]) -> bool:
     """Whether a policy with these parameters has blocks of prompts that begin alike kept and reused."""
     return params.get("prefix_caching") == "on"
-
-
-def rules_of(run: Run) -> Rules:
-    """The judging rules that a run's scenario sets."""
-    slo = run.scenario.slo
-    return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run),
-                 gap_ps=None if slo.gap_s is None else round(slo.gap_s * PS_PER_S))
-
-
-def end_ps_of(run: Run) -> int:
-    """When a run ended, in the core's clock."""
-    return round(run.simulated_s * PS_PER_S)
-
-
-def counted(run: Run, online: bool) -> Chosen:
-    """The requests of one class that arrived in the measured window, in the trace's order."""
-    requests = run.requests
-    return Chosen(requests, (requests["counted"] == 1) & (requests["online"] == int(online)))
 
 
 def online_figures(run: Run) -> dict[str, Any]:
@@ -192,13 +180,6 @@ def batch_figures(run: Run) -> dict[str, Any]:
                       "total_tokens_per_s": (output + prompt) / span_s, **found}}
 
 
-def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
-    """Why each of some rejected requests was."""
-    longest = run.scenario.deployments[0][1].model.max_position
-    tokens = rejected["prompt_tokens"].astype(np.int64) + rejected["output_tokens"]
-    return [WINDOW if longest and one > longest else MEMORY for one in tokens]
-
-
 def class_figures(run: Run) -> dict[str, dict[str, Any]]:
     """Each class of a run that names classes: its promise, and what became of its requests (docs/outputs.md).
 
@@ -231,7 +212,7 @@ def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str,
 
 
 def _completed(run: Run, chosen: np.ndarray) -> Chosen:
-    """Those of some requests (bool[n]) that finished in the window."""
+    """Returns the chosen requests (bool[n]) that finished in the window."""
     return Chosen(run.requests, chosen & completed_within(run.requests, run.window_s))
 
 
@@ -340,100 +321,6 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
             "block_hit_rate": int((looked["cached_tokens"] // size).sum()) / blocks if blocks else None}
 
 
-def kept_up_figures(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
-    """How well offline service kept up with what arrived in the window's second half; below 1, the backlog grew.
-
-    By requests, what was done in that half over what arrived in it, where a request that is under way at an edge counts
-    by the share of its tokens computed on this side of the edge. By reference GPU time, which shows hard requests left
-    lying, what was begun in it over what arrived: the work left of single long requests says nothing of a backlog. None
-    where nothing arrived in it (docs/protocol.md, capacity).
-    """
-    half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
-    arrived = offline.each(lambda some: _within(some["arrival_ps"], half))
-    if not arrived.any():
-        return {"kept_up_share": None, "kept_up_service_share": None}
-    share = float(offline.each(lambda some: computed_share(some, half[1], end_s)
-                               - computed_share(some, half[0], end_s)).sum() / arrived.sum())
-    begun = offline.each(lambda some: (some["first_token_ps"] > 0) & _within(some["first_token_ps"], half))
-    service_ps = offline["service_ps"]
-    begun_s, arrived_s = (float((service_ps[which] / PS_PER_S).sum()) for which in (begun, arrived))
-    return {"kept_up_share": share, "kept_up_service_share": begun_s / arrived_s}
-
-
-def _within(times_ps: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
-    return (times_ps / PS_PER_S >= window_s[0]) & (times_ps / PS_PER_S < window_s[1])
-
-
-def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarray:
-    """Share of each request's prompt and output tokens computed by a time of a run that ended at `end_s`: the prompt
-    with the first token, the output evenly from there to its last token, or to the end; float64 of shape (n,)."""
-    first_s, finish_s = requests["first_token_ps"] / PS_PER_S, requests["finish_ps"] / PS_PER_S
-    whole = requests["finish_ps"] > 0
-    last_s = np.where(whole, finish_s, end_s)
-    passed = np.clip((at_s - first_s) / np.maximum(last_s - first_s, 1e-9), 0.0, 1.0)
-    output = np.where(whole, requests["output_tokens"], requests["generated_tokens"]) * passed
-    begun = (requests["first_token_ps"] > 0) & (first_s <= at_s)
-    total = requests["prompt_tokens"] + requests["output_tokens"].astype(np.int64)
-    share = np.where(begun, requests["prompt_tokens"] + output, 0.0) / total
-    return np.where(whole & (finish_s <= at_s), 1.0, share)
-
-
-def instance_figures(run: Run) -> list[dict[str, Any]]:
-    """What each instance did, over the whole run: shares of simulated time, mean share of KV memory in use, and the
-    share found in its prefix cache of what was admitted (first admissions alone); of data-parallel ranks which."""
-    end_ps = end_ps_of(run)
-    figures = []
-    for spec in run.instances:
-        kinds = {kind: float(spec[f"{kind}_ps"] / end_ps) for kind in ("online_prefill", "offline_prefill", "decode")}
-        used = int(spec["total_blocks"] - spec["free_blocks"])
-        block_us = used * (end_ps // PS_PER_US) - int(spec["kv_times_us"])
-        figures.append({
-            "role": ROLE_NAMES[spec["role"]],
-            **({"rank": len(figures) - int(spec["first_rank"])} if spec["ranks"] else {}),
-            "busy_share": sum(kinds.values()),
-            "kv_mean_share": block_us / (int(spec["total_blocks"]) * (end_ps // PS_PER_US)),
-            **{f"{kind}_share": share for kind, share in kinds.items()},
-            "hit_rate": float(spec["cached_tokens"] / spec["looked_tokens"]) if spec["looked_tokens"] else None,
-        })
-    return figures
-
-
-def utilization_figures(run: Run) -> dict[str, float | None]:
-    """How much of the cluster was used: `compute_share`, of the floating-point operations that its chips could have
-    done in the window at their peak, those of the tokens computed in it (`ModelSpec.flops`; None where these were not
-    kept); over the whole run, in the mean of instances, `busy_share` of the time something ran, however little, and
-    `kv_mean_share` of the KV memory was in use."""
-    figures = instance_figures(run)
-    found: dict[str, float | None] = {"compute_share": None}
-    found |= {key: _mean(np.array([one[key] for one in figures])) for key in ("busy_share", "kv_mean_share")}
-    if run.computed is not None:
-        deployments = [one for _, one in run.scenario.deployments]
-        peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
-        found["compute_share"] = float(_flops(run.requests["cached_tokens"], run.computed,
-                                              deployments[0].model).sum()) / peak
-    return found
-
-
-def _flops(cached_tokens: np.ndarray, computed: tuple[np.ndarray, np.ndarray], model: ModelSpec) -> np.ndarray:
-    """Floating-point operations for each request in the window, float64[n]: what the cache held was not computed."""
-    flops = np.empty(len(cached_tokens))
-    for begin in range(0, len(flops), SOME):
-        part = slice(begin, begin + SOME)
-        held = np.maximum(cached_tokens[part], 0).astype(np.int64)
-        flops[part] = model.flops(held + computed[0][part], held + computed[1][part])
-    return flops
-
-
-def offloading_figures(run: Run) -> dict[str, Any]:
-    """What host memory, as second tier of the prefix cache, did over the whole run; nothing where there is none."""
-    if run.tier is None:
-        return {}
-    looked = int(run.instances["looked_tokens"].sum())
-    return {"kv_offloading": {"host_blocks": int(run.tier["blocks"].sum()),
-                              "loaded_tokens": int(run.tier["loaded_tokens"].sum()),
-                              "hit_rate": int(run.tier["hits"].sum()) / looked if looked else None}}
-
-
 def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
     """Quantile of inter-token times from their logarithmic histogram, interpolated within a bin of 2 %, in seconds."""
     total = int(counts.sum())
@@ -493,76 +380,3 @@ def _mean(values: np.ndarray) -> float | None:
 
 def _plain(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-# --- The request table -----------------------------------------------------------------------------------------------
-def requests_table(run: Run, everything: bool = False) -> pa.Table:
-    """The table of a run's requests; equal runs give equal bytes.
-
-    Its columns are `id` (int32, index among all requests of the run), `class` ("online", "offline" or the name of
-    one that the scenario names; with such there is also `online`, bool), `arrival_s` (float64, like the other times
-    in seconds since the start of the measured window), `prompt_tokens`, `output_tokens` (int32), `first_token_s`,
-    `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
-    `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
-    if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null; of closed
-    sessions also `after` (int32), the id of the turn whose end a turn has waited for, or null. Requests of warm-up and
-    drain are left out unless `everything` is asked for; turns of closed sessions that never came due are in neither.
-    """
-    import pyarrow as pa
-
-    return pa.concat_tables(_tables(run, everything))
-
-
-def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
-    """The same, some requests at a time; at least one table."""
-    requests = run.requests
-    chosen = requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1
-    rows = np.flatnonzero(chosen).astype(np.int32)
-    refused = bool(((requests["status"] == REJECTED) & chosen).any())
-    for begin in range(0, max(len(rows), 1), SOME):
-        yield _table_of(run, rows[begin : begin + SOME], refused)
-
-
-def _table_of(run: Run, rows: np.ndarray, with_rejected: bool) -> pa.Table:
-    import pyarrow as pa
-
-    chosen, start_ps = run.requests[rows], round(run.window_s[0] * PS_PER_S)
-    violated = judge(chosen, rules_of(run)).violated & (chosen["online"] == 1)
-    if run.due_ps is not None:
-        violated |= judge_deadlines(chosen, run.due_ps[rows], end_ps_of(run))[0]
-    refused = chosen["status"] == REJECTED
-    started, finished = chosen["generated_tokens"] >= 1, chosen["status"] == FINISHED
-    ids, names = chosen["online"].astype(np.int8), ["offline", "online"]
-    if run.class_id is not None:
-        ids, names = run.class_id[rows], [one.name for one in run.scenario.classes]
-    reasons = np.array(reasons_of(run, chosen), object) if with_rejected else None
-
-    def columns(*names: str) -> dict[str, pa.Array]:
-        return {name: pa.array(np.ascontiguousarray(chosen[name])) for name in names}
-
-    return pa.table({
-        "id": pa.array(rows),
-        "class": pa.array(np.array(names)[ids], pa.string()),
-        **({} if run.class_id is None else {"online": pa.array(chosen["online"] == 1)}),
-        "arrival_s": pa.array((chosen["arrival_ps"] - start_ps) / PS_PER_S),
-        **columns("prompt_tokens", "output_tokens"),
-        "first_token_s": pa.array((chosen["first_token_ps"] - start_ps) / PS_PER_S, mask=~started),
-        "finish_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=~finished),
-        **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
-        "violated": pa.array(violated),
-        **({} if reasons is None else {"rejected": pa.array(reasons, pa.string(), mask=~refused)}),
-        **({} if run.turns is None else {"after": pa.array(run.turns.previous[rows].astype(np.int32),
-                                                           mask=run.turns.previous[rows] < 0)}),
-    })
-
-
-def write_requests(run: Run, path: str | os.PathLike[str]) -> None:
-    """Writes `requests_table(run)` as Parquet, atomically."""
-    from pyarrow import parquet
-
-    tables = _tables(run)
-    first = next(tables)
-    with atomic_write(path) as temporary, parquet.ParquetWriter(temporary, first.schema) as writer:
-        writer.write_table(first)
-        for table in tables:
-            writer.write_table(table)

@@ -283,9 +283,11 @@ def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
     found |= {name: getattr(base, name) * memory for name in MEMORY}
     found |= {name: getattr(base, name) for name in OVERHEADS}
     if base.extended is not None:
-        found["extended"] = {
-            kernel: {name: value * _ratio(name, flops, memory, units) for name, value in parameters.items()}
-            for kernel, parameters in base.extended.to_mapping().items() if kernel != "allreduce"}
+        found["extended"] = kernels = {}
+        for kernel, parameters in base.extended.to_mapping().items():
+            if kernel != "allreduce":
+                kernels[kernel] = {name: value * _ratio(name, flops, memory, units)
+                                   for name, value in parameters.items()}
     if base.validity is not None:
         sizes = replace(base.validity, tp=())
         found["validity"] = {item.name: getattr(sizes, item.name) for item in fields(sizes) if item.name != "tp"}

@@ -15,6 +15,7 @@ import numpy as np
 from ooco_gym import resources
 from ooco_gym.errors import UserError
 from ooco_gym.perf.fields import check_numbers, convert, load_values, read_fields
+from ooco_gym.perf.huggingface import model_values
 from ooco_gym.rounding import steady
 
 _ZERO = {"position_rows", "max_position", "experts", "top_k", "expert_intermediate", "shared_intermediate",
@@ -178,7 +179,7 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token is multiplied with: of the experts its own."""
+        """Active parameters per token: all weights but those of the experts that a token does not go to."""
         idle = self.expert_weights * (self.experts - self.top_k) // max(self.experts, 1)
         return self.parameters - idle
 
@@ -249,7 +250,5 @@ def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) ->
         return model
     values, where = load_values("model", model)
     if "model_type" in values:
-        from ooco_gym.perf.huggingface import model_values
-
         values = model_values(values, where)
     return read_fields(ModelSpec, values, where, convert)

@@ -178,9 +178,10 @@ def decode_attention_s(attention: Attention, sliding: Attention | None, window: 
 
 def _lines_of(seconds: Callable[[np.ndarray, np.ndarray], np.ndarray], batch: np.ndarray, beside_s: np.ndarray,
               contexts: np.ndarray, rising: bool = False) -> np.ndarray:
-    """The same of a function of batch sizes and mean contexts, float64[n] each; made not to fall where `rising`.
+    """Fits two lines for each batch size to a function of batch sizes and mean contexts, float64[n] each.
 
-    The lines are fitted so that whole steps are right, which take `beside_s` besides, float64[n].
+    The lines are fitted so that whole steps are right, which take `beside_s` besides, float64[n]. With `rising` the
+    function is made not to fall with the context.
     """
     size = np.broadcast_to(batch[1:, None], contexts.shape)
     curve = seconds(size.ravel(), contexts.ravel()).reshape(size.shape)

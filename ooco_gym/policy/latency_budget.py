@@ -256,17 +256,18 @@ def schedule_prefill(state, instance, sums, left, kind, until_ps, least, how):
 
 # --- An iteration ---------------------------------------------------------------------------------------------------
 class Limits(NamedTuple):
-    """What an iteration may come to. Latencies are believed ones of the whole iteration, in ps; NEVER: without bound.
+    """Latency and token limits of an iteration. Latencies are predicted ones of the whole iteration, in ps; NEVER:
+    no limit.
 
     Attributes:
-        online_ps: up to which online prefill lengthens it.
-        decode_ps: up to which offline decodes lengthen it.
-        offline_ps: up to which offline prefill lengthens it.
-        tokens: new tokens.
-        online_chunk: fewest tokens that an online prefill is begun or gone on with, unless it needs no more.
-        offline_chunk: the same of an offline one.
-        headroom: blocks that stay free when an offline request is admitted,
-        grown: and so many more for each that was admitted before it.
+        online_ps: latency limit for adding online prefill.
+        decode_ps: latency limit for adding offline decodes.
+        offline_ps: latency limit for adding offline prefill.
+        tokens: most new tokens (token budget).
+        online_chunk: fewest tokens of an online prefill chunk, unless the prompt needs fewer.
+        offline_chunk: fewest tokens of an offline prefill chunk, unless the prompt needs fewer.
+        headroom: blocks that stay free when an offline request is admitted.
+        grown: more blocks that stay free for each offline request admitted before it.
         how: RECOMPUTE or SWAP, what becomes of the memory of a preempted offline request.
     """
 

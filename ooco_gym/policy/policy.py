@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, is_number, nearest
+from ooco_gym.policy import rules
 from ooco_gym.policy.weights import Layout, SetsParameters, read_weights
 from ooco_gym.sim import state as s
 
@@ -93,7 +94,7 @@ class Policy:
         leaves_open: its `compose` fills iterations by `latency_budget.fill`, so that the admission of offline requests
             can be left to a decision of its own.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
-            policy and a `sim.build.PolicyContext`, returns values to set.
+            policy and a `sim.policy_context.PolicyContext`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
             values to set, none where they are given.
         order: computes keys by which waiting offline requests are found, smallest first (`mixed.next_in_order`); gets
@@ -142,8 +143,6 @@ class Policy:
 
     @cached_property  # environments ask for rules and numbers at every decision that a rule answers
     def _hooks(self) -> tuple[Any, ...]:
-        from ooco_gym.policy import rules
-
         plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.every_resident,
                  rules.last_joined, rules.never_pull)
         mine = (getattr(self, name) for name in HOOKS)

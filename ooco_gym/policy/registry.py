@@ -85,12 +85,6 @@ def get_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
     return policy.with_values(values or {}, "policy")
 
 
-# Policies that left in this version, and what to play instead.
-REMOVED = {"echo_pd": "policy=echo on mixed instances, policy=slack on pools",
-           "hygen_pd": "policy=hygen on mixed instances, policy=slack on pools",
-           "sjf": "policy=past_future with lengths=…, which goes by predicted lengths, too"}
-
-
 @lru_cache(maxsize=64)
 def _registered(name: str) -> Policy:
     if name in names("policy"):
@@ -104,8 +98,6 @@ def _registered(name: str) -> Policy:
         return replace(rules, name=name).with_values(values, where)
     if name in _entries():
         return _entries()[name].load()
-    if name in REMOVED:
-        raise UserError(f"policy '{name}' is no longer there; take {REMOVED[name]}")
     raise unknown("policy", name, list_policies())
 
 

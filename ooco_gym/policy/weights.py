@@ -25,6 +25,7 @@ from ooco_gym.documents import read_yaml, version_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, read_npz
 from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.runtime.writing import feature_row, write_parameters_bundle
 
 if TYPE_CHECKING:
     from ooco_gym.policy.policy import Policy
@@ -80,7 +81,9 @@ def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a f
     if lacking := [key for key in _KEYS if key not in file]:
         raise UserError(f"weights file '{path}' has no array '{lacking[0]}'; expected {', '.join(_KEYS)}")
     values, *lists = (file[key] for key in _KEYS)
-    names = [[str(name) for name in one.ravel()[: len(known) + 1]] for one, known in zip(lists, layout, strict=True)]
+    names = []
+    for one, known in zip(lists, layout, strict=True):
+        names.append([str(name) for name in one.ravel()[: len(known) + 1]])
     if values.shape != (len(names[0]), len(names[1])) or values.dtype.kind != "f" or not np.isfinite(values).all():
         raise UserError(f"weights file '{path}': 'weights' is {values.dtype}{list(values.shape)}; expected finite "
                         f"numbers, {len(names[0])} rows of {len(names[1])} as 'rows' and 'columns' name them")
@@ -91,8 +94,8 @@ def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a f
         if len(set(given)) < len(given):
             raise UserError(f"weights file '{path}' names a {what} twice")
     found = np.zeros((len(layout.rows), len(layout.columns)))
-    places = [[known.index(name) for name in given] for given, known in zip(names, layout, strict=True)]
-    found[np.ix_(*places)] = values
+    rows, columns = (map(known.index, given) for given, known in zip(names, layout, strict=True))
+    found[np.ix_(list(rows), list(columns))] = values
     return found.ravel()
 
 
@@ -121,8 +124,6 @@ class SetsParameters:
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
         """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
-        from ooco_gym.runtime.writing import feature_row, write_parameters_bundle  # few policies are written
-
         docs, parameters = {param.name: param.doc for param in policy.params}, []
         for one in self.parameters:
             base = float(policy.values[one.name])

@@ -76,10 +76,15 @@ def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
 
 def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list[Plot]:
     """What a million tokens cost against what is late: who is left of and below another one is better in both."""
-    metric = next((one for one in (MONEY, HOURS) if all(one in rows for rows in found.values())), None)
-    known = {key: rows for key, rows in found.items() if metric and not missing(rows[metric]["mean"])
-             and not missing(rows[LATE]["mean"])}
-    if metric is None or len(known) < 2:
+    priced = all(MONEY in rows for rows in found.values())
+    timed = all(HOURS in rows for rows in found.values())
+    if not (priced or timed):
+        return []
+    metric, known = MONEY if priced else HOURS, {}
+    for key, rows in found.items():
+        if not missing(rows[metric]["mean"]) and not missing(rows[LATE]["mean"]):
+            known[key] = rows
+    if len(known) < 2:
         return []
     costs = [rows[metric]["mean"] for rows in known.values()]
     allowed = curve("", [100 * budget] * 2, [min(costs), max(costs)], -1, "dashes")

@@ -66,6 +66,7 @@ FACTORS = {"%": 100.0, "ms": 1000.0}
 # Shown besides where a policy keeps blocks of prompts that begin alike.
 CACHE_METRICS = ("online.hit_rate", "offline.hit_rate", "offline.prompt_tokens_per_s",
                  "offline.computed_prompt_tokens_per_s")
+ENDS = ("mean", "ci_low", "ci_high")
 LEAST_LATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
 Row = Mapping[str, Any]
 Key = tuple[str, Any]  # policy, cluster
@@ -88,13 +89,13 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
         online = [one["online"] for one in runs]
         at_most = [one.get("violation_rate_at_most", one["violation_rate"]) for one in online]
         feasible[key] = verdict([one["violation_rate"] for one in online], at_most, budget)
-    seeds = {key: [one.get("seed") for one in runs] for key, runs in summaries.items()}
+    seeds = {key: _seeds(runs) for key, runs in summaries.items()}
     rows = []
     for metric in metrics:
-        values = {key: np.array([figure(one, metric) for one in runs]) for key, runs in summaries.items()}
-        part, _, name = metric.rpartition(".")
-        bounds = {key: any(name in flat(one).get(f"{part}.censored", ()) for one in runs)
-                  for key, runs in summaries.items()}
+        values, bounds = {}, {}
+        for key, runs in summaries.items():
+            values[key] = np.array([figure(one, metric) for one in runs])
+            bounds[key] = any(_is_bound(one, metric) for one in runs)
         for key, mine in values.items():
             policy, cluster = key if isinstance(key, tuple) else (key, None)
             mean, low, high = interval(mine)
@@ -105,6 +106,16 @@ def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], base
                          **dict(zip(("difference", "difference_low", "difference_high"), difference, strict=True)),
                          "values": mine.tolist(), "censored": bounds[key], "feasible": feasible[key]})
     return rows
+
+
+def _seeds(runs: Sequence[Row]) -> list[Any]:
+    return [one.get("seed") for one in runs]
+
+
+def _is_bound(summary: Row, metric: str) -> bool:
+    """Whether a dotted metric of a summary is only a lower bound."""
+    part, _, name = metric.rpartition(".")
+    return name in flat(summary).get(f"{part}.censored", ())
 
 
 def figure(summary: Row, metric: str) -> float:
@@ -172,9 +183,11 @@ class Outcome:
         ranks = not (self.sentence or self.batch)
         names = 2 if any(cluster for _, cluster in found) else 1
         head = ("policy", "cluster")[:names]
-        body = [(*key[:names], *(_cell(one[metric], metric) for metric in metrics),
-                 *(column[key] for column in self.more.values()), *([_ranked(one)] if ranks else []))
-                for key, one in found.items()]
+        body = []
+        for key, one in found.items():
+            cells = [_cell(one[metric], metric) for metric in metrics]
+            cells += [column[key] for column in self.more.values()]
+            body.append((*key[:names], *cells, *([_ranked(one)] if ranks else [])))
         words = "" if not ranks else (
             "Late is what violates its SLO, rejected requests and what was unfinished past it included. Ranked is who "
             f"has at most {percent(self.budget, 0)} late, by its interval. ")
@@ -182,8 +195,10 @@ class Outcome:
             words += "Times are of all that arrived; > marks where some had not come to that when the run ended. "
         tables = [Table(self.title, (*head, *map(heading, metrics), *self.more, *(["ranked"] if ranks else [])),
                         body, f"{words}{self.intervals}".rstrip(), "")]
-        apart = [(*key[:names], *(_cell(one[metric], metric, "difference") for metric in metrics))
-                 for key, one in found.items() if any(not missing(row.get("difference")) for row in one.values())]
+        apart = []
+        for key, one in found.items():
+            if any(not missing(row.get("difference")) for row in one.values()):
+                apart.append((*key[:names], *(_cell(one[metric], metric, "difference") for metric in metrics)))
         if apart:
             shown_apart = any(not missing(row.get("difference_low")) for one in found.values() for row in one.values())
             tables.append(Table(f"Difference to {self.baseline}", (*head, *map(heading, metrics)), apart,
@@ -295,8 +310,8 @@ class Outcome:
             return []
         traces = [curve("", [100 * self.budget] * 2, [0.0, 1.1 * most], -1, "dashes")]
         for colour, (key, one) in enumerate(found.items()):
-            late, served = ([row[end] for end in ("mean", "ci_low", "ci_high")] for row in (
-                one[LATE], one[self.served]))
+            late = [one[LATE][end] for end in ENDS]
+            served = [one[self.served][end] for end in ENDS]
             late = [value if missing(value) else 100 * max(value, LEAST_LATE) for value in late]
             traces.append(curve(key[0], late[:1], served[:1], colour, "markers", cliponaxis=False,
                                 error_x=errors(*([value] for value in late)),

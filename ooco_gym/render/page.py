@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ooco_gym.errors import UserError
+from ooco_gym.metrics.chosen import counted
+from ooco_gym.metrics.quality import judge, rules_of
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import short_name
 from ooco_gym.policy.registry import as_mapping, parameters_in, spelled
@@ -110,9 +112,11 @@ def conditions_table(summary: Row) -> Table:
 
 def class_table(summary: Row) -> Table | None:
     """What became of each class of requests; None where the run names no classes."""
-    rows = [(name, promise_of(one), *(at_least(write(one.get(key)), key in one.get("censored", ()))
-                                      for _, key, write in CLASS_FIGURES))
-            for name, one in summary.get("classes", {}).items()]
+    rows = []
+    for name, one in summary.get("classes", {}).items():
+        bounds = one.get("censored", ())
+        cells = [at_least(write(one.get(key)), key in bounds) for _, key, write in CLASS_FIGURES]
+        rows.append((name, promise_of(one), *cells))
     return Table("Classes of requests", ("class", "promise", *(head for head, *_ in CLASS_FIGURES)), rows, (
         "Violations of offline classes are requests that missed their deadline, of those for which that is decided; "
         "tokens are those of requests completed in the window.")) if rows else None
@@ -160,12 +164,9 @@ def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
 
 
 def online_quality(run: Run, name: str) -> np.ndarray:
-    """Of the counted online requests `arrival_s`, `ttft_s`, `tpot_s` or `late` (bool), (n,). What was
+    """Returns `arrival_s`, `ttft_s`, `tpot_s` or `late` (bool) of the counted online requests, (n,). A request that was
     unfinished at the run's end enters with the time that it had waited by then. TPOT counts from the first token; it is
     NaN for single tokens and for what never began."""
-    from ooco_gym.metrics.quality import judge
-    from ooco_gym.metrics.summary import counted, rules_of
-
     requests, rules, start_ps = counted(run, online=True), rules_of(run), round(run.window_s[0] * PS_PER_S)
     end_s = run.simulated_s - run.window_s[0]
 

@@ -31,10 +31,11 @@ def compared(summary: Row, config: Row) -> Outcome:
 
 def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:
     """What policies came to in held-out windows: rows of `policy`, and `service` and `violation_rate` by window."""
-    runs = {one["policy"]: [
-        {"seed": number, "online": {"violation_rate": late}, "offline": {"reference_gpu_s_per_s": service}}
-        for number, (service, late) in enumerate(zip(one["service"], one["violation_rate"], strict=True))]
-        for one in played}
+    runs: dict[str, list[Row]] = {}
+    for one in played:
+        windows = enumerate(zip(one["service"], one["violation_rate"], strict=True))
+        runs[one["policy"]] = [{"seed": number, "online": {"violation_rate": late},
+                                "offline": {"reference_gpu_s_per_s": service}} for number, (service, late) in windows]
     windows, served = len(played[0]["service"]), "offline.reference_gpu_s_per_s"
     return Outcome(f"{windows} held-out windows", compare(runs, [LATE, served], reference, budget), reference, budget,
                    served, interval_words(windows).replace("seed", "window"))

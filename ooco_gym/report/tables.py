@@ -136,9 +136,11 @@ class Table:
     @classmethod
     def of(cls, columns: Sequence[Column], records: Sequence[Any], title: str = "", note: str = "") -> Table:
         """The table of records: a row each, a cell for each column."""
-        return cls(title, [column.head for column in columns],
-                   [[column.cell(record) for column in columns] for record in records], note,
-                   "".join(column.align for column in columns))
+        rows = []
+        for record in records:
+            rows.append([column.cell(record) for column in columns])
+        align = "".join(column.align for column in columns)
+        return cls(title, [column.head for column in columns], rows, note, align)
 
     def turned(self) -> Table:
         """The same on its side where it has more columns than rows, as a terminal is narrow."""
@@ -150,7 +152,7 @@ class Table:
     def markdown(self) -> str:
         """The table in Markdown, without title and note."""
         lines = [self.head, ["---:" if side == "r" else "---" for side in self._sides()], *self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return "\n".join(map(_markdown_line, lines))
 
     def html(self) -> str:
         """The table in HTML, with title and note; an interval in brackets stands on a line of its own."""
@@ -159,8 +161,7 @@ class Table:
         wide = len(self.head) > 3
         kinds = [f'{kind} data-head="{html.escape(name)}"' if wide else kind
                  for kind, name in zip(kinds, self.head, strict=True)]
-        rows = "".join("<tr>" + "".join(f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(
-            row, kinds, strict=True)) + "</tr>" for row in self.rows)
+        rows = "".join(_html_row(row, kinds) for row in self.rows)
         title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
         note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
         kind = ' class="words"' if len(self.head) == 2 else ' class="wide"' if wide else ""
@@ -191,6 +192,15 @@ class Table:
 def _numeric(cells: Sequence[str]) -> bool:
     some = [cell for cell in cells if cell]
     return bool(some) and all(cell[0] in "0123456789-+−–<±" for cell in some)
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _html_row(cells: Sequence[str], kinds: Sequence[str]) -> str:
+    columns = [f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True)]
+    return f"<tr>{''.join(columns)}</tr>"
 
 
 def _html_cell(text: str) -> str:

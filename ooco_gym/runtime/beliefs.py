@@ -208,7 +208,7 @@ class Learned(Belief):
 
 
 def _scaled(terms: Terms, factors: Sequence[float]) -> Terms:
-    """Terms of which each group of `Belief.parts` has a factor."""
+    """Returns the terms with a factor on each group of `Belief.parts`."""
     step, prompt, dense, sequence, context, work = factors
     return Terms(step * terms.step, prompt * terms.pieces, sequence * terms.sequence, prompt * terms.prompt,
                  work * terms.work, work * terms.context, context * terms.decode_context,

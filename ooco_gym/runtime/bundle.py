@@ -276,7 +276,8 @@ class ParameterPolicy:
         self.interval_s: float | None = manifest["decision_point"].get("interval_s")
         self.rule: str | None = manifest.get("rule")
         self.constants: dict[str, float] = dict(manifest.get("constants", {}))
-        self.low, self.high = (np.array([one[key] for one in manifest["parameters"]]) for key in ("low", "high"))
+        self.low = np.array([one["low"] for one in manifest["parameters"]])
+        self.high = np.array([one["high"] for one in manifest["parameters"]])
         self.decisions: list[str] = list(manifest["decisions"])
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
@@ -316,8 +317,9 @@ def _inputs(manifest: Mapping[str, Any], keys: Sequence[str]
             ) -> tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]:
     """Shapes of the inputs, and names of their features."""
     shapes = {key: tuple(manifest["inputs"][key]["shape"]) for key in keys}
-    names = {key: [feature["name"] for feature in manifest["inputs"][key]["features"]] for key in keys}
+    names: dict[str, list[str]] = {}
     for key in keys:
+        names[key] = [feature["name"] for feature in manifest["inputs"][key]["features"]]
         if len(names[key]) != shapes[key][-1]:
             raise UserError(f"inputs.{key} of the manifest has {len(names[key])} features and the shape "
                             f"{list(shapes[key])}")

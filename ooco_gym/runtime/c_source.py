@@ -53,7 +53,7 @@ def symbol(manifest: Mapping[str, Any]) -> str:
 
 # --- Constants --------------------------------------------------------------------------------------------------------
 def table(kind: str, name: str, values: Any) -> str:
-    """A constant array of C, as flat as C keeps it; C has none of no elements, so that of none holds a 0."""
+    """Returns a constant array of C, flattened. An empty array holds a 0: C forbids arrays of size 0."""
     flat = np.asarray(values).ravel()
     flat = flat if len(flat) else np.zeros(1)
     if kind == "float":

@@ -34,9 +34,12 @@ class Contracted(NamedTuple):
     vllm: str
 
 
-ENGINE, ACTION, ENTRY, VICTIM, TARGET = (
-    tuple(Contracted(**row, low=-1.0 if row["scale"] == "signed log" else 0.0, high=1.0) for row in rows)
-    for rows in json.loads(Path(__file__).with_name("features.json").read_text(encoding="utf-8")).values())
+def _contracted(rows: list[dict]) -> tuple[Contracted, ...]:
+    return tuple(Contracted(**row, low=-1.0 if row["scale"] == "signed log" else 0.0, high=1.0) for row in rows)
+
+
+_TABLES = json.loads(Path(__file__).with_name("features.json").read_text(encoding="utf-8"))
+ENGINE, ACTION, ENTRY, VICTIM, TARGET = map(_contracted, _TABLES.values())
 
 
 # --- What is kept from one observation to the next ------------------------------------------------------------------

@@ -50,10 +50,14 @@ class Metrics:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """The counters by name, then by the value of their label."""
-        return {name: {sample.labels[label]: int(sample.value) for family in counter.collect()
-                       for sample in family.samples if sample.name.endswith("_total")
-                       for label in sample.labels if label != "policy"}
-                for name, counter in self._counters.items()}
+        counts: dict[str, dict[str, int]] = {}
+        for name, counter in self._counters.items():
+            counts[name] = {}
+            for sample in next(iter(counter.collect())).samples:
+                if sample.name.endswith("_total"):
+                    (value,) = (sample.labels[label] for label in sample.labels if label != "policy")
+                    counts[name][value] = int(sample.value)
+        return counts
 
     def text(self) -> str:
         """All of it, as a scrape of Prometheus reads it."""

@@ -111,13 +111,13 @@ class Scales:
     """
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]]) -> None:
-        self.base, step, self.low, self.high = (
-            np.array([one[key] for one in parameters], np.float64) for key in ("base", "step", "low", "high"))
+        columns = np.array([[one["base"], one["step"], one["low"], one["high"]] for one in parameters], np.float64)
+        self.base, step, self.low, self.high = np.ascontiguousarray(columns.T)
         log = np.array([one["scale"] == "log" for one in parameters])
         self._log, self._linear = np.where(log, step, 0.0), np.where(log, 0.0, step)
 
     def __call__(self, z: Any) -> Any:
-        """Values float64 (..., P) for z (..., P): of each of both summands one is as if it were not there."""
+        """Returns values float64 (..., P) for z (..., P): a factor exp(z step) on the base, or z step added to it."""
         exponent = np.minimum(np.maximum(z * self._log, -_MOST_EXPONENT), _MOST_EXPONENT)
         values = self.base * np.exp(exponent) + z * self._linear
         return np.minimum(np.maximum(values, self.low), self.high)

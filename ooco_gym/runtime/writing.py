@@ -15,6 +15,8 @@ import numpy as np
 
 from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.files import as_json, atomic_write, write_json
+from ooco_gym.runtime.c_source import sources
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     MANIFEST_FILE,
@@ -27,6 +29,7 @@ from ooco_gym.runtime.manifest import (
     write_arrays,
 )
 from ooco_gym.runtime.networks import network_of
+from ooco_gym.runtime.onnx_source import graph_of
 from ooco_gym.version import __version__
 
 FORMS = ("onnx", "npz", "c")
@@ -135,8 +138,6 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
     Raises:
         UserError: a form that cannot be written, a manifest that is not as the schema says.
     """
-    from ooco_gym.files import atomic_write, write_json
-
     whole = _whole(manifest, forms, len(next(iter(reference.values()))))
     if arrays is None and (graph is None or set(forms) != {"onnx"}):
         raise UserError(f"this policy's network cannot be written as {', '.join(forms)}: it can be exported as onnx "
@@ -144,14 +145,10 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
     folder, held = Path(directory), arrays or {}
     contents: dict[str, Any] = {}
     if "onnx" in forms and graph is None:
-        from ooco_gym.runtime.onnx_source import graph_of
-
         graph = graph_of(manifest, held)
     if "onnx" in forms:
         contents[MODEL_FILE] = graph
     if "c" in forms:
-        from ooco_gym.runtime.c_source import sources
-
         contents |= {name: text.encode("ascii") for name, text in sources(manifest, held, reference).items()}
     tables = {ARRAYS_FILE: held, REFERENCE_FILE: reference} if "npz" in forms else {REFERENCE_FILE: reference}
     for name, content in {**tables, **contents}.items():
@@ -167,8 +164,6 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
 
 def _whole(manifest: Mapping[str, Any], forms: Sequence[str], vectors: int) -> dict[str, Any]:
     """The manifest but for its files and its digest, held against the schema."""
-    from ooco_gym.files import as_json
-
     for form in forms:
         if form not in FORMS:
             raise unknown("form", form, FORMS)
@@ -195,7 +190,8 @@ def feature_row(feature: Any) -> dict[str, Any]:
 
 def drawn(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
     """Vectors of features within their bounds, the same for the same features; the first at their middle."""
-    low, high = (np.array([row[key] for row in table], np.float64) for key in ("low", "high"))
+    low = np.array([row["low"] for row in table], np.float64)
+    high = np.array([row["high"] for row in table], np.float64)
     middle, half = np.clip((low + high) / 2, -1e3, 1e3), np.clip((high - low) / 2, 0, 1e3)
     drawn = np.random.default_rng(7).uniform(-1.0, 1.0, (count, len(table)))
     drawn[0] = 0.0

@@ -193,7 +193,7 @@ def _dispatch_mixed(state, instance, compose):
 
 @inner
 def _dispatch_rank(state, instance, compose):
-    """The same of a data-parallel rank, whose iteration begins with those of the others."""
+    """Has a data-parallel rank's next iteration composed; it begins with those of the other ranks."""
     spec, again = state.instances[instance], True
     while again:
         if spec.composed == 0:

@@ -7,17 +7,16 @@ import sys
 import time
 from dataclasses import replace
 
+from ooco_gym.compile import notice
 from ooco_gym.errors import UserError
+from ooco_gym.runtime.rules import Engine, Line, Request
+from ooco_gym.vllm.deciding import Decider
+from ooco_gym.vllm.settings import read_settings
 
 
 def main() -> int:
     """Compiles what the environment's settings ask for, and says how long it took; 1 where that cannot be done."""
     began = time.monotonic()
-    from ooco_gym.compile import notice
-    from ooco_gym.runtime.rules import Engine, Line, Request
-    from ooco_gym.vllm.deciding import Decider
-    from ooco_gym.vllm.settings import read_settings
-
     try:
         decider = Decider(replace(read_settings()[0], metrics_port=None, shadow=False))
     except UserError as error:

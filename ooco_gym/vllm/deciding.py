@@ -113,9 +113,9 @@ class Watch:
 
 
 # --- What iterations take -------------------------------------------------------------------------------------------
-class Flight(NamedTuple):
-    """An iteration that was scheduled and has not ended: what names it, what it is made of, when it was scheduled, what
-    it was predicted to take, and how much of that is slack of online decodes."""
+class Iteration(NamedTuple):
+    """An iteration in flight: the output that names it, its sums, when it was scheduled, its predicted latency, and how
+    much of that is slack of online decodes."""
 
     output: Any
     sums: Sums
@@ -124,8 +124,8 @@ class Flight(NamedTuple):
     spent_s: float
 
 
-class Flights:
-    """The iterations under way, of which asynchronous scheduling has two: when the next begins, and what each took.
+class InFlight:
+    """The iterations in flight, two with asynchronous scheduling: when the next one begins, and how long each took.
 
     An iteration begins when it is scheduled, or when the one before it ends, and ends when the engine has its tokens:
     what a decision must foresee. How long the next will wait for those under way is counted from the last end that was
@@ -137,35 +137,35 @@ class Flights:
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
-        self._flights: list[Flight] = []
+        self._iterations: list[Iteration] = []
         self._ended_s = 0.0
 
     def begins(self, now_s: float) -> float:
         """When an iteration begins that is scheduled now; what seems to lie after that was seen before the clock was
         set back."""
         end_s = min(self._ended_s, now_s)
-        for flight in self._flights:
-            end_s = max(end_s, min(flight.scheduled_s, now_s)) + flight.predicted_s
+        for one in self._iterations:
+            end_s = max(end_s, min(one.scheduled_s, now_s)) + one.predicted_s
         return max(now_s, end_s)
 
-    def fly(self, output: Any, sums: Sums, alone: Sums, now_s: float) -> None:
-        """An iteration begins; `alone`: what its online decodes by themselves are made of."""
+    def record_in_flight(self, output: Any, sums: Sums, alone: Sums, now_s: float) -> None:
+        """Records an iteration that was scheduled; `alone` are the sums of its online decodes by themselves."""
         belief = self._decider.belief
         predicted_s = belief.latency(sums)
         spent_s = max(0.0, predicted_s - belief.latency(alone)) if alone[0] else 0.0
-        self._flights.append(Flight(output, sums, now_s, predicted_s, spent_s))
+        self._iterations.append(Iteration(output, sums, now_s, predicted_s, spent_s))
 
-    def land(self, output: Any, now_s: float) -> None:
-        """An iteration is over."""
-        place = next((place for place, one in enumerate(self._flights) if one.output is output), None)
+    def record_end(self, output: Any, now_s: float) -> None:
+        """Records that an iteration has ended: the belief is shown how long it took."""
+        place = next((place for place, one in enumerate(self._iterations) if one.output is output), None)
         if place is None:
             return
-        flight, before_s, belief = self._flights[place], self._ended_s, self._decider.belief
-        del self._flights[: place + 1]
-        self._ended_s, took_s = now_s, now_s - max(flight.scheduled_s, before_s)
-        self._decider.watch.took(flight.predicted_s, took_s, flight.spent_s)
+        ended, before_s, belief = self._iterations[place], self._ended_s, self._decider.belief
+        del self._iterations[: place + 1]
+        self._ended_s, took_s = now_s, now_s - max(ended.scheduled_s, before_s)
+        self._decider.watch.took(ended.predicted_s, took_s, ended.spent_s)
         if isinstance(belief, Learned):
-            belief.observe(flight.sums, took_s, follows=flight.scheduled_s < before_s)
+            belief.observe(ended.sums, took_s, follows=ended.scheduled_s < before_s)
 
 
 # --- Asking ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime.beliefs import Sums
 from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm.admitter import pieces_of
-from ooco_gym.vllm.deciding import LOG, Decider, Flights
+from ooco_gym.vllm.deciding import LOG, Decider, InFlight
 from ooco_gym.vllm.settings import Class, Settings, read_settings
 
 TESTED = ("0.32.0", "0.33.0")
@@ -148,8 +148,8 @@ class Waiting(RequestQueue):
         return iter(sorted((request for line in self.lines.values() for request in line), key=self._key))
 
 
-class Facts:
-    """What is kept of a request beside vLLM's own record of it (`request.ooco`)."""
+class RequestInfo:
+    """Class, SLO and first token of a request, kept beside vLLM's own record of it (`request.ooco`)."""
 
     __slots__ = ("first_token_s", "kind", "online", "pieces", "seen", "tpot_s", "ttft_s")
 
@@ -185,7 +185,7 @@ class OocoScheduler(Scheduler):
         self.ooco = Decider(settings)
         self._ooco_caps: dict[str, int] | None = None
         self._ooco_stamp, self._ooco_read_s = version_of(self._ooco_file or ""), 0.0
-        self._ooco_flights = Flights(self.ooco)
+        self._ooco_in_flight = InFlight(self.ooco)
         self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
         self._ooco_skip = False  # the last plan gave no tokens after all
 
@@ -193,7 +193,7 @@ class OocoScheduler(Scheduler):
     def add_request(self, request: EngineRequest) -> None:
         """A request has arrived: its class is found."""
         if getattr(request, "ooco", None) is None:
-            request.ooco = Facts(self.ooco.settings.class_of(request.priority, self._ooco_field(request)))
+            request.ooco = RequestInfo(self.ooco.settings.class_of(request.priority, self._ooco_field(request)))
             if self.ooco.learned is not None and request.ooco.online:
                 self.ooco.learned.arrived(time.time())
         super().add_request(request)
@@ -211,13 +211,13 @@ class OocoScheduler(Scheduler):
         else:
             output = self._ooco_carry_out(plan, args, kwargs)
         if output.total_num_scheduled_tokens:
-            self._ooco_flights.fly(output, *self._ooco_sums(output), now)
+            self._ooco_in_flight.record_in_flight(output, *self._ooco_sums(output), now)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """An iteration is over."""
         now = time.time()
-        self._ooco_flights.land(scheduler_output, now)
+        self._ooco_in_flight.record_end(scheduler_output, now)
         awaited = [request for name in scheduler_output.num_scheduled_tokens
                    if (request := self.requests.get(name)) is not None and request.ooco.first_token_s is None]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -254,7 +254,7 @@ class OocoScheduler(Scheduler):
         held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         running = [_running(request, held) for request in self.running
                    if not _ends(request)]
-        return Engine(self._ooco_flights.begins(now), running, self._ooco_line(True), self._ooco_line(False),
+        return Engine(self._ooco_in_flight.begins(now), running, self._ooco_line(True), self._ooco_line(False),
                       pool.get_num_free_blocks(), pool.num_gpu_blocks - 1, self.block_size,
                       self.max_num_active_reqs - len(self.running) + len(running),
                       min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens),
@@ -273,11 +273,11 @@ class OocoScheduler(Scheduler):
 
     def _ooco_waiter(self, request: EngineRequest) -> Request:
         """A waiting request as a rule sees it."""
-        facts, cached = request.ooco, self.cache_config.enable_prefix_caching
-        if cached and not facts.online and facts.pieces is None:
-            facts.pieces = pieces_of(request.block_hashes, request.num_prompt_tokens, self.block_size)
+        info, cached = request.ooco, self.cache_config.enable_prefix_caching
+        if cached and not info.online and info.pieces is None:
+            info.pieces = pieces_of(request.block_hashes, request.num_prompt_tokens, self.block_size)
         seen = _seen(request, request.num_tokens)
-        seen.num_computed_tokens, seen.blocks, seen.pieces = 0, 0, facts.pieces or ()
+        seen.num_computed_tokens, seen.blocks, seen.pieces = 0, 0, info.pieces or ()
         seen.look_up = self._ooco_look_up(request) if cached else None
         return seen
 
@@ -411,14 +411,14 @@ def _running(request: EngineRequest, held: Mapping[str, Any]) -> Request:
 
 def _seen(request: EngineRequest, num_tokens: int) -> Request:
     """A request as a rule sees it. An engine describes all that run in each iteration: what stays is written once."""
-    facts = request.ooco
-    seen = facts.seen
+    info = request.ooco
+    seen = info.seen
     if seen is None:
         order = request.priority, request.arrival_time, request.request_id
-        seen = facts.seen = Request(request.request_id, facts.online, order, request.arrival_time, facts.ttft_s,
-                                    facts.tpot_s, num_tokens)
+        seen = info.seen = Request(request.request_id, info.online, order, request.arrival_time, info.ttft_s,
+                                    info.tpot_s, num_tokens)
     seen.num_tokens, seen.num_output_tokens = num_tokens, num_tokens - request.num_prompt_tokens
-    seen.first_token_s = facts.first_token_s
+    seen.first_token_s = info.first_token_s
     return seen
 
 

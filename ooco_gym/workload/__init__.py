@@ -29,10 +29,10 @@ from ooco_gym.workload.predicted import LengthPredictor
 from ooco_gym.workload.sessions import Think, Turns, close_sessions
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import Trace, merge
+from ooco_gym.workload.transforms import scale
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
-    from ooco_gym.workload.transforms import scale
     from ooco_gym.workload.writing import write_trace
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),
-          "scale": "transforms", "write_trace": "writing"}  # imported when asked for: most simulations read no file
+          "write_trace": "writing"}  # imported when asked for: most simulations read no file
 
 
 def __getattr__(name: str) -> Any:

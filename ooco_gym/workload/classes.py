@@ -100,6 +100,11 @@ def with_defaults(classes: Iterable[RequestClass], ttft_s: float, tpot_s: float)
                  for one in chosen)
 
 
+def _as_entry(name: str) -> str:
+    """A class as an entry of `classes`: `batch: {online: false}`, or `chat: {}`."""
+    return f"{name}: {{{'online: false' * (name.casefold() in OFFLINE_WORDS)}}}"
+
+
 def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Trace:
     """Returns the trace with each request under its class's promise; what it brings of its own goes before that.
 
@@ -118,8 +123,7 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
     unknown = [index for index, name in enumerate(ids[1]) if name not in names and (ids[0] == index).any()]
     if unknown:
         name, at_s = ids[1][unknown[0]], float(trace.arrival_s[np.argmax(ids[0] == unknown[0])])
-        others = ", ".join(f"{one}: {{{'online: false' * (one.casefold() in OFFLINE_WORDS)}}}"
-                           for one in (ids[1][index] for index in unknown))
+        others = ", ".join(_as_entry(ids[1][index]) for index in unknown)
         raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
                         f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}; add "
                         f"'classes={{{others}}}', where {{}} means online under the SLO, {{ttft_s: 1, tpot_s: 0.05}} a "

@@ -70,11 +70,11 @@ class _Bar:
         self.update = report
 
     def reset(self) -> None:
-        """All pieces have come."""
+        """Called when all pieces have come: nothing more is counted."""
         self.update = lambda count: None
 
     def close(self) -> None:
-        """It is over."""
+        """Closes the bar; the download has a bar of its own."""
 
 
 def _reason(error: Any) -> str:

@@ -115,14 +115,19 @@ def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> lis
 def _fit_lengths(trace: Trace, seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
     """Returns (what the YAML says, the same parsed, how like it is)."""
     measured = {"prompt": trace.prompt_tokens, "output": trace.output_tokens}
-    spec = {side: {"quantiles": list(QUANTILES), "tokens": [_round(x) for x in np.quantile(tokens, QUANTILES)],
-                   "mean": _round(float(tokens.mean()))} for side, tokens in measured.items()}
+    spec = {side: _quantiles(tokens) for side, tokens in measured.items()}
     correlation = rank_correlation(*measured.values())
     model = parse_lengths(Section(spec, "fit"), round(correlation or 0.0, 3))
     drawn = generate_lengths(model, 200_000, seed, stream="fit")
     report: dict[str, Any] = {side: {"ks": ks(ours, tokens), "mean": float(tokens.mean())}
                               for (side, tokens), ours in zip(measured.items(), drawn, strict=True)}
     return spec, model, {"rank_correlation": correlation, **report, "rank_correlation_model": rank_correlation(*drawn)}
+
+
+def _quantiles(tokens: np.ndarray) -> dict[str, Any]:
+    """A side of a workload's `lengths`: quantiles, and the mean that they are moved to."""
+    return {"quantiles": list(QUANTILES), "tokens": [_round(x) for x in np.quantile(tokens, QUANTILES)],
+            "mean": _round(float(tokens.mean()))}
 
 
 def _round(value: float, digits: int = 6) -> float:

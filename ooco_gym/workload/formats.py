@@ -214,7 +214,8 @@ def _unit_of(table: Table, field: str) -> str:
 
 def played(*settings: str) -> str:
     """Returns settings as the readers take them, and as a workload does."""
-    words, of_workload = (" ".join(_word(f"{above}{one}") for one in settings) for above in ("", "workload."))
+    words = " ".join(_word(one) for one in settings)
+    of_workload = " ".join(_word(f"workload.{one}") for one in settings)
     return f"{words} (of a file that is played, {of_workload})"
 
 

@@ -24,6 +24,7 @@ from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workl
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.sessions import CLOSED, OPEN, Think, Turns, at_most, check_mode, close_sessions
 from ooco_gym.workload.trace import DEFAULT_CLASSES, ENDINGS, HOW, Trace, class_ids, merge
+from ooco_gym.workload.transforms import scale, with_own_numbers
 
 if TYPE_CHECKING:
     from ooco_gym.workload.reading import TraceFile
@@ -166,8 +167,6 @@ class WorkloadPart:
 
     def _cut(self, file: TraceFile, start_s: float, duration_s: float, seed: int, rate_scale: float,
              by_session: bool) -> Trace:
-        from ooco_gym.workload.transforms import scale
-
         if not duration_s >= 0:
             raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
         # A copy that scaling adds lies between its original and the next request: one more on either side is read.
@@ -194,7 +193,7 @@ class WorkloadPart:
             _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
 
     def rates(self, start_s: float, duration_s: float, offline: Collection[str]) -> tuple[float, float]:
-        """The same of online requests and of those whose class is among `offline`."""
+        """Requests a second in a window, without the weight: (online ones, those whose class is among `offline`)."""
         every = self.window_rate(start_s, duration_s)
         if self.class_name is not None or isinstance(self.source, WorkloadSpec):
             return (0.0, every) if self.class_name in offline else (every, 0.0)
@@ -273,8 +272,6 @@ class Workload:
         traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight, whole) for part in self.parts]
         if len(traces) == 1:
             return traces[0]
-        from ooco_gym.workload.transforms import with_own_numbers
-
         return merge(*with_own_numbers(traces), name=self.name)
 
     def mean_rate(self) -> float:
@@ -284,9 +281,11 @@ class Workload:
     def rates(self, start_s: float, duration_s: float, offline: Collection[str] = DEFAULT_CLASSES[1:],
               ) -> tuple[float, float]:
         """Requests a second in a window, scales included: (online ones, those whose class is among `offline`)."""
-        found = [part.rates(start_s, duration_s, offline) for part in self.parts]
-        online, others = (sum(part.weight * self.factor * rates[kind] for part, rates in zip(
-            self.parts, found, strict=True)) for kind in (0, 1))
+        online, others = 0.0, 0.0
+        for part in self.parts:
+            rates = part.rates(start_s, duration_s, offline)
+            online += part.weight * self.factor * rates[0]
+            others += part.weight * self.factor * rates[1]
         return online, others
 
     def window(self, start_s: float | None, duration_s: float | None) -> tuple[float, float]:

@@ -196,8 +196,10 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
         each = [class_ids(trace) for trace in traces]
         names = tuple(dict.fromkeys(name for _, own in each for name in own))
         check_class_count(names)
-        columns["class_id"] = np.concatenate([np.array([names.index(name) for name in own], np.int8)[ids]
-                                              for ids, own in each])[order]
+        parts_ids = []
+        for ids, own in each:
+            parts_ids.append(np.array([names.index(name) for name in own], np.int8)[ids])
+        columns["class_id"] = np.concatenate(parts_ids)[order]
     return Trace(**columns, prefix_hashes=hashes, class_names=names, block_tokens=block_tokens,
                  name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))

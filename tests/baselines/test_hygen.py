@@ -21,7 +21,8 @@ from baselines.hygen_predictor import trained
 from ooco_gym.perf import cost_table
 from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Rules, policy_context
+from ooco_gym.sim.config import SimConfig
+from ooco_gym.sim.policy_context import policy_context
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("a100_40g_sxm", 1),), "window_s": (0.0, 20.0),
                          "rules": {"max_batch": 300}}
@@ -231,7 +232,7 @@ def test_a_budget_that_no_decode_keeps_stops_nobody() -> None:
     rows = tuple((0.0, 90_000, 5, False) for _ in range(4))
     setup = Setup(rows, policy="hygen", window_s=(0.0, 3000.0), values=(("latency_budget_s", 1.0), SEATS), **ASCEND)
     fitted = get_policy("hygen", dict(setup.values))
-    coefficients = fitted.prepare(fitted, policy_context(machines_of(setup), setup.trace(), Rules(**DEFAULT_RULES)))
+    coefficients = fitted.prepare(fitted, policy_context(machines_of(setup), setup.trace(), SimConfig(**DEFAULT_RULES)))
     decode_ps = coefficients["decode_token_ps"] * 90_000 + coefficients["decode_ps"]
     chunk_ps = coefficients["prefill_ps"] + 64 * coefficients["prefill_token_ps"]
     assert 0.0 < chunk_ps < decode_ps

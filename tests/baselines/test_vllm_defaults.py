@@ -3,7 +3,7 @@
 import pytest
 
 from ooco_gym.policy import get_policy
-from ooco_gym.sim.build import PolicyContext
+from ooco_gym.sim.policy_context import PolicyContext
 
 NO_TABLE = None
 

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env
 
 from ooco_gym import UserError, candidate_table
 from ooco_gym.envs import ENVIRONMENTS, FORMER
-from ooco_gym.errors import RENAMED
+from ooco_gym.errors import FORMER as FORMER_NAMES
 from ooco_gym.resources import load_yaml
 
 # Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
@@ -243,8 +243,8 @@ def test_former_ids_say_what_they_are_called_now(former, now):
     assert now in ENVIRONMENTS
 
 
-@pytest.mark.parametrize(("former", "now"), [*RENAMED.items()])
+@pytest.mark.parametrize(("former", "now"), [*FORMER_NAMES["environment"].items()])
 def test_former_names_of_configurations_say_what_they_are_called_now(former, now):
-    with pytest.raises(UserError, match=f"is called '{now}' now"):
+    with pytest.raises(UserError, match=f"is no longer there; take {now}"):
         load_yaml("env", former)
     assert load_yaml("env", now)["id"] in ENVIRONMENTS

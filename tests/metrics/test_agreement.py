@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooco_gym.metrics.quality import judge
-from ooco_gym.metrics.summary import counted, rules_of, summarise
+from ooco_gym.metrics import summarise
+from ooco_gym.metrics.chosen import counted
+from ooco_gym.metrics.quality import judge, rules_of
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.state import PS_PER_S
 from ooco_gym.simulation import simulate

@@ -15,7 +15,8 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Machine, Rules, build_state
+from ooco_gym.sim.build import build_state
+from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.loop import run as run_loop
 from tests.oracle.cases import Case
 from tests.oracle.scripts.oracle_driver.iterations import SHARED, Steps
@@ -141,8 +142,8 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
     machine = Machine("mixed", Deployment(load_chip(CHIP), load_model(MODEL), timing=TIMING,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
     longest = float(case.trace.output_tokens.max()) if len(case.trace) else 1.0
-    rules = Rules(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0,
-                  engine_clock=EngineClock(async_scheduling=case.asynchronous))
+    rules = SimConfig(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1,
+                      64.0, engine_clock=EngineClock(async_scheduling=case.asynchronous))
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
                         settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     if tables is not None:

@@ -15,7 +15,8 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_model, prefill_latency_ps
 from ooco_gym.perf.command import describe_iteration, prefill_saturation
 from ooco_gym.perf.kernels import gemm_s
-from ooco_gym.perf.timing.measured import Curve, Surface, unmeasured
+from ooco_gym.perf.measurements import Curve, Surface
+from ooco_gym.perf.timing.measured import unmeasured
 from tests.perf.perf_chips import decode_s, deploy, measured_rows, prefill_s, write_tables
 
 MODEL = load_model("llama_3_1_8b")

@@ -91,14 +91,15 @@ def test_the_restated_clock_is_the_simulators(seed: int) -> None:
 def shared(case: Case) -> tuple[Case, dict]:
     """A case, and the tables of a chip whose decodes share a kernel with chunks."""
     from ooco_gym.policy import get_policy
-    from ooco_gym.sim.build import Machine, Rules, build_state
+    from ooco_gym.sim.build import build_state
+    from ooco_gym.sim.config import Machine, SimConfig
 
     policy = get_policy(case.policy).with_values({
         "max_num_batched_tokens": case.max_num_batched_tokens, "reserved_blocks": 1,
         "max_num_seqs": case.max_num_seqs})
     machine = Machine("mixed", Deployment(chip(), load_model("llama_3_1_8b"), timing="extended", kv_fraction=0.9,
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
-    rules = Rules(1e6, 1e3, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
+    rules = SimConfig(1e6, 1e3, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, 1e6), params=policy.vector(),
                         settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     assert state.tables["together"].all()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ooco_gym import Scenario, simulate
-from ooco_gym.metrics.quality import judge
-from ooco_gym.metrics.summary import counted, rules_of, summarise
+from ooco_gym.metrics import summarise
+from ooco_gym.metrics.chosen import counted
+from ooco_gym.metrics.quality import judge, rules_of
 from ooco_gym.render.page import online_quality, outcome_of, policy_words
 
 BRIEF = Scenario(workload="azure_conv", rate_scale=0.06, duration_s=300.0, warmup_s=120.0, drain_s=60.0,

@@ -17,8 +17,10 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
-from ooco_gym.sim.build import Machine, PolicyContext, Rules, build_state, policy_context
+from ooco_gym.sim.build import build_state
+from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.sim.loop import run as run_loop
+from ooco_gym.sim.policy_context import PolicyContext, policy_context
 from ooco_gym.workload import Trace, close_sessions
 
 BASELINES = ("ooco", "memory_gate", "ooco_lengths", "ooco_xllm", "base_pd", "online_priority")
@@ -99,7 +101,7 @@ class Episode:
                  trace: Trace | None = None, predicted: np.ndarray | None = None) -> None:
         self.setup = setup
         self.trace = trace = setup.trace() if trace is None else trace
-        rules = Rules(**{**DEFAULT_RULES, **setup.rules})
+        rules = SimConfig(**{**DEFAULT_RULES, **setup.rules})
         if isinstance(rules.engine_clock, dict):
             rules = replace(rules, engine_clock=EngineClock.load(rules.engine_clock))
         machines = machines_of(setup)

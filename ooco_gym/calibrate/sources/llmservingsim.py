@@ -18,6 +18,7 @@ from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.perf.model import ModelSpec, list_models, load_model, model_named
 from ooco_gym.perf.timing import expert_kernel
+from ooco_gym.perf.timing.extended import fused_linears
 
 NAME = "llmservingsim"
 LINEARS = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
@@ -28,10 +29,14 @@ _SKEW = ("n", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
 
 def claims(frame: Frame) -> bool:
     """By the columns of its five tables."""
-    timed = "time_us" in frame
-    return all(name in frame for name in _SKEW) or (timed and (any(
-        all(name in frame for name in names) for names in (_ATTENTION, _EXPERTS)) or (
-        "layer" in frame and ("tokens" in frame or "sequences" in frame))))
+    if _has(frame, _SKEW):
+        return True
+    by_layer = "layer" in frame and ("tokens" in frame or "sequences" in frame)
+    return "time_us" in frame and (by_layer or _has(frame, _ATTENTION) or _has(frame, _EXPERTS))
+
+
+def _has(frame: Frame, names: tuple[str, ...]) -> bool:
+    return all(name in frame for name in names)
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
@@ -41,10 +46,10 @@ def read(frame: Frame, context: Context, found: Found) -> None:
         raise UserError(f"'{frame.path}': of model '{model.name}'; LLMServingSim's profiles are read of models without "
                         "latent attention and shared experts; leave its folder out")
     common = {"device": context.device, "model": model.name, "tp": float(tp), "source": NAME}
-    if all(name in frame for name in _SKEW):
+    if _has(frame, _SKEW):
         _skew(frame, found, model, tp, common)
         return
-    if all(name in frame for name in _EXPERTS):
+    if _has(frame, _EXPERTS):
         _experts(frame, found, model, common)
         return
     if "layer" not in frame:
@@ -69,8 +74,6 @@ def _copied(frame: Frame, layer: str) -> bool:
 
 
 def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
-    from ooco_gym.perf.timing.extended import fused_linears
-
     linears = {one.name: (float(one.d_in), float(one.d_out)) for one in fused_linears(model, tp)}
     heads = {"h_q": float(model.heads), "h_kv": float(model.kv_heads), "d_h": float(model.head_dim)}
     op, (d_in, d_out) = f"elt:{layer}", (float(model.hidden), linears.get("down", (np.nan,))[0])

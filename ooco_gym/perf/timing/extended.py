@@ -63,11 +63,11 @@ class Kernels(NamedTuple):
     latent_decode: kernels.DecodeAttentionParameters
 
     def gemm_of(self, weight_bytes: float) -> kernels.GemmParameters:
-        """Of linear layers with weights of so many bytes."""
+        """Returns the parameters of linear layers with weights of so many bytes."""
         return self.gemm_fp8 if weight_bytes == 1 else self.gemm
 
     def experts_of(self, shard: Shard) -> kernels.ExpertParameters:
-        """Of the shard's experts."""
+        """Returns the parameters of the kernel that runs the shard's experts."""
         return getattr(self, expert_kernel(shard.model.expert_bytes, shard.moe_backend))
 
 
@@ -178,7 +178,7 @@ class Form(TimingForm):
                            max(skew_s / each, 1.0) if each else 1.0)
 
     def decode_skew(self, shard: Shard) -> tuple[float, float]:
-        """Of the chip's section `skew`, for contexts that are spread evenly."""
+        """Returns the skew of decode steps (`TimingForm.decode_skew`) from the chip's section `skew`."""
         skew, kv_heads = self.kernels(shard).skew, heads_of(shard, "decode")[1]
         return kernels.EVENLY * shard.model.layers * skew.decode_s_per_token, skew.decode_rows / kv_heads
 

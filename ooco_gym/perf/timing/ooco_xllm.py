@@ -35,5 +35,5 @@ class Form(ooco.Form):
         return shard.model.vocab
 
     def replicated(self, shard: Shard, kv_bytes: float) -> float:
-        """Those of `D / (H_q / H_kv)` divided by the chips, as the engine does."""
+        """Key/value bytes divided by the chips, as the engine does."""
         return kv_bytes * min(shard.model.kv_heads / shard.tp, 1.0)

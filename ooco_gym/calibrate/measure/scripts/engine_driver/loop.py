@@ -149,16 +149,26 @@ def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
     return {"steps": loop.steps}
 
 
+def _prepared(engine: Engine, prefix: str, lengths: list[int]) -> list[tuple[str, Any]]:
+    """Prepares prompts of these lengths that make one token each: (name, request)."""
+    found = []
+    for i, length in enumerate(lengths):
+        found.append((f"{prefix}.{i}", engine.prepare(f"{prefix}.{i}", length, 1)))
+    return found
+
+
 def _state(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
     """Lets `decodes` requests with prompts of `context` tokens decode for `steps` iterations, then hands in `prefills`:
     each a group of prompt lengths, handed in at once, computed to its end while the others decode, and handed in anew
     in so many rounds as `run` says."""
     name, output = case["name"], engine.describe()["max_model_len"] - case["context"]
-    decodes = [(one, engine.prepare(one, case["context"], output))
-               for one in (f"{prefix}.{i}" for i in range(case["decodes"]))]
-    runs = [[[(one, engine.prepare(one, length, 1)) for one, length in (
-        (f"{prefix}.p{index}.{again}.{i}", length) for i, length in enumerate(group))]
-        for again in range(case.get("run", 1))] for index, group in enumerate(case["prefills"])]
+    decodes = []
+    for i in range(case["decodes"]):
+        decodes.append((f"{prefix}.{i}", engine.prepare(f"{prefix}.{i}", case["context"], output)))
+    runs = []
+    for index, group in enumerate(case["prefills"]):
+        rounds = range(case.get("run", 1))
+        runs.append([_prepared(engine, f"{prefix}.p{index}.{again}", group) for again in rounds])
 
     def run(loop: Loop) -> None:
         loop.until_first_tokens([decodes], f"{name}/fill")

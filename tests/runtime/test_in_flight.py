@@ -18,7 +18,7 @@ from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.table import PS_PER_S, cost_table, mixed_latency_ps
 from ooco_gym.runtime.beliefs import GUESS, Belief, Learned, Sums, Terms
 from ooco_gym.runtime.features import ArrivalRates
-from ooco_gym.vllm.deciding import LOG, Decider, Flights
+from ooco_gym.vllm.deciding import LOG, Decider, InFlight
 from ooco_gym.vllm.prior import prior_of
 from ooco_gym.vllm.settings import Settings, parse_settings
 
@@ -52,7 +52,7 @@ class Engine:
                  stalls: dict[int, float] | None = None, jumps: dict[int, float] | None = None) -> None:
         self.decider = Decider(Settings(rule="vllm"))
         self.decider.belief = prior if isinstance(prior, Belief) else Learned(prior)  # pyright: ignore
-        self.flights = Flights(self.decider)
+        self.in_flight = InFlight(self.decider)
         self.seen: list[tuple[float, float]] = []
         self.begins: list[tuple[float, float]] = []
         self.decider.watch.took = lambda predicted_s, actual_s, spent_s: self.seen.append((predicted_s, actual_s))
@@ -65,8 +65,8 @@ class Engine:
             set_by += self.jumps.get(number, 0.0)
             scheduled, now = now, now + HOST_S
             output: Any = object()
-            believed = self.flights.begins(scheduled + set_by) - set_by
-            self.flights.fly(output, sums, Belief.none, scheduled + set_by)
+            believed = self.in_flight.begins(scheduled + set_by) - set_by
+            self.in_flight.record_in_flight(output, sums, Belief.none, scheduled + set_by)
             now += self.stalls.get(number, 0.0)
             begins = max(now, free)
             free = begins + TRUE.latency(sums)
@@ -76,7 +76,7 @@ class Engine:
             if len(under_way) == self.depth:
                 output, ends = under_way.pop(0)
                 now = max(now, ends)
-                self.flights.land(output, now + set_by)
+                self.in_flight.record_end(output, now + set_by)
                 now += HOST_S
         return self
 
@@ -157,7 +157,7 @@ def test_a_wrong_belief_does_not_add_up(off: float) -> None:
 def test_ends_do_not_go_back() -> None:
     engine = Engine(TRUE.terms, 2).play(batches(2, 50))
     assert all(one < other for (_, one), (_, other) in pairwise(engine.begins))
-    engine.flights.land(object(), 1e9)  # of an iteration that was never scheduled
+    engine.in_flight.record_end(object(), 1e9)  # of an iteration that was never scheduled
     assert len(engine.seen) == 49
 
 

@@ -1,0 +1,73 @@
+"""What each instance of a run did, and how much of the cluster was used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooco_gym.metrics.chosen import SOME
+from ooco_gym.metrics.quality import end_ps_of
+from ooco_gym.sim.memory import PS_PER_US
+from ooco_gym.sim.state import ROLE_NAMES
+
+if TYPE_CHECKING:
+    from ooco_gym.perf import ModelSpec
+    from ooco_gym.simulation import Run
+
+
+def instance_figures(run: Run) -> list[dict[str, Any]]:
+    """What each instance did, over the whole run: shares of simulated time, mean share of KV memory in use, and the
+    share found in its prefix cache of what was admitted (first admissions alone); of data-parallel ranks which."""
+    end_ps = end_ps_of(run)
+    figures = []
+    for spec in run.instances:
+        kinds = {kind: float(spec[f"{kind}_ps"] / end_ps) for kind in ("online_prefill", "offline_prefill", "decode")}
+        used = int(spec["total_blocks"] - spec["free_blocks"])
+        block_us = used * (end_ps // PS_PER_US) - int(spec["kv_times_us"])
+        figures.append({
+            "role": ROLE_NAMES[spec["role"]],
+            **({"rank": len(figures) - int(spec["first_rank"])} if spec["ranks"] else {}),
+            "busy_share": sum(kinds.values()),
+            "kv_mean_share": block_us / (int(spec["total_blocks"]) * (end_ps // PS_PER_US)),
+            **{f"{kind}_share": share for kind, share in kinds.items()},
+            "hit_rate": float(spec["cached_tokens"] / spec["looked_tokens"]) if spec["looked_tokens"] else None,
+        })
+    return figures
+
+
+def utilization_figures(run: Run) -> dict[str, float | None]:
+    """How much of the cluster was used: `compute_share`, of the floating-point operations that its chips could have
+    done in the window at their peak, those of the tokens computed in it (`ModelSpec.flops`; None where these were not
+    kept); over the whole run, in the mean of instances, `busy_share` of the time something ran, however little, and
+    `kv_mean_share` of the KV memory was in use."""
+    figures = instance_figures(run)
+    found: dict[str, float | None] = {"compute_share": None}
+    for key in ("busy_share", "kv_mean_share"):
+        found[key] = float(np.mean([one[key] for one in figures]))
+    if run.computed is not None:
+        deployments = [one for _, one in run.scenario.deployments]
+        peak = sum(one.peak_flops_per_s for one in deployments) * (run.window_s[1] - run.window_s[0])
+        found["compute_share"] = float(_flops(run.requests["cached_tokens"], run.computed,
+                                              deployments[0].model).sum()) / peak
+    return found
+
+
+def _flops(cached_tokens: np.ndarray, computed: tuple[np.ndarray, np.ndarray], model: ModelSpec) -> np.ndarray:
+    """Floating-point operations for each request in the window, float64[n]: what the cache held was not computed."""
+    flops = np.empty(len(cached_tokens))
+    for begin in range(0, len(flops), SOME):
+        part = slice(begin, begin + SOME)
+        held = np.maximum(cached_tokens[part], 0).astype(np.int64)
+        flops[part] = model.flops(held + computed[0][part], held + computed[1][part])
+    return flops
+
+
+def offloading_figures(run: Run) -> dict[str, Any]:
+    """What host memory, as second tier of the prefix cache, did over the whole run; nothing where there is none."""
+    if run.tier is None:
+        return {}
+    looked = int(run.instances["looked_tokens"].sum())
+    return {"kv_offloading": {"host_blocks": int(run.tier["blocks"].sum()),
+                              "loaded_tokens": int(run.tier["loaded_tokens"].sum()),
+                              "hit_rate": int(run.tier["hits"].sum()) / looked if looked else None}}

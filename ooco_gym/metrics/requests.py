@@ -1,0 +1,100 @@
+"""The request table of a run (`requests.parquet`), and why requests were rejected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ooco_gym.files import atomic_write
+from ooco_gym.metrics.chosen import SOME
+from ooco_gym.metrics.quality import end_ps_of, judge, judge_deadlines, rules_of
+from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ooco_gym.simulation import Run
+
+MEMORY, WINDOW = "memory", "model window"  # why a request is rejected: it could not even run alone, or is too long
+
+
+def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
+    """Why each of some rejected requests was."""
+    longest = run.scenario.deployments[0][1].model.max_position
+    tokens = rejected["prompt_tokens"].astype(np.int64) + rejected["output_tokens"]
+    return [WINDOW if longest and one > longest else MEMORY for one in tokens]
+
+
+def requests_table(run: Run, everything: bool = False) -> pa.Table:
+    """The table of a run's requests; equal runs give equal bytes.
+
+    Its columns are `id` (int32, index among all requests of the run), `class` ("online", "offline" or the name of
+    one that the scenario names; with such there is also `online`, bool), `arrival_s` (float64, like the other times
+    in seconds since the start of the measured window), `prompt_tokens`, `output_tokens` (int32), `first_token_s`,
+    `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
+    `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
+    if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null; of closed
+    sessions also `after` (int32), the id of the turn whose end a turn has waited for, or null. Requests of warm-up and
+    drain are left out unless `everything` is asked for; turns of closed sessions that never came due are in neither.
+    """
+    import pyarrow as pa
+
+    return pa.concat_tables(_tables(run, everything))
+
+
+def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
+    """The same, some requests at a time; at least one table."""
+    requests = run.requests
+    chosen = requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1
+    rows = np.flatnonzero(chosen).astype(np.int32)
+    refused = bool(((requests["status"] == REJECTED) & chosen).any())
+    for begin in range(0, max(len(rows), 1), SOME):
+        yield _table_of(run, rows[begin : begin + SOME], refused)
+
+
+def _table_of(run: Run, rows: np.ndarray, with_rejected: bool) -> pa.Table:
+    import pyarrow as pa
+
+    chosen, start_ps = run.requests[rows], round(run.window_s[0] * PS_PER_S)
+    violated = judge(chosen, rules_of(run)).violated & (chosen["online"] == 1)
+    if run.due_ps is not None:
+        violated |= judge_deadlines(chosen, run.due_ps[rows], end_ps_of(run))[0]
+    refused = chosen["status"] == REJECTED
+    started, finished = chosen["generated_tokens"] >= 1, chosen["status"] == FINISHED
+    ids, names = chosen["online"].astype(np.int8), ["offline", "online"]
+    if run.class_id is not None:
+        ids, names = run.class_id[rows], [one.name for one in run.scenario.classes]
+    reasons = np.array(reasons_of(run, chosen), object) if with_rejected else None
+
+    def columns(*names: str) -> dict[str, pa.Array]:
+        return {name: pa.array(np.ascontiguousarray(chosen[name])) for name in names}
+
+    return pa.table({
+        "id": pa.array(rows),
+        "class": pa.array(np.array(names)[ids], pa.string()),
+        **({} if run.class_id is None else {"online": pa.array(chosen["online"] == 1)}),
+        "arrival_s": pa.array((chosen["arrival_ps"] - start_ps) / PS_PER_S),
+        **columns("prompt_tokens", "output_tokens"),
+        "first_token_s": pa.array((chosen["first_token_ps"] - start_ps) / PS_PER_S, mask=~started),
+        "finish_s": pa.array((chosen["finish_ps"] - start_ps) / PS_PER_S, mask=~finished),
+        **columns("generated_tokens", "wasted_tokens", "evictions", "migrations"),
+        "violated": pa.array(violated),
+        **({} if reasons is None else {"rejected": pa.array(reasons, pa.string(), mask=~refused)}),
+        **({} if run.turns is None else {"after": pa.array(run.turns.previous[rows].astype(np.int32),
+                                                           mask=run.turns.previous[rows] < 0)}),
+    })
+
+
+def write_requests(run: Run, path: str | os.PathLike[str]) -> None:
+    """Writes `requests_table(run)` as Parquet, atomically."""
+    from pyarrow import parquet
+
+    tables = _tables(run)
+    first = next(tables)
+    with atomic_write(path) as temporary, parquet.ParquetWriter(temporary, first.schema) as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)

@@ -1,0 +1,43 @@
+"""Machines, SLOs, protocol and cluster, as the simulator takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ooco_gym.perf import Deployment
+from ooco_gym.perf.engine_clock import NO_HOST_TIME, EngineClock
+from ooco_gym.sim.retention import VLLMS_ORDER, Retention
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One instance to be: its role and its deployment."""
+
+    role: str
+    deployment: Deployment
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """What the simulator itself must know of SLOs, protocol and cluster. Times in seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    tpot_min_tokens: int
+    tpot_from_decode: bool
+    max_batch: int
+    block_tokens: int
+    kv_link_bytes_per_s: float
+    gate_poll_s: float
+    prior_output_tokens: float
+    belief_factor: float = 1.0
+    belief_noise: float = 0.0
+    jitter: float = 0.0
+    gap_s: float | None = None
+    host_link_bytes_per_s: float = 25e9
+    host_bytes: float = 4 * 2.0**30
+    offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
+    retention: Retention = VLLMS_ORDER  # of the prefix cache
+    engine_clock: EngineClock = NO_HOST_TIME
+    decode_first_token: bool = False  # pools: the client's first token comes from the decode instance
+    handover_s: float = 0.0

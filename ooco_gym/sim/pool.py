@@ -1,0 +1,156 @@
+"""Arrays that only some policies ask for: tracked KV blocks, prefix hashes, an order of waiting requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import CostTable
+from ooco_gym.sim import state as s
+from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
+from ooco_gym.sim.config import SimConfig
+from ooco_gym.sim.policy_context import PREFILL_ENTRIES
+from ooco_gym.sim.retention import BELADY, LRU, TURNS, Retention, next_uses, retained_size, turn_bonus
+from ooco_gym.sim.waiting import words_for
+from ooco_gym.workload import Trace
+from ooco_gym.workload.context_names import ContextNames
+
+
+def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], sim: SimConfig,
+             names: ContextNames | None = None) -> s.OptionalSizes:
+    """Returns the sizes of the arrays that a policy's settings, the trace and the cost tables ask for."""
+    caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
+    n = len(trace)
+    sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), sim.max_batch),
+             "outputs": settings.get("output_window", 0), "deadlines": 0 if trace.deadline_s is None else n,
+             "shared": PREFILL_ENTRIES if any(table.shared_ps.size for table in tables) else 0}
+    if names is not None:
+        sizes |= {"hashes": 2 * n + len(names.values), "distinct": len(np.unique(names.values))}
+    if order and n:
+        sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
+    if caching:
+        blocks = max(*(table.kv_blocks for table in tables), *offloaded_blocks(trace, tables, sim))
+        sizes["tiers"] = 1 + (sim.offloading_bytes > 0)
+        rows, row_size, index = _kv_sizes(trace, blocks, settings, sim.max_batch, sim.block_tokens)
+        sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
+        if sim.retention.order != LRU:
+            sizes |= {"heaps": blocks + 1, "retained": retained_size(sim.retention.order, trace, names)}
+    if settings.get("bidirectional"):
+        if caching:
+            raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
+                            "bidirectional=off")
+        sizes |= {"pairs": max(table.kv_blocks for table in tables), "pair_entries": pair_entries(sim.block_tokens),
+                  "owners": n}
+    return s.OptionalSizes(**sizes)
+
+
+def offloaded_blocks(trace: Trace, tables: Sequence[CostTable], sim: SimConfig) -> list[int]:
+    """Blocks of each instance's second tier in host memory: what fits, and no more than all requests fill."""
+    most = int(((trace.prompt_tokens.astype(np.int64) + trace.output_tokens) // sim.block_tokens).sum())
+    return [min(most, int(sim.offloading_bytes / (table.kv_bytes_per_token * sim.block_tokens)))
+            for table in tables]
+
+
+def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch: int,
+              block_tokens: int) -> tuple[int, int, int]:
+    """(Block tables, blocks in each, entries of the index: a power of two at least twice the blocks)."""
+    rows = min(settings.get("max_num_seqs", max_batch), max_batch) + 1
+    longest = int((trace.prompt_tokens.astype(np.int64) + trace.output_tokens).max()) if len(trace) else 1
+    row_size = min(blocks, -(-(longest + 1) // block_tokens) + 1)
+    return rows, row_size, 1 << int(2 * blocks - 1).bit_length()
+
+
+def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames | None = None,
+              keys: np.ndarray | None = None) -> None:
+    """Fills the arrays that `pool_for` sized; settings are in State.config by now."""
+    n = len(trace)
+    state.requests["row"] = -1
+    state.requests["cached_tokens"] = -1
+    if names is not None:
+        state.hash_ids[:n] = names.first + 2 * n
+        state.hash_ids[n : 2 * n] = names.tokens
+        state.hash_ids[2 * n :] = _dense_ids(names.values)
+    if state.order.size and keys is not None:
+        _order_by_key(state, keys)
+    elif state.order.size:
+        _fill_order(state, trace, state.config.waiting_order == s.BY_BUCKET)
+    if state.blocks.shape[1]:
+        _fill_blocks(state, trace, max_batch)
+    if state.pairs.shape[1]:
+        fill_pairs(state)
+
+
+def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, retention: Retention) -> None:
+    """Sets the order in which free blocks of the prefix cache give way, and what their worth is made of.
+
+    Raises:
+        UserError: the policy has an order of its own.
+    """
+    if state.config.kv_priority and retention.order != LRU:
+        raise UserError("kv_priority=task is an order of its own: give kv_priority=lru or the cluster's retention=lru")
+    state.config.retention = retention.order
+    state.config.pinned_ps = round(retention.ttl_s * s.PS_PER_S)
+    if state.retained.size and retention.order == TURNS:
+        state.retained[:] = turn_bonus(trace, names, retention.turn_s, retention.token_s)
+    elif state.retained.size and names is not None and retention.order == BELADY:
+        state.retained[:] = next_uses(trace, names, _dense_ids(names.values))
+
+
+def _dense_ids(values: np.ndarray) -> np.ndarray:
+    """Prefix hashes numbered in the order in which they first come: int64[values]."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return number[inverse]
+
+
+def _fill_order(state: s.State, trace: Trace, by_bucket: bool) -> None:
+    """Ranks of a depth-first walk through the trie of all prompts, branches in the order of their first arrival."""
+    n = len(trace)
+    buckets = np.minimum(s.BUCKETS - 1, np.frexp(trace.prompt_tokens.astype(np.float64))[1]) if by_bucket else \
+        np.zeros(n, np.int64)
+    offsets, values = trace.prefix_hashes or (np.zeros(n + 1, np.int64), np.zeros(0, np.int64))
+    ids = _dense_ids(values)
+    fresh = int(ids.max(initial=-1)) + 1
+    walk = []
+    for slot in range(n):
+        path = tuple(ids[offsets[slot] : offsets[slot + 1]].tolist())
+        walk.append((int(buckets[slot]), path or (fresh + slot,), slot))
+    walk.sort()
+    slots = np.array([slot for _, _, slot in walk], np.int64)
+    state.order[slots] = np.arange(n)
+    state.order[n : 2 * n] = slots
+    state.order[2 * n :] = np.searchsorted(np.array([bucket for bucket, _, _ in walk]), np.arange(s.BUCKETS + 1))
+
+
+def _order_by_key(state: s.State, keys: np.ndarray) -> None:
+    """Ranks by the keys, of equals by arrival; no buckets."""
+    n = len(keys)
+    slots = np.argsort(keys, kind="stable")
+    state.order[slots] = np.arange(n)
+    state.order[n : 2 * n] = slots
+    state.order[2 * n :] = n
+
+
+def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:
+    """All blocks wait in the lowest queue, in order, host memory's too; those that the engine keeps for itself in none.
+    """
+    config = state.config
+    settings = {"max_num_seqs": int(config.max_num_seqs)}
+    rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], settings, max_batch, int(config.block_tokens))
+    config.index_size, config.block_tables, config.blocks_per_table = index, rows, row_size
+    reserved = int(config.reserved_blocks)
+    state.instances["rows_free"] = rows
+    pools = [(reserved, end) for end in state.instances["total_blocks"]] + [(0, end) for end in state.tier["blocks"]]
+    for (first, end), blocks, kv in zip(pools, state.blocks, state.kv, strict=True):
+        usable = np.arange(first, end)
+        blocks["previous"], blocks["next"], blocks["twin"] = -1, -1, -1
+        blocks["previous"][usable[1:]] = usable[:-1]
+        blocks["next"][usable[:-1]] = usable[1:]
+        kv[index : index + 2 * s.LEVELS] = -1
+        if len(usable):
+            kv[index], kv[index + 1] = usable[0], usable[-1]
+        spare = index + 2 * s.LEVELS
+        kv[spare : spare + rows] = np.arange(rows)
