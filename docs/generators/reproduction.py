@@ -39,10 +39,15 @@ def body(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def deciding(figure: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The tests that have the figure's verdict; of one that is reproduced, or not comparable, the first."""
+    """The tests that have the figure's verdict; of one that is reproduced, or not comparable, the first. A test of the
+    same thing as the one before it says what that is."""
+    subject, tests = "", []
+    for test in figure["tests"]:
+        subject = test["what"].partition(" where ")[0].replace("the same", subject)
+        tests.append({**test, "what": test["what"].replace("the same", subject)})
     if figure["verdict"] not in ("direction only", "not"):
-        return figure["tests"][:1]
-    return [test for test in figure["tests"] if test["verdict"] == figure["verdict"]]
+        return tests[:1]
+    return [test for test in tests if test["verdict"] == figure["verdict"]]
 
 
 def _with_number(test: Mapping[str, Any]) -> str:
