@@ -195,14 +195,7 @@ class Simulation:
                                  class_blind=self.policy.class_blind, bulk=bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
                                  weights=self.policy.weights, turns=self.turns)
-        if sim_config.offloading_bytes and not self.state.blocks.size:
-            self.notes += (f"kv_offloading_gib={self.scenario.cluster.kv_offloading_gib:g} is not used: it is memory "
-                           f"for a prefix cache, and policy '{chosen.name}' keeps none here (prefix_caching)",)
-        if chosen.mixed and sim_config.engine_clock.async_scheduling and not self.state.config.async_scheduling:
-            self.notes += (f"policy '{chosen.name}' composes an iteration when the one before it is over: its own "
-                           "engine has no asynchronous scheduling. The host times of "
-                           f"engine_clock={sim_config.engine_clock.name} are those of an engine that has; without, an "
-                           "iteration takes longer than here",)
+        self.notes += _unused_notes(self.state, self.scenario.cluster, sim_config, chosen)
         if self.scenario.from_file:
             self.notes += grows_note(trace) if self.state.blocks.size else _uncached_note(trace, chosen)
         self.compiled_rules = self.policy.hooks()
@@ -265,6 +258,22 @@ class Simulation:
         pending = self.state.pending
         return int(call_rule(self.state, self.compiled_rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
+
+
+def _unused_notes(state: s.State, cluster: Cluster, sim_config: SimConfig, policy: Policy) -> tuple[str, ...]:
+    """Says which settings of the cluster a policy makes no use of."""
+    notes = []
+    if sim_config.offloading_bytes and not state.blocks.size:
+        notes.append(f"kv_offloading_gib={cluster.kv_offloading_gib:g} is not used: it is memory for a prefix cache, "
+                     f"and policy '{policy.name}' keeps none here (prefix_caching)")
+    if sim_config.retention.order and not state.blocks.size:
+        notes.append(f"retention={cluster.retention} is not used: it is of a prefix cache, and policy '{policy.name}' "
+                     "keeps none here (prefix_caching)")
+    if policy.mixed and sim_config.engine_clock.async_scheduling and not state.config.async_scheduling:
+        notes.append(f"policy '{policy.name}' composes an iteration when the one before it is over: its own engine has "
+                     f"no asynchronous scheduling. The host times of engine_clock={sim_config.engine_clock.name} are "
+                     "those of an engine that has; without, an iteration takes longer than here")
+    return tuple(notes)
 
 
 def _uncached_note(trace: Trace, policy: Policy) -> tuple[str, ...]:
