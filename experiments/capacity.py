@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from agents.settings import plain
 from experiments.common.peaks import PeakPlan, peak_entry
 from experiments.common.policies import check_names, names_of, seeds_of
 from experiments.common.rate_search import Plan
@@ -45,10 +46,8 @@ PART = "capacity"  # of a protocol: settings of this command
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns its summary (`docs/outputs.md`)."""
-    from omegaconf import OmegaConf
-
     begun = time.perf_counter()
-    given: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    given = plain(cfg)
     options = by_protocol(given)
     policies = names_of(options, "policies", "policy")
     options = with_settings(options, policies)

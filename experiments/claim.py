@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.settings import plain
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -49,9 +50,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no such claim, or seeds that are none.
     """
-    from omegaconf import OmegaConf
-
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = plain(cfg)
     claims = [claim_of(name) for name in names_of(options["name"] or "all", GROUP)]
     if options["name"] is None:
         listed = [{"name": one.name, "title": one.spec["title"], "page": one.spec["page"],

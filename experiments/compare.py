@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.settings import plain
 from experiments.common.policies import baseline_of, names_of, seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -34,9 +35,7 @@ SCHEMA = "ooco-gym/compare/2"
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns its summary (`docs/outputs.md`)."""
-    from omegaconf import OmegaConf
-
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = plain(cfg)
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     options = with_settings(options, policies)
     baseline = baseline_of(options, policies)

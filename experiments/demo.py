@@ -13,7 +13,7 @@ import numpy as np
 from agents.search.command import search
 from agents.search.contest import play_held_out, ratio, search_config
 from agents.search.judging import rates_of
-from agents.settings import require
+from agents.settings import plain, require
 from experiments.common.policies import names_of
 from ooco_gym.errors import UserError, end_if_interrupted, is_whole
 from ooco_gym.protocol import VIOLATION_BUDGET
@@ -36,10 +36,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: a setting that no policy, environment or search can have.
     """
-    from omegaconf import OmegaConf
     from rich.console import Console
 
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = plain(cfg)
     begun, out, reference = time.monotonic(), Path(options["out"]), options["reference"]
     heuristics = names_of({**options, "policy": None}, "policies", "policy")
     if reference not in heuristics:

@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agents.settings import plain
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -94,9 +95,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no such figure, or none could be played.
     """
-    from omegaconf import OmegaConf
-
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = plain(cfg)
     quick, out, begun = bool(options["quick"]), Path(options["out"]), time.perf_counter()
     asked = [read(name, quick) for name in names_of(options["name"])]
     verdicts, sections, failed = [], [], []

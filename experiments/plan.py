@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from agents.settings import plain
 from experiments import batch_plan
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.rate_search import Limits, Plan
@@ -61,10 +62,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: too few instances, or a setting that is none.
     """
-    from omegaconf import OmegaConf
-
     begun = time.perf_counter()
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = plain(cfg)
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     base = scenario_of(cfg)
     batch = base.from_file and (whole := base.with_(duration_s=None)).with_(

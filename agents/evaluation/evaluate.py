@@ -36,7 +36,7 @@ from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.policies.runs import searched_policy
 from agents.settings import group, limit_torch_threads, number, plain, whole
 from agents.settings import seeds as checked_seeds
-from ooco_gym.commands.sweep import FILE as SWEEP_FILE
+from ooco_gym.cli.sweep import FILE as SWEEP_FILE
 from ooco_gym.envs import imported
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json

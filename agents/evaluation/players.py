@@ -35,7 +35,7 @@ from agents.environments import (
 )
 from agents.evaluation.scoring import METRICS
 from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_run
-from ooco_gym.commands.sweep import Sweep
+from ooco_gym.cli.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
 from ooco_gym.envs.features import PARTNER_ACTION

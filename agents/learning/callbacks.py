@@ -18,7 +18,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from agents.environments import Window
 from agents.evaluation.players import BatchPlayer, play
 from agents.evaluation.scoring import feasible_first
-from agents.learning.series import ACTIONS
 from agents.learning.vector import GymnasiumVecEnv
 from agents.policies.networks import Actor
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
@@ -183,7 +182,7 @@ class LogMetrics(Callback):
             names = [""] if chosen.ndim == 1 else [f"/{one}" for one in (
                 range(chosen.shape[1]) if controls is None else controls.names)]
             for name, part in zip(names, chosen.reshape(len(chosen), -1).T, strict=True):
-                self.logger.record(f"{ACTIONS}/{of}{name}", part.astype(np.int64), exclude=("csv",))
+                self.logger.record(f"actions/{of}{name}", part.astype(np.int64), exclude=("csv",))
 
 
 class ObservationStatistics(Callback):

@@ -20,10 +20,10 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from agents.learning.series import LAGRANGIAN, LOGGED, SEARCHED, STEP
 from agents.settings import plain, require
 from ooco_gym.errors import unknown
 
+STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
 LOGGERS = ("none", "tensorboard", "wandb")
 MODES = ("online", "offline", "disabled")
 LONGEST_GROUP = 128  # characters that W&B takes
@@ -59,8 +59,6 @@ class WandbOutputFormat(KVWriter):
         )
         self.run.define_metric(STEP, hidden=True)
         self.run.define_metric("*", step_metric=STEP)
-        for name, kept in {**LOGGED, **LAGRANGIAN, **SEARCHED}.items():
-            self.run.define_metric(name, step_metric=STEP, summary=kept)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
         """Logs one dump: numbers, and histograms of arrays of whole numbers."""

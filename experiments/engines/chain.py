@@ -81,12 +81,6 @@ class StepModel(NamedTuple):
     dense: Curve
     decode: Curve
 
-    def slower(self, factor: float) -> StepModel:
-        """The same engine where everything takes `factor` times as long."""
-        scaled: dict[str, Any] = {name: Curve(one.knots, factor * one.values) if isinstance(one, Curve) else
-                                  factor * one for name, one in self._asdict().items()}
-        return StepModel(**scaled)
-
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Predicted times of iterations, from the columns of `iterations.parquet`."""
         factors = (self.sequence, self.prompt, self.work, self.context, self.decode_context)
@@ -383,13 +377,6 @@ class Engine(NamedTuple):
     chip: Path
     fitted: StepModel
     fit: dict[str, Any]
-
-    def slower(self, factor: float, folder: Path) -> Engine:
-        """The same engine where every iteration takes `factor` times as long; its chip is written into a folder."""
-        fitted = self.fitted.slower(factor)
-        chip = write_chip(folder, fitted, self.facts, self.cluster["model"])
-        cluster = {**self.cluster, "mixed": [{**self.cluster["mixed"][0], "chip": str(chip)}]}
-        return self._replace(cluster=cluster, chip=chip.parent, fitted=fitted)
 
 
 def fitted_engine(measured: Path, out: Path) -> Engine:

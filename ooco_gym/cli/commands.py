@@ -98,10 +98,11 @@ REMOVED = {**dict.fromkeys(
            "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
            "doctor": "'pip check' says which packages do not fit, 'ooco-gym data list' where traces are looked for",
            "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",
+           "sweep": "a sweep prints its table at its end; pandas.read_parquet('FOLDER/sweep.parquet') has all figures",
            "tune": "'ooco-gym train agent=cma agent.policy=NAME' searches a policy's numbers, whole episodes at a time",
            "bench decisions": "'python -m cProfile -m ooco_gym.cli simulate policy=NAME' says where time goes",
-           "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, and "
-                     "'ooco-gym sweep report FOLDER' shows a sweep",
+           "report": "simulate.html has plots, 'ooco-gym compare policies=[A,B]' compares policies, a "
+                     "sweep (-m) prints its table",
            "engine": "serve with our scheduler inside vLLM (docs/vllm.md), send a trace with 'vllm bench serve "
                      "--save-detailed', and hold 'ooco-gym simulate' of the same trace beside it (docs/sim_to_real.md)"}
 

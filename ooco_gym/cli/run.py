@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ooco_gym.cli.commands import PRESETS, Command
 from ooco_gym.cli.config import OocoSearchPath, OocoSource, Request, check, key_of, one_line, values_of
 from ooco_gym.cli.job import BUG, MISTAKE, OK, Outcome, Task, unwrap
-from ooco_gym.commands.sweep import FILE, Sweep
+from ooco_gym.cli.sweep import FILE, Sweep
 from ooco_gym.errors import UserError, raise_interrupt, unknown
 from ooco_gym.report import joined
 from ooco_gym.report.terminal import following, progress

@@ -10,7 +10,7 @@ import yaml
 from agents.evaluation.evaluate import _entrants
 from agents.evaluation.players import groups_of
 from ooco_gym.cli import main
-from ooco_gym.commands.sweep import Sweep
+from ooco_gym.cli.sweep import Sweep
 from ooco_gym.errors import UserError
 
 SHORT = ["env.window_s=20", "env.warmup_s=5", "window_s=20", "agent.n_envs=4", "agent.n_steps=16",

@@ -80,7 +80,6 @@ play = toy_commands.functions:play
 quiet = toy_commands.functions:quiet
 speak = toy_commands.functions:speak
 lost = toy_commands.functions:lost
-sweep = ooco_gym.commands.sweep:main
 """,
 }
 

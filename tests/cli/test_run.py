@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ooco_gym.commands.sweep import Sweep
+from ooco_gym.cli.sweep import Sweep
 
 
 def values(folder: Path) -> dict[str, Any]:

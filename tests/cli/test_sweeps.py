@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ooco_gym.cli import job
-from ooco_gym.commands.sweep import Sweep
+from ooco_gym.cli.sweep import SCORES, Sweep
+from ooco_gym.errors import UserError
 
 WORDS = ("play", "-m", "fruit=pear,apple+plum", "seed=1,2", "out=sweep")
 
@@ -152,20 +154,20 @@ def test_a_search_is_no_sweep(toy: SimpleNamespace) -> None:
     assert code == 2 and "'ooco-gym train agent=cma'" in err and not (toy.cwd / "sweep").exists()
 
 
-def test_report_groups_the_seeds(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy.run("play", "-m", "rate=1,0.5", "seed=1,2,3", "out=sweep")
-    code, out, err = toy.run("sweep", "report", "sweep", "out=page")
-    assert code == 0, err
-    summary = json.loads((toy.cwd / "page" / "summary.json").read_text())
-    assert (summary["command"], summary["points"], summary["done"]) == ("play", 6, 6)
-    assert [(one["swept"], one["points"], one["figures"]["reward"]["mean"]) for one in summary["results"]] == [
-        ({"rate": 1.0}, 3, 12.0), ({"rate": 0.5}, 3, 7.0)]
-    assert summary["results"][0]["figures"]["reward"]["low"] < 12.0 < summary["results"][0]["figures"]["reward"]["high"]
-    assert "reward" in out and "<table" in (toy.cwd / "page" / "sweep.html").read_text()
-    assert "metrics: unknown key 'rewards'" in toy.run("sweep", "report", "sweep", "metrics=[rewards]", "out=x")[2]
-    assert "is no sweep that has ended, it has no sweep.parquet" in toy.run("sweep", "report", "page", "out=x")[2]
-    (toy.cwd / "sweep" / "sweep.parquet").write_bytes(b"PAR1")
-    assert "cannot be read as the table of a sweep" in toy.run("sweep", "report", "sweep", "out=x")[2]
+def test_its_table_has_the_means_over_seeds(toy: SimpleNamespace) -> None:
+    code, out, err = toy.run("play", "-m", "rate=1,0.5", "seed=1,2,3", "out=sweep")
+    assert code == 0 and "6 of 6 points are done" in out, err
+    table = Sweep.read(toy.cwd / "sweep").table()
+    assert [row[:2] for row in table.rows] == [("1.0", "3"), ("0.5", "3")]
+    assert table.rows[0][2].startswith("12 [") and table.rows[1][2].startswith("7 [")
+
+
+def test_a_damaged_table_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no sweep that has ended, it has no sweep.parquet"):
+        Sweep.read(tmp_path)
+    (tmp_path / "sweep.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="cannot be read as the table of a sweep"):
+        Sweep.read(tmp_path)
 
 
 def test_figures_of_other_commands(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,8 @@ def test_a_figure_that_is_but_a_lower_bound_is_marked(toy: SimpleNamespace, monk
     assert toy.run("play", "-m", "seed=1,2", "out=sweep")[0] == 0
     figures = Sweep.read(toy.cwd / "sweep").figures
     assert figures["online.ttft_p99_s_censored"] == [None, 1] and "online.ttft_p50_s_censored" not in figures
-    _, shown = Sweep.read(toy.cwd / "sweep").show(["online.ttft_p99_s", "online.ttft_p50_s"])
+    monkeypatch.setitem(SCORES, "play", ("online.ttft_p99_s", "online.ttft_p50_s"))
+    shown = Sweep.read(toy.cwd / "sweep").table()
     assert shown.rows[0][-2].startswith("> 3.5") and shown.rows[0][-1].startswith("1.5")
 
 

@@ -1,4 +1,4 @@
-"""A sweep's table, `sweep.parquet`: a row a point, with its configuration and what it came to; `ooco-gym sweep`."""
+"""A sweep's table, `sweep.parquet`: a row a point, with its configuration and what it came to."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from ooco_gym.documents import read_mapping
-from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, read_parquet
 from ooco_gym.metrics.statistics import interval_words, spread
-from ooco_gym.report import Section, Table, at_least, command_line, with_interval, write_page
+from ooco_gym.report import Table, at_least, with_interval
 from ooco_gym.report.tables import flat
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-FILE, PAGE = "sweep.parquet", "sweep.html"
+FILE = "sweep.parquet"
 DONE = "done"  # of a point's status; beside it why it failed: refused or failed
 ABOUT = b"ooco_gym"  # metadata of the file: what the sweep is, and which columns are figures
 RUN_ONLY = ("wall_s", "pid")  # figures of a summary that differ from run to run
@@ -52,8 +51,6 @@ class Sweep:
     def of(cls, folder: Path, about: dict[str, Any], points: Sequence[tuple[dict[str, Any], dict[str, str], Any]]
            ) -> Sweep:
         """That of points: how each ended (a row's first columns), what was swept as it was given, its configuration."""
-        from omegaconf import OmegaConf
-
         rows, figures = [], []
         for ended, swept, cfg in points:
             values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
@@ -112,34 +109,30 @@ class Sweep:
                 found.setdefault(tuple(self.columns[key][row] for key in keys), []).append(row)
         return [(dict(zip(keys, group, strict=True)), rows) for group, rows in found.items()]
 
-    def show(self, metrics: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Table]:
-        """Prints and returns the means of some figures, or of the command's own, over the seeds of each setting.
+    def show(self) -> None:
+        """Prints the means of the command's scores over the seeds of each setting."""
+        print(f"{self.done:,} of {len(self.columns['point']):,} points are done")
+        if self.done:
+            self.table().show()
 
-        Raises:
-            UserError: a figure that no point has.
-        """
-        check_keys("metrics", metrics, self.figures)
+    def table(self) -> Table:
+        """A row a setting, with the means of the command's scores over its seeds."""
         usual = SCORES.get(self.about["command"], [name for name in self.figures if "." not in name])
-        names = list(metrics) or [name for name in usual if name in self.figures][:MOST_SCORES]
-        results, rows, whole = [], [], [None] * len(self.columns["point"])
+        names = [name for name in usual if name in self.figures][:MOST_SCORES]
+        rows, counts, whole = [], [], [None] * len(self.columns["point"])
         for swept, mine in self.groups():
-            figures, bounds = {}, {}
+            cells = []
             for name in names:
-                figures[name] = spread([self.figures[name][row] for row in mine])
-                del figures[name]["values"]  # they are in the file
-                bounds[name] = any(self.figures.get(name + BOUND, whole)[row] for row in mine)
-            results.append({"swept": swept, "points": len(mine), "figures": figures, "censored": bounds})
-            rows.append([*map(str, swept.values()), str(len(mine)), *(
-                at_least(with_interval(*figures[name].values()), bounds[name]) for name in names)])
-        note = interval_words(min((one["points"] for one in results), default=0))
+                found = spread([self.figures[name][row] for row in mine])
+                is_bound = any(self.figures.get(name + BOUND, whole)[row] for row in mine)
+                cells.append(at_least(with_interval(found["mean"], found["low"], found["high"]), is_bound))
+            rows.append([*map(str, swept.values()), str(len(mine)), *cells])
+            counts.append(len(mine))
+        note = interval_words(min(counts, default=0))
         if len(rows) > MOST_ROWS:
             note += f" {len(rows) - MOST_ROWS:,} more settings are in {FILE}."
-        table = Table("", (*(results[0]["swept"] if results else ()), "points", *names), rows[:MOST_ROWS], note,
-                      align="l")
-        print(f"{self.done:,} of {len(self.columns['point']):,} points are done")
-        if results:
-            table.show()
-        return results, table
+        keys = [key for key in self.about["swept"] if key != "seed"]
+        return Table("", (*keys, "points", *names), rows[:MOST_ROWS], note, align="l")
 
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -161,20 +154,3 @@ def _typed(values: Sequence[Any]) -> Any:
             return pa.array(values, kind)
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
     return pa.array(texts, pa.string())
-
-
-def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns what the page has (`docs/outputs.md`).
-
-    Raises:
-        UserError: no such action, or the folder is no sweep.
-    """
-    if cfg.action != "report":
-        raise unknown("action", cfg.action, ["report"])
-    found = Sweep.read(cfg.folder)
-    results, table = found.show(cfg.metrics or ())
-    points = len(found.columns["point"])
-    notes = ["the command that began the sweep goes on with the points that are not done."] * (found.done < points)
-    write_page(Path(cfg.out) / PAGE, f"Sweep {found.folder.name}",
-               [Section("", tables=[table], notes=notes, commands=[command_line()])])
-    return {"sweep": cfg.folder, **found.about, "points": points, "done": found.done, "results": results}
