@@ -85,7 +85,7 @@ def _say_trace(scenario: Any) -> None:
 
 
 def levels_of(actions: Any) -> tuple[int, ...]:
-    """How many levels each part of an action has, of a space of actions; none where an action is one of a few."""
+    """The number of levels of each part of an action; none where an action is one of a few (Discrete)."""
     return tuple(int(count) for count in getattr(actions, "nvec", ()))
 
 
@@ -187,7 +187,7 @@ class SplitEpisodes(gym.Wrapper):
         return self.env.reset(seed=chosen, options={"window": int(self._random.integers(self._window_count))})
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As of the environment, whose reward must be a number."""
+        """Steps the environment, whose reward must be a number."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, finite("the environment's reward", reward), terminated, truncated, info
 

@@ -95,7 +95,7 @@ def make(name: str, recipe: Mapping[str, Any], out: Path) -> dict[str, Any]:
                     **ratio(outcomes[name]["service"], outcomes[other]["service"], conditions)}
             for other in played if other != name}
     feasible = [one for one in over if over[one]["violation_rate"] <= limit]
-    best = min(feasible or over, key=lambda one: over[one]["ratio"])  # where none keeps the promise, the strongest
+    best = min(feasible or over, key=lambda one: over[one]["ratio"])  # where none keeps the budget, the strongest
     policy, rate = get_policy(played[name]), float(rates_of(outcomes[name]).mean())
     card = {"name": name, "environment": recipe["env"]["id"], "recipe": plain(recipe), "digest": digest_of(policy),
             "as_shipped": name in names() and digest_of(get_policy(name)) == digest_of(policy),

@@ -29,7 +29,7 @@ class BatchPlanner(Planner):
     """Sizes of one policy's cluster, each played until all requests are done."""
 
     def measured(self, size: Size, rate: float) -> Point:
-        """What a size comes to: as violations, the share of deadlines that is missed or not yet kept."""
+        """The result of a size: as violations, the share of deadlines that is missed or not yet kept."""
         scenario = placed(self.scenario.with_(cluster=sized(self.scenario, size)), self.policy)
         runs = self.bench.jobs.all([scenario.with_(seed=seed) for seed in self.bench.seeds], self.policy)
         offline = [one["offline"] for one in runs]
@@ -40,7 +40,7 @@ class BatchPlanner(Planner):
         return Point(rate, late, whole, whole, tokens, whole, whole, runs)
 
     def broken(self, point: Point) -> str:
-        """How many deadlines are missed, and when all is done."""
+        """The share of deadlines that is missed and the time when all is done, in words."""
         ends = [run["batch"]["makespan_s"] for run in point.summaries]
         done = "" if None in ends else f"; all are done after {duration(float(np.mean(ends)))}"
         return f"{percent(point.violations.mean())} of the deadlines are missed{done}"
@@ -84,7 +84,7 @@ def _figures(one: Sized, each: int, price: float | None) -> dict[str, Any]:
 
 
 def question(scenario: Scenario, options: Mapping[str, Any]) -> str:
-    """What is asked, in words."""
+    """The question that the plan answers, in words."""
     known = scenario.resolve()
     rows = len(known.draw(known.start_s, known.duration_s))
     asked = f"{asked_for(scenario, options['chips'])} {'that' if options['chips'] is None else 'to'} have"
@@ -103,5 +103,5 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """When chips have all done, a colour a policy."""
+    """The time until all requests are done over chips, a colour a policy."""
     return frontier_plot(rows, "makespan_s", "When chips have all done", "seconds")

@@ -98,8 +98,8 @@ def by_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Condition:
-    """What policies are measured under: a workload on a cluster, what the ratios are over, and what `cells` says of it
-    besides (`params`, `search`)."""
+    """One condition that policies are measured under: a workload on a cluster, the baselines of the ratios, and the
+    other keys of `cells` (`params`, `search`)."""
 
     name: str
     scenario: Scenario

@@ -17,7 +17,7 @@ from agents.settings import plain
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.figure import Figure, names_of, play, read
+from experiments.figure import PaperFigure, names_of, play, read
 from experiments.figure_page import by_blocks, section_of_claim
 from experiments.figure_tests import judged
 from ooco_gym.files import as_json
@@ -35,7 +35,7 @@ KEYS = (*NEEDED, *PLAYED, "policy", "scenario", "set", "hold", "play", "data", "
 HOLDS, NOT, UNDECIDED, OPEN, SHOWN = "holds", "does not hold", "undecided", "open", "shown only"
 
 
-def claim_of(name: str) -> Figure:
+def claim_of(name: str) -> PaperFigure:
     """A claim by its name, or from a YAML file.
 
     Raises:
@@ -80,7 +80,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     return {"schema": SCHEMA, "claims": answers, "simulations": jobs.different, "simulated_anew": jobs.simulated}
 
 
-def played(claim: Figure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs) -> tuple[dict[str, Any], Sequence[Any]]:
+def played(claim: PaperFigure, given: Sequence[tuple[int, ...]] | None, jobs: Jobs
+           ) -> tuple[dict[str, Any], Sequence[Any]]:
     """Plays a claim on blocks of seeds, its own where none are given: what it came to on all and on each, and the rows.
 
     Raises:
@@ -123,7 +124,7 @@ def verdict_of(every: Mapping[str, float], blocks: Sequence[Mapping[str, float]]
 
 
 def _wanted(holds: Sequence[float | None] | None) -> str:
-    """Where the interval must lie, in words."""
+    """The range that the interval must lie in, in words."""
     words = zip(("at least", "at most"), holds or (), strict=False)
     ends = [f"{word} {end:g}" for word, end in words if end is not None]
     return f", wanted {' and '.join(ends)}" if ends else ""

@@ -89,7 +89,7 @@ def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def learned_figures(outcomes: Mapping[str, np.ndarray], found: Mapping[str, Mapping[str, Any]],
                     options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the learned gate serves beside the others on held-out windows, and what it took to learn."""
+    """The service of the learned gate beside the others' on held-out windows, and the time that it took to learn."""
     service = {name: one["service"] for name, one in outcomes.items()}
     over = {name: ratio(service[GATE], theirs) for name, theirs in service.items() if name != GATE}
     tuned = max((name for name in found if name != GATE), key=lambda name: service[name].sum(), default=None)
@@ -118,7 +118,8 @@ def sentence(learned: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: Mapping[str, Any]) -> list[Plot]:
-    """The best so far of each search on validation windows, by generation, in times of the reference's service."""
+    """The score of the best so far on validation windows, by generation, in times of the reference's service; a line a
+    search."""
     traces = []
     for name in found:
         with (out / name / "generations.csv").open(newline="", encoding="utf-8") as file:
@@ -130,7 +131,7 @@ def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: M
 
 
 def searches_section(found: Mapping[str, Mapping[str, Any]]) -> list[Section]:
-    """What was searched."""
+    """A section on the searches."""
     if not found:
         return []
     lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "

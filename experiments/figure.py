@@ -33,7 +33,7 @@ NEEDED = ("title", "paper", "figure", "read", "statement", "axes", "metrics", "t
 KEYS = (*NEEDED, "policy", "scenario", "set", "play", "hold", "seeds", "plot", "quick", "why", "not_comparable")
 
 
-class Figure(NamedTuple):
+class PaperFigure(NamedTuple):
     """A figure by its name, `paper/figure`, and what its YAML says."""
 
     name: str
@@ -64,7 +64,7 @@ def names_of(asked: Any, group: str = "figure") -> list[str]:
 
 
 def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: Sequence[str] = KEYS,
-         group: str = "figure") -> Figure:
+         group: str = "figure") -> PaperFigure:
     """A figure's YAML, `quick:` in the place of what it replaces where that is asked for.
 
     Raises:
@@ -86,7 +86,7 @@ def read(name: str, quick: bool = False, needed: Sequence[str] = NEEDED, keys: S
     for key, value in (changes if quick else {}).items():
         inner = isinstance(value, Mapping) and isinstance(spec.get(key), Mapping)
         spec[key] = {**spec[key], **value} if inner else value
-    return Figure(name, spec, asked)
+    return PaperFigure(name, spec, asked)
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "simulated_anew": jobs.simulated, "wall_s": time.perf_counter() - begun}
 
 
-def play(figure: Figure, seeds: Sequence[int], jobs: Jobs,
+def play(figure: PaperFigure, seeds: Sequence[int], jobs: Jobs,
          blocks: Sequence[int] = ()) -> tuple[list[Row], list[list[Row]]]:
     """The rows of a figure's points on all seeds, and those of each of the blocks that the seeds consist of."""
     spec = figure.spec
@@ -135,7 +135,7 @@ def play(figure: Figure, seeds: Sequence[int], jobs: Jobs,
         raise UserError(f"{error.args[0]!r} is no metric, axis or label of it") from error
 
 
-def played(figure: Figure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
+def played(figure: PaperFigure, jobs: Jobs, quick: bool) -> tuple[dict[str, Any], Sequence[Row]]:
     """Plays a figure's points and judges them: its verdict as `figures[]` holds it, and the rows of its table."""
     begun, asked, spec = time.perf_counter(), jobs.different, figure.spec
     seeds = seeds_of(spec.get("seeds"), f"{figure.name}: seeds")

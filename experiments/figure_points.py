@@ -1,7 +1,7 @@
 """The points of a figure: its axes multiplied out, each played on every seed, and its metrics in rows.
 
 A point is a policy on a scenario. It is simulated as it is, or under what the figure holds: the highest offline rate
-that is sustained, or the fewest instances that keep the promises. A figure of another kind names the function that
+that is sustained, or the fewest instances that keep the SLOs. A figure of another kind names the function that
 plays its points (`play: {function: MODULE:NAME, …}`), which may answer with rows, further axes in them.
 """
 
@@ -132,7 +132,7 @@ def _player(play: dict[str, Any]) -> Callable[..., dict[str, Any]]:
 # --- Playing --------------------------------------------------------------------------------------------------------
 def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, Any],
             jobs: Jobs) -> list[tuple[Point, Found]]:
-    """What each point comes to on each seed."""
+    """The results of each point on each seed."""
     check_keys("hold", hold, ("sustained", "least"))
     if hold:
         held = _sustained if "sustained" in hold else _least
@@ -155,7 +155,7 @@ def measure(points: Sequence[Point], seeds: Sequence[int], hold: Mapping[str, An
 def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
     """The highest offline rate that holds: the summaries at the highest that held for all seeds, with what they cross.
 
-    With `protocol` load, promises, limits and search are those of `ooco-gym capacity protocol=…`.
+    With `protocol` load, SLOs, limits and search are those of `ooco-gym capacity protocol=…`.
     """
     check_keys("hold.sustained", options, ("search", "limits", "tpot_from", "protocol"))
     tpot_from, scenario = options.get("tpot_from") or "first_token", point.scenario
@@ -174,14 +174,14 @@ def _sustained(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], p
 
 
 def _crossed(found: Found) -> dict[str, np.ndarray]:
-    """What resamples of some seeds of `_sustained` sustain together, shape (resamples,)."""
+    """The rates that resamples of some seeds of `_sustained` sustain together, shape (resamples,)."""
     held, seeds = found[0]["sustained"], np.array([one["sustained"]["seed"] for one in found])
     rates, tokens = crossings(held["points"], held["limits"], seeds[resamples(len(seeds))])
     return {"rate": rates, "total_tokens_per_s": tokens}
 
 
 def _least(jobs: Jobs, seeds: tuple[int, ...], options: Mapping[str, Any], point: Point) -> Found:
-    """The fewest instances that keep the promises on each seed."""
+    """The fewest instances that keep the SLOs on each seed."""
     check_keys("hold.least", options, ("violations", "most"))
     limits = Limits(float(options.get("violations", 0.03)), kept_up=0.0, kept_up_service=0.0)
     found = [Planner(point.policy, point.scenario, Bench(jobs, point.scenario, (seed,), limits=limits))

@@ -105,7 +105,7 @@ def _groups(rows: Sequence[Row], apart: set[str]) -> list[list[Row]]:
 
 
 def _taken(values: np.ndarray, take: str) -> np.ndarray:
-    """Of values (points, seeds): their mean over the points, or those of the point whose mean is most or least."""
+    """The mean of values (points, seeds) over the points, or the values of the point whose mean is most or least."""
     if take == "mean":
         return values.mean(axis=0)
     means = np.where(np.isfinite(values.mean(axis=1)), values.mean(axis=1), np.nan)

@@ -1,9 +1,9 @@
-"""`ooco-gym plan`: the fewest chips, and their split, that keep the promises beside offline work; what chips carry.
+"""`ooco-gym plan`: the fewest chips, and their split, that keep the SLOs beside offline work; what chips sustain.
 
 For each policy the cluster's instances are multiplied: mixed ones by their number, pools by every division between
 relaxed and strict. A size holds if online requests violate no more than `limits.violations` and the offline backlog
 does not grow, in the mean over paired seeds. Echo's two questions (arXiv 2504.03651, 5.4) are two of these: the least
-resources that keep the online promises alone (`offline.rate=0`), and the offline work that given resources carry.
+resources that keep the online SLOs alone (`offline.rate=0`), and the offline work that given resources sustain.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _planned(planner: Planner, rate: float, options: Mapping[str, Any]) -> dict[
         "online_alone_chips": alone.instances * each, "carried_rate": carried["offline_rate"],
         "carried_total_tokens_per_s": carried["total_tokens_per_s"], "frontier": frontier,
         "cost_per_hour": None if price is None else chosen.instances * each * float(price),
-        # Of the chips that offline work takes beyond what the online promises take by themselves.
+        # Of the chips that offline work takes beyond what online requests take by themselves.
         "cost_per_million_offline_total_tokens": None if price is None or not tokens else
         extra * float(price) * MILLION / (tokens * HOUR_S),
         "cluster": sized(planner.scenario, chosen.size)}
@@ -166,7 +166,7 @@ def _missed_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> str:
-    """What is asked, in words."""
+    """The question that the plan answers, in words."""
     online, offline = scenario.rates()
     load = f"{number(online)} online requests a second"
     if options["online_rate"] is not None:
@@ -176,10 +176,10 @@ def _question(scenario: Scenario, rate: float, options: Mapping[str, Any]) -> st
     added = f"{number(offline)} offline ones of its own and {number(rate)} more" if offline else \
         f"{number(rate)} offline ones"
     limit, slo = percent(float(options["limits"]["violations"]), 0), scenario.load_slo()
-    promise = "the promise of its class" if scenario.classes else (
+    slo_words = "the SLO of its class" if scenario.classes else (
         f"a TTFT of {slo.ttft_s:g} s or a TPOT of {1000 * slo.tpot_s:g} ms")
     return (f"{asked_for(scenario, options['chips'])} for {short_name(scenario.workload)} at {load} and {added}: at "
-            f"most {limit} of the online requests may violate {promise}")
+            f"most {limit} of the online requests may violate {slo_words}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits: Limits) -> Table:
@@ -192,16 +192,16 @@ def _table(rows: Sequence[Mapping[str, Any]], question: str, seeds: int, limits:
                Column("one fewer", lambda row: "–" if row["one_fewer"] is None else
                       f"{percent(row['one_fewer']['violations'])}, {percent(row['one_fewer']['kept_up'], 0)} kept up"),
                Column("online alone", "online_alone_chips"),
-               Column("carries at most besides, offline/s", "carried_rate", ".3g"),
+               Column("sustains besides, offline/s", "carried_rate", ".3g"),
                Column("cost/h", "cost_per_hour", ".4g"),
                Column("cost per million offline total tokens", "cost_per_million_offline_total_tokens", ".3g"))
     return Table.of(columns, rows, question, f"Means over {seeds} seed{'s' * (seeds > 1)}. {limits.words()} "
                     "One fewer: violations, and the share of the offline work that is kept up with. What chips "
-                    "carry besides is synthetic, of the lengths that offline names, on top of a trace's own. The cost "
-                    "of offline tokens (prompt and output) is that of the chips beyond what online requests take "
+                    "sustain besides is synthetic, of the lengths that offline names, on top of a trace's own. The "
+                    "cost of offline tokens (prompt and output) is that of the chips beyond what online requests take "
                     "alone.")
 
 
 def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[Plot]:
-    """Offline total tokens that chips carry, a colour a policy."""
-    return frontier_plot(rows, "total_tokens_per_s", "What chips carry", "offline total tokens/s")
+    """Offline total tokens that chips sustain, a colour a policy."""
+    return frontier_plot(rows, "total_tokens_per_s", "Offline work that chips sustain", "offline total tokens/s")

@@ -73,7 +73,7 @@ class Entry:
 
 
 def measured(cell: Cell, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> list[Entry]:
-    """What each policy sustains in a cell, all at once: they share the processes, each waits its turn."""
+    """The rates that each policy sustains in a cell, all searched at once: they share the processes."""
     tuning, seeds = options["tuning"], seeds_of(options["seeds"])
     limits = Limits(**options["limits"])
 
@@ -90,7 +90,8 @@ def measured(cell: Cell, policies: Sequence[str], options: Mapping[str, Any], jo
 
 
 def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]:
-    """When a rate holds, and where a measurement is less than the protocol asks for, one sentence each."""
+    """A sentence on when a rate holds, and one for each thing in which a measurement is less than the protocol asks
+    for."""
     notes = [limits.words()]
     if window_s < WINDOW_S:
         notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s, and the limits are "
@@ -103,7 +104,7 @@ def notes_of(window_s: float, seeds: Sequence[int], limits: Limits) -> list[str]
 
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench,
                settings: Mapping[str, Sequence[Mapping[str, Any]]], shipped: bool = True) -> list[Entry]:
-    """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds.
+    """The entries of a policy as it ships and, where settings are to be tried, as tuned on the validation seeds.
 
     Without `shipped`, a policy that is tuned to something else is measured so alone.
     """
@@ -181,22 +182,22 @@ def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None,
 
 
 def _lead(ahead: Entry, entry: Entry) -> dict[str, float | None]:
-    """How many offline tokens a second a policy sustains more than another one, paired by resample."""
+    """The offline tokens a second that a policy sustains more than another one, paired by resample."""
     ours, theirs = ahead.found, entry.found
     found = resampled_estimate(ours.tokens - theirs.tokens, len(ours.own_rates))
     return dict(zip(("estimate", "low", "high"), map(_plain, found), strict=True))
 
 
 def _crossing(found: Sustained, seeds: int) -> dict[str, Any]:
-    """Where resamples of the seeds cross, with its interval, the highest rate simulated that held in the mean over
-    seeds, and where each seed by itself crosses."""
+    """The rate at which resamples of the seeds cross, with its interval, the highest rate simulated that held in the
+    mean over seeds, and the rate at which each seed by itself crosses."""
     estimate, low, high = map(_plain, resampled_estimate(found.rates, seeds))
     return {"estimate": estimate, "ci_low": low, "ci_high": high, "held": found.held,
             "values": found.own_rates.tolist()}
 
 
 def _limit(failed: Point | None, reason: str, definition: str) -> str:
-    """What ends the range: `backlog`, `none`, or which promise is broken most often at the rate that did not hold."""
+    """What ends the range: `backlog`, `none`, or which SLO is violated most often at the rate that did not hold."""
     if failed is None or reason != "violations":
         return reason
     shares = _violations(failed, definition)
@@ -211,7 +212,7 @@ def _violations(point: Point, definition: str) -> dict[str, np.ndarray]:
 
 
 def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
-    """What a policy did at an offline rate: each figure's mean over seeds, interval, and value on each seed."""
+    """The figures of a policy at an offline rate: each one's mean over seeds, interval, and value on each seed."""
     online = [one["online"] for one in point.summaries]
     offline = [one["offline"] for one in point.summaries]
     served = np.array([one["total_tokens_per_s"] for one in online], float)

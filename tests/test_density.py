@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.density import LONGEST, found, found_in
 
-MOST = {"nested": 5, "long": 0, "lazy": 10}
+MOST = {"nested": 3, "long": 0, "lazy": 10}
 
 
 def test_what_is_hard_to_read_does_not_grow():

@@ -192,7 +192,7 @@ def _of_one(label: str, policy: str) -> list[Entrant]:
 
 
 def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:
-    """What is to be played in one suite, after a look at whether each policy can play there."""
+    """The jobs of one suite, after a check that each policy can play in its environment."""
     jobs = []
     with closing(make_env(config)) as env:
         for entrant in entrants:
@@ -234,7 +234,7 @@ def play_job(job: Job) -> list[dict[str, Any]]:
 
 
 def player_of(job: Job) -> Player:
-    """What answers the decisions of a job."""
+    """The player that answers the decisions of a job."""
     own = function_of(job.policy)
     if own is not None:
         return FunctionPlayer(job.label, own)

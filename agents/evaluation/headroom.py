@@ -142,7 +142,7 @@ def features_of(env: Any, actions: np.ndarray) -> np.ndarray:
 def play_window(config: Mapping[str, Any], share: int, numbered: tuple[int, tuple[int, int]]) -> dict[str, Any]:
     """The base policy's play of one window, `share` of its decisions played out for every legal action."""
     place, (seed, window) = numbered
-    env = make_env(config["env"]).unwrapped
+    env: Any = make_env(config["env"]).unwrapped
     total = _play(env, seed, window, None)
     summary = env.summary()
     draws = np.random.default_rng([seed, window])
@@ -221,7 +221,8 @@ def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
     found = gains(decisions)
     model, best = (_over_windows(found[:, column], decisions) for column in (0, 1))
     placebo = _over_windows(gains(shuffled(decisions, seed))[:, 0], decisions)
-    taken, service = (float(np.mean([one[key] for one in records])) for key in ("decisions", "service"))
+    taken = float(np.mean([one["decisions"] for one in records]))
+    service = float(np.mean([one["service"] for one in records]))
     return {"decisions": len(decisions), "decisions_a_window": taken, "service_a_window": service,
             "spread": float(np.mean([one.outcomes.std() for one in decisions])),
             "model": model, "placebo": placebo, "best action": best,
@@ -247,8 +248,9 @@ def table(summary: Mapping[str, Any]) -> Table:
     rows = []
     for name in ("model", "placebo", "best action"):
         gain, spread = summary[name], summary["spread"] or 1.0
-        rows.append((name, with_interval(gain["mean"], gain["low"], gain["high"], "+.4g"),
-                     with_interval(*(gain[key] / spread for key in ("mean", "low", "high")), "+.3f")))
+        mean, low, high = gain["mean"], gain["low"], gain["high"]
+        rows.append((name, with_interval(mean, low, high, "+.4g"),
+                     with_interval(mean / spread, low / spread, high / spread, "+.3f")))
     heads = ("chosen by", "reward of a decision over the best constant choice (95 %)",
              "in standard deviations of its outcomes")
     return Table(f"Learnable in {summary['env']}", heads, rows, align="lrr")

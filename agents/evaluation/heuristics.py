@@ -63,7 +63,7 @@ class Heuristic:
         self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def begin(self, env: Any) -> Callable[[], Any]:
-        """What answers the open decision of an episode that has begun in `env`."""
+        """The function that answers the open decision of an episode that has begun in `env`."""
         return by_name(env, self.name).begin(env) if self._begin is None else self._begin(env)
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:

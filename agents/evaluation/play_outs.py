@@ -94,7 +94,9 @@ class Clones:
         self.buffers.handles[:] = [handle.address for handle in self._handles]
         self._handle, self._run = b.buffers_handle(self.buffers), address_of(run, RUN_SIGNATURE)
         changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
-        self._pairs = [(name, [getattr(copy, name) for copy in self._states]) for name in changing]
+        self._pairs = []
+        for name in changing:
+            self._pairs.append((name, [getattr(copy, name) for copy in self._states]))
 
     def play(self, episodes: Episodes, actions: np.ndarray, until_ps: int, end_ps: int) -> np.ndarray:
         """Plays each of `actions` (int64[n, parts], the base policy's first) out from where the first episode stands.

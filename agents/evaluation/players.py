@@ -381,7 +381,8 @@ def environment_of(folder: str | Path) -> dict[str, Any]:
 
 
 def start_of(folder: str | Path) -> str | None:
-    """What a policy still is where its learning found nothing better, in words; None where it is something learned."""
+    """The teacher or the untrained network that a policy still equals, in words, where its learning found nothing
+    better; None where it has learned something."""
     config, timesteps = _training_of(folder)
     imitated = _part(_part(config, "agent"), "imitate").get("rule")
     return None if timesteps != 0 else f"a copy of {imitated}" if imitated else "an untrained network"

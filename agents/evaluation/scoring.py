@@ -73,7 +73,7 @@ def too_few(count: int, what: str) -> str | None:
 
 
 def interval_note(count: int, windows: int | None = None, what: str = "seeds") -> str:
-    """What the intervals are, in a sentence; `windows` as for `interval_words`."""
+    """A sentence that says how the intervals were made; `windows` as for `interval_words`."""
     if count >= ADVISED_SEEDS or (count < 2 and (windows or 0) < 2):
         return interval_words(count, windows).replace("seed", what.removesuffix("s"))
     over = f"{count} {what if count > 1 else what.removesuffix('s')}"

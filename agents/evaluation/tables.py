@@ -31,7 +31,7 @@ def cell(figure: Mapping[str, Any], metric: str, value: str = "mean", low: str =
 
 
 def _title(summary: Mapping[str, Any]) -> str:
-    """Of an evaluation: the environment's id without the module that registers it."""
+    """The title of an evaluation: its environment's id without the module that registers it."""
     return f"Evaluation on {str(summary['env']).rpartition(':')[2]}"
 
 
@@ -74,7 +74,7 @@ def aggregate_table(suite: Mapping[str, Any]) -> Table:
 
 # --- Sentences ------------------------------------------------------------------------------------------------------
 def note(suite: Mapping[str, Any]) -> str:
-    """What the tables mean, and which policies are not ranked."""
+    """A sentence on how to read the tables, and one on the policies that are not ranked."""
     out = [entry["policy"] for entry in suite["policies"] if not entry["feasible"]]
     windows = suite["results"][0]["n_windows"]
     runs = {row["policy"]: row["n_runs"] for row in suite["results"] if row.get("n_runs", 1) > 1}

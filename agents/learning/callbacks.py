@@ -80,7 +80,7 @@ class Clock:
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """What is inside is validation."""
+        """Counts the time within as validation."""
         before = time.perf_counter()
         try:
             yield
@@ -105,7 +105,7 @@ class Callback(BaseCallback):
     STATE_ATTRIBUTES: ClassVar[tuple[str, ...]] = ()
 
     def state(self) -> dict[str, Any]:
-        """What is kept of it."""
+        """The attributes that are kept with the state of a run."""
         return {name: getattr(self, name) for name in self.STATE_ATTRIBUTES}
 
     @property
@@ -357,7 +357,7 @@ class Checkpoints(_Periodic):
 
 
 class Progress(Callback):
-    """How far training is: the larger share of the decisions and of the learning time allowed."""
+    """Shows the progress of training: the larger share of the decisions and of the learning time allowed."""
 
     def __init__(self, total: int, clock: Clock) -> None:
         super().__init__()

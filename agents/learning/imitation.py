@@ -56,7 +56,7 @@ def steps_of(env: Any, rollout_s: float, seed: int) -> int:
 
 
 def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
-    """What a heuristic does at the open decision of an episode that has begun.
+    """The function that gives a heuristic's action at the open decision of an episode that has begun.
 
     Args:
         rule: a heuristic by its name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate:

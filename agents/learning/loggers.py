@@ -79,7 +79,7 @@ class WandbOutputFormat(KVWriter):
 
 
 def _setting() -> str | None:
-    """What a point of a sweep was given but its seed, so that W&B shows the seeds of a setting as one curve."""
+    """The overrides of a sweep's point but its seed, so that W&B shows the seeds of a setting as one curve."""
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
         return None
     given = (word for word in HydraConfig.get().overrides.task if word.partition("=")[0] not in ("seed", "out"))

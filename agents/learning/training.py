@@ -185,7 +185,7 @@ class Training:
         self.logger.dump(self.model.num_timesteps)
 
     def summary(self, started: float) -> dict[str, Any]:
-        """What came out; seconds, and decisions per second, are those of this call."""
+        """The summary of the run; seconds, and decisions per second, are those of this call."""
         stopped = "total_timesteps"
         if self.interrupts.asked or self.checkpoint_and_stop.expired:
             stopped = "interrupt" if self.interrupts.asked else "max_wall_s"

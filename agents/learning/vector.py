@@ -119,7 +119,7 @@ class GymnasiumVecEnv(VecEnv):
         self.env.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """What each place renders."""
+        """The rendered image of each place."""
         frames: Any = self.env.render()
         return [None] * self.num_envs if frames is None else list(frames)
 

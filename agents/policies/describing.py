@@ -61,7 +61,7 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
 
 
 def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
-    """What a policy was trained on, and for: of a run's configuration."""
+    """The training data, the configuration and the loads that a policy was trained for, from a run's configuration."""
     env = config["env"]
     scenario = env.get("scenario") or {}
     timing = scenario.get("timing") or TIMING
@@ -78,8 +78,8 @@ def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
 
 
 def action_parts(env: Any) -> list[dict[str, Any]]:
-    """What each part of an action sets, where an action is a vector of levels: name, values, the level as tuned, and
-    the parameter's own words; else none."""
+    """The parts of an action that is a vector of levels: name, values, the level as tuned, and the parameter's own
+    words; else none."""
     controls = getattr(getattr(env.unwrapped, "episodes", None), "controls", None)
     if controls is None:
         return []
@@ -108,7 +108,7 @@ _ANY = ("the decision's own no", PARTNER)
 
 
 def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:
-    """What each action means, by decision: the decision's no, the partner's answer, then one for each candidate.
+    """The meaning of each action, by decision: the decision's no, the partner's answer, then one for each candidate.
 
     Args:
         places: candidates (K).

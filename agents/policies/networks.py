@@ -29,7 +29,7 @@ MASKED = -1e8  # as sb3-contrib masks
 
 
 class Layout(Sizes):
-    """How an observation lies in the flat features: cluster, one-hot decision, candidates, mask."""
+    """The places of an observation's parts in the flat features: cluster, one-hot decision, candidates, mask."""
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Context (batch, C), candidates (batch, K, F), their legality (batch, K), mask (batch, A) of flat features."""
@@ -221,7 +221,7 @@ class Actor(nn.Module):
 
     @classmethod
     def of(cls, policy: Any) -> Actor:
-        """That of a policy of `agents.learning.models`, with which it shares its parameters."""
+        """Wraps a trained policy of `agents.learning.models`, with which it shares its parameters."""
         return cls(policy.pi_features_extractor, policy.mlp_extractor)
 
     @classmethod
@@ -258,7 +258,7 @@ class Actor(nn.Module):
         return torch.stack([part.argmax(dim=1) for part in logits.split(self.levels, dim=1)], dim=1), logits
 
     def answer(self, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `forward`, of plain arrays and without gradients: actions (batch,) or (batch, P), logits (batch, A)."""
+        """Runs `forward` on plain arrays without gradients: actions (batch,) or (batch, P), logits (batch, A)."""
         with torch.inference_mode():
             actions, logits = self(*(torch.as_tensor(np.ascontiguousarray(part)) for part in parts))
         return actions.numpy(), logits.numpy()

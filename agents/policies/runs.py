@@ -133,8 +133,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recipe_of(agent: Mapping[str, Any]) -> str:
-    """What an agent's configuration is called in conf/agent: several recipes there are built on one algorithm, whose
-    name is all that loading needs and `agent.name` says."""
+    """The name of an agent's configuration in conf/agent: several recipes there are built on one algorithm, whose name
+    is all that loading needs and `agent.name` says."""
     multiplier = agent.get("lagrangian")
     if multiplier:
         damped = multiplier.get("proportional") or multiplier.get("derivative")

@@ -55,7 +55,7 @@ def play_held_out(env: Mapping[str, Any], played: Mapping[str, str], windows: in
 
 
 def ratio(mine: np.ndarray, theirs: np.ndarray, conditions: np.ndarray | None = None) -> dict[str, float]:
-    """How many times as much service as another's: `ratio`, and its 95 % interval `ci_low`, `ci_high`.
+    """One service over another: `ratio`, and its 95 % interval `ci_low`, `ci_high`.
 
     Over all windows of a condition, and of several conditions the geometric mean; windows are resampled in pairs.
     """

@@ -36,7 +36,7 @@ SPARE = 1.1  # what is foreseen of a time is taken so many times
 
 @dataclass
 class Memory:
-    """Where a search stands: all that the rest of it depends on.
+    """The state of a search: all that the rest of it depends on.
 
     `best` are the numbers that are kept (0: the policy as it ships), `judged` what they came to in validation;
     `candidates` counts the policy as it ships, `played` windows, `waited` validations since the last gain; `contender`
@@ -232,12 +232,12 @@ class Search:
         self._tabulate(found[first], found, method.sigma, float(np.linalg.norm(method.mean)) / math.sqrt(self.numbers))
 
     def _survivors(self, population: int) -> list[int]:
-        """How many candidates play on at each step of the halving."""
+        """The number of candidates that play on at each step of the halving."""
         keep = float(self.agent["halving"]["keep"])
         return [max(2, math.ceil(population * keep**turn)) for turn in range(len(self.steps))]
 
     def _windows_of(self, population: int) -> int:
-        """How many windows a generation plays in all."""
+        """The number of windows that a generation plays in all."""
         return sum(count * (after - before) for count, before, after in
                    zip(self._survivors(population), [0, *self.steps], self.steps, strict=False))
 
@@ -346,7 +346,7 @@ class Search:
         return bool(self.stopped_by)
 
     def _words(self) -> str:
-        """Where the search stands, in a line."""
+        """The state of the search, in a line."""
         memory, total = self.memory, self.agent["generations"]
         assert memory.judged is not None
         best = format_score(self.agent["score"], memory.judged.score, self.agent["reference"] or "what ships")
@@ -355,7 +355,8 @@ class Search:
 
 
 def rungs(windows: int, first: int, keep: float, step: int) -> list[int]:
-    """How many windows candidates have played before each selection, all of them at last: successive halving.
+    """The number of windows that candidates have played before each selection, at last all of them (successive
+    halving).
 
     Args:
         windows: all of them.

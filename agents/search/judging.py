@@ -28,7 +28,7 @@ UNPLAYED = 1e4  # the same for what was dropped before it had played as many win
 
 
 def format_score(kind: str, score: float, reference: str = "") -> str:
-    """A score as people read it: of `log_ratio` how many times the reference's service, geometric mean of windows."""
+    """A score in words: `log_ratio` as a multiple of the reference's service, the geometric mean of windows."""
     if kind == "log_ratio":
         return f"{math.exp(score):.3f}" + (f" times the service of {reference}" if reference else "")
     return f"{score:+.4f}" if not reference else f"{kind} {score:+.4f}"
@@ -36,7 +36,7 @@ def format_score(kind: str, score: float, reference: str = "") -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a candidate came to on some windows.
+    """The result of a candidate on some windows.
 
     `score` is beside the reference's (0: as good), `low` and `high` its 95 % interval
     over windows (None of a single one), `service` in reference GPU-s/s and `violation_rate` means of windows,
@@ -99,7 +99,7 @@ class Judge:
         return self._worth(found.score, found.excess)
 
     def judged(self, outcome: np.ndarray) -> Judged:
-        """What one candidate, OUTCOME[windows], came to."""
+        """The result of one candidate, OUTCOME[windows]."""
         places = np.arange(len(self.conditions))
         score, low, high = mean_interval(self.scores(outcome, places)[None])
         rates, records = rates_of(outcome), []

@@ -52,7 +52,7 @@ class Cma:
         return np.array([self._cma.ask() for _ in range(self.size)])
 
     def tell(self, candidates: np.ndarray, values: np.ndarray) -> None:
-        """What the candidates (float64[population, n]) were worth: float64[population], more is better."""
+        """Takes the worth of the candidates (float64[population, n]), float64[population]: more is better."""
         self._cma.tell([(one, -float(value)) for one, value in zip(candidates, values, strict=True)])
         # A pickle keeps half of a symmetric matrix, whose halves differ in the last bit: so that a search that is
         # resumed goes on to the bit, none goes on with what it was before the pickle.

@@ -27,7 +27,8 @@ _DIGITS = 4  # significant ones of a searched number: what is found can be read,
 
 @dataclass(frozen=True)
 class Range:
-    """Where one parameter is searched: from `low` to `high`, `whole` numbers or not; `default` is its value before."""
+    """The range in which one parameter is searched, from `low` to `high`, `whole` numbers or not; `default` is its
+    value before."""
 
     name: str
     default: Any
@@ -75,7 +76,7 @@ def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range],
 
 
 def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Range | str:
-    """Where a parameter is searched, or why it is not."""
+    """The range in which a parameter is searched, or the reason why it is not."""
     name, asked, given = param.name, settings["params"], settings["space"] or {}
     if asked is not None and name not in asked:
         return "not among those asked for"

@@ -44,7 +44,7 @@ REFERENCE_MIXED = "vllm_fcfs:max_num_batched_tokens=2048,max_num_seqs=256,prefix
 
 @dataclass(frozen=True)
 class PeakPlan:
-    """How a peak factor is searched.
+    """The settings of a search for a peak factor.
 
     Attributes:
         over_floor: violations may be this much above the idle floor (docs/protocol.md: 0.5 points).
@@ -118,7 +118,7 @@ def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:
 
 
 def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) -> str:
-    """What a factor is computed with beside its key: `protocol` where all is as the protocol says, else a digest."""
+    """A digest of the settings that a factor depends on beside its key; `protocol` where they are the protocol's."""
 
     def values(one: Scenario) -> dict[str, Any]:
         return {"duration_s": float(one.window()[1]), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),

@@ -89,7 +89,8 @@ def check_names(where: str, given: Mapping[str, Any]) -> None:
 
 # --- Policies -------------------------------------------------------------------------------------------------------
 def policy_identity(policy: str) -> dict[str, Any]:
-    """What a policy's answers depend on: name, parameters' values, weights, and the text of rules that are not ours."""
+    """Everything that a policy's answers depend on: name, parameters' values, weights, and the text of rules that are
+    not ours."""
     known = get_policy(policy)
     rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
              if (rule := getattr(known, name)) is not None]

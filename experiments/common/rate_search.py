@@ -27,7 +27,7 @@ EDGES = 3    # such rates on one side
 
 @dataclass(frozen=True)
 class Limits:
-    """When an offline rate holds.
+    """The limits within which an offline rate holds.
 
     Attributes:
         violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
@@ -40,7 +40,7 @@ class Limits:
     kept_up_service: float = KEPT_UP_SERVICE
 
     def words(self) -> str:
-        """When a rate holds, in a sentence."""
+        """The limits in a sentence."""
         late = f"at most {percent(self.violations)} of the online requests are late"
         kept = [f"{percent(share, 0)} {of}" for share, of in (
             (self.kept_up, "of the requests are done in it, those under way at its edges by the share computed"),
@@ -51,7 +51,7 @@ class Limits:
                 f"{', and at least '.join(kept)}.")
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
-        """How near figures are to the first limit that they meet: 1 is at the limit."""
+        """The ratio of the figures to the first limit that they meet: 1 is at the limit."""
         short = (1.0 - kept_up) / max(1e-9, 1.0 - self.kept_up)
         easy = (1.0 - kept_up_service) / max(1e-9, 1.0 - self.kept_up_service)
         return np.maximum(violations / self.violations, np.maximum(short, easy))
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Point:
-    """What one offline rate led to; arrays of shape (seeds,).
+    """The results at one offline rate; arrays of shape (seeds,).
 
     Attributes:
         rate: offline requests per second.
@@ -89,7 +89,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to search.
+    """The settings of a search for the highest rate that holds.
 
     Attributes:
         first: lowest rate of the grid, in requests per second.
@@ -116,7 +116,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a policy stops being sustainable.
+    """The rates between which a policy stops being sustainable.
 
     Attributes:
         best: the highest rate found that holds, below the first crossing; None where not even rate 0 does.
@@ -166,7 +166,8 @@ def reason_of(failed: Point | None, limits: Limits) -> str:
 
 
 def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where resamples of the seeds cross, from the rates already evaluated: by straight lines between neighbours.
+    """The rates at which resamples of the seeds cross the limits, by straight lines between the rates already
+    evaluated.
 
     Args:
         points: evaluated rates, ascending.
@@ -242,7 +243,7 @@ def largest_factor(violations: Callable[[float], float], limit: float, first: fl
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a policy was tuned.
+    """The result of tuning a policy.
 
     Attributes:
         policy: the winner, `name:param=value,…`.
@@ -294,7 +295,7 @@ def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], P
 
 
 def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, limits: Limits) -> Crossing:
-    """The first crossing among rates around `near`, bracketed as narrowly as the plan says.
+    """Searches the first crossing among rates around `near`, bracketed as narrowly as the plan says.
 
     Args:
         evaluate: what an offline rate leads to, on all seeds.

@@ -72,7 +72,7 @@ class Jobs:
 
     @property
     def different(self) -> int:
-        """How many different simulations were asked for, from the store or not."""
+        """The number of different simulations that were asked for, from the store or not."""
         return len(self._seen)
 
     @property

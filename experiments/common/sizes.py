@@ -32,7 +32,7 @@ class Sized:
 
     @property
     def instances(self) -> int:
-        """In all roles together."""
+        """The number of instances in all roles together."""
         return sum(self.size.values())
 
 
@@ -62,7 +62,7 @@ class Planner:
         return max(pool.tp * pool.pp * pool.data_parallel for role in ROLES for pool in getattr(cluster, role)[:1])
 
     def instances_on(self, chips: int) -> int:
-        """How many instances so many chips hold.
+        """The number of instances that so many chips hold.
 
         Raises:
             UserError: fewer than the policy needs.
@@ -74,12 +74,12 @@ class Planner:
         return count
 
     def measured(self, size: Size, rate: float) -> Point:
-        """What a size comes to at an offline rate."""
+        """The results of a size at an offline rate."""
         return replace(self.bench, scenario=self.scenario.with_(cluster=sized(self.scenario, size))).measure(
             self.policy, rate)
 
     def best(self, instances: int, rate: float) -> Sized:
-        """So many instances in the division that strains the limits least."""
+        """The division of so many instances that strains the limits least."""
         limits = self.bench.limits
 
         def strain(one: tuple[Size, Point]) -> float:
@@ -106,7 +106,7 @@ class Planner:
                 holds = count
             elif count == most:
                 raise UserError(f"most={most} instances are too few for '{self.policy}': "
-                                f"{self.broken(tried[count].point)}; raise most, lower the load, or promise more time")
+                                f"{self.broken(tried[count].point)}; raise most, lower the load, or relax the SLO")
             else:
                 fails, count = count, min(2 * count, most)
         while holds - fails > 1:
@@ -116,12 +116,12 @@ class Planner:
         return [*(one for one in tried.values() if one.instances != holds), tried[holds]]
 
     def broken(self, point: Point) -> str:
-        """What a size that does not hold comes to, in words."""
-        words = f"{percent(point.violations.mean())} of the promises are broken"
+        """The violations of a size that does not hold, in words."""
+        words = f"{percent(point.violations.mean())} of the online requests violate an SLO"
         missed = []
         for name in ("TTFT", "TPOT") if point.violations.any() else ():
             kept = np.mean([run["online"][f"{name.lower()}_attainment"] for run in point.summaries])
-            missed.append(f"{name} of {percent(1.0 - float(kept))} of the online requests")
+            missed.append(f"{name} {percent(1.0 - float(kept))}")
         each = ", ".join(missed)
         return (f"{words}{f' ({each})' if each else ''}, and {percent(point.kept_up.mean(), 0)} of the offline work is "
                 "kept up with")

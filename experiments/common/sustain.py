@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all policies are measured with.
+    """The setting that all policies are measured in.
 
     Attributes:
         jobs: where simulations run.
@@ -115,7 +115,7 @@ def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Po
 
 @dataclass(frozen=True)
 class Sustained:
-    """What a policy sustains.
+    """The offline rate that a policy sustains.
 
     Attributes:
         policy: with the parameters set, `name:param=value,…`.

@@ -43,8 +43,9 @@ def with_settings(options: Mapping[str, Any], policies: Sequence[str]) -> dict[s
 
 
 def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[str]) -> tuple[Scenario, Scenario]:
-    """What is tuned on and what is measured: of a trace, which is the same on every seed, its first `tuning.part` and
-    the rest; else, and where none of the policies is tuned, the same scenario, whose seeds differ.
+    """The scenarios to tune on and to measure on. Those of a trace, which is the same on every seed, are its first
+    `tuning.part` and the rest; else, and where none of the policies is tuned, both are the same scenario, whose seeds
+    differ.
 
     Raises:
         UserError: the part is no share between 0 and 1.
@@ -61,8 +62,9 @@ def parts_of(scenario: Scenario, tuning: Mapping[str, Any], policies: Sequence[s
 
 
 def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, Any], jobs: Jobs) -> dict[str, str]:
-    """Of each policy with settings the best, as a name: of those within `violation_budget` the one that completes
-    most offline tokens, to three digits, then with the fewest late; where none is, the one with the fewest late."""
+    """The best setting of each policy that has settings, as a name: among those within `violation_budget` the one that
+    completes most offline tokens, to three digits, then with the fewest late; where none is, the one with the fewest
+    late."""
     budget = float(options["violation_budget"])
     seeds = seeds_of(options["tuning"]["seeds"], "tuning.seeds")[:1 if scenario.from_file else None]
 
@@ -90,7 +92,7 @@ def tuned_on(scenario: Scenario, policies: Sequence[str], options: Mapping[str, 
 
 
 def words_of(scenario: Scenario, options: Mapping[str, Any], found: Mapping[str, str], policies: Sequence[str]) -> str:
-    """How policies were tuned, in a sentence."""
+    """A sentence on how policies were tuned."""
     tuning = options["tuning"]
     on = f"seeds {', '.join(map(str, seeds_of(tuning['seeds'], 'tuning.seeds')))}"
     if scenario.from_file:

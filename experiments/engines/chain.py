@@ -127,7 +127,7 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
 
 
 def errors(model: StepModel | Timed, rows: dict[str, np.ndarray]) -> dict[str, float]:
-    """How far predictions are from measured iterations: MAPE, p95 and worst, bias of the sum; in percent."""
+    """The errors of predictions of measured iterations: MAPE, p95 and worst, bias of the sum; in percent."""
     predicted, measured = summed(rows, model.time_us(rows)), summed(rows, rows["time_us"])
     relative = 100.0 * np.abs(predicted / measured - 1.0)
     return {"iterations": float(len(rows["time_us"])), "mape": float(relative.mean()),
@@ -191,7 +191,7 @@ def _terms(rows: dict[str, np.ndarray], knots: np.ndarray, requests: np.ndarray)
 
 
 def _ramps(sizes: np.ndarray, knots: np.ndarray) -> np.ndarray:
-    """How much of each interval between knots lies below a size: float64[n, intervals]."""
+    """The part of each interval between knots that lies below a size: float64[n, intervals]."""
     return np.clip(sizes.astype(np.float64)[:, None] - knots[:-1], 0.0, np.diff(knots))
 
 

@@ -126,7 +126,7 @@ def _lines(at: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _best(lines: np.ndarray, waits: np.ndarray, low: np.ndarray, middle: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """Where the errors of averages are least, in the box; a front end may be any."""
+    """The host times with the least errors of averages, in the box; a front end may be any."""
     from scipy.optimize import least_squares
 
     def errors(at: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ class Timed(NamedTuple):
 
 
 def kernels_us(table: CostTable, rows: dict[str, np.ndarray]) -> np.ndarray:
-    """What the chip takes for iterations, float64[n] in microseconds.
+    """The time that the chip takes for iterations, float64[n] in microseconds.
 
     Of pieces of prompts only sums are known: as many alike stand for them as have the same work, which is exact where
     they have earlier context in proportion to their length (whole prompts have none).
@@ -81,7 +81,7 @@ def fit_clock(table: CostTable, rows: dict[str, np.ndarray], name: str, source: 
 
 
 def mode_of(engine: Mapping[str, Any]) -> EngineClock:
-    """How an engine schedules, from `engine.json`, without host time."""
+    """The engine's clock without host time: how it schedules, from `engine.json`."""
     return EngineClock(async_scheduling=bool(engine.get("asynchronous")))
 
 

@@ -135,7 +135,8 @@ def _columns(table: Table, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _hashes(table: Table, prompt_tokens: np.ndarray) -> Hashes | None:
-    """What a table says of which prompts (int64[n] tokens) begin alike; None where it has no such column."""
+    """The hashes by which a table says which prompts (int64[n] tokens) begin alike; None where it has no such column.
+    """
     name = next((name for name in (HASHES, *TOKEN_IDS) if name in table.columns), None)
     if name is None:
         return None

@@ -73,7 +73,7 @@ def _plain(name: str) -> str:
 
 
 def measured(run: Recorded) -> Served:
-    """What the requests saw in the recorded run."""
+    """The times that the requests saw in the recorded run."""
     rows = run.requests
     return served(rows["arrival_s"], rows["first_token_s"], rows["last_token_s"], rows["output_tokens"])
 

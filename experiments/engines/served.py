@@ -49,7 +49,7 @@ def read_measured(path: Path) -> dict[str, np.ndarray]:
 
 
 class Again(NamedTuple):
-    """What the simulator made of requests: each, over time (`t_s, running, waiting, kv_percent`), and in all.
+    """The result of simulating requests: each of them, over time (`t_s, running, waiting, kv_percent`), and in all.
 
     `cached_tokens` are those of prompts that were found in memory when their requests were first admitted.
     """

@@ -43,7 +43,7 @@ class Command:
 
     @cached_property
     def keys(self) -> dict[str, Any]:
-        """What its YAML file holds."""
+        """The content of its YAML file."""
         return read_yaml(self.config) or {}
 
     @property

@@ -92,7 +92,7 @@ class OocoSource(ConfigSource):
 # --- The words of a command line ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for, read but not yet checked."""
+    """A command line, read but not yet checked."""
 
     overrides: list[Override]
     out: str | None = None
@@ -246,7 +246,7 @@ def _choice(command: Command, override: Override) -> str:
 
 
 def values_of(override: Override) -> list[str]:
-    """What an override gives its key, as texts; of a sweep several.
+    """The values that an override gives its key, as texts: one, or several in a sweep.
 
     Raises:
         UserError: a range without steps, or a pattern that no choice fits.
@@ -336,7 +336,7 @@ def check_value(key: str, value: Any, default: Any) -> None:
 
 
 def _kind_of(value: Any) -> str:
-    """What a value is, in words."""
+    """The kind of a value, in words."""
     return next(name for one, name in KINDS if isinstance(value, one))
 
 

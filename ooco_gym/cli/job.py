@@ -34,7 +34,7 @@ SUMMARY, CONFIG = "summary.json", "config.yaml"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended, in a form that travels between processes."""
+    """The end of a job, in a form that travels between processes."""
 
     code: int
     out: str
@@ -95,8 +95,8 @@ class Task:
             return Outcome(BUG, out, "".join(traceback.format_exception(error)))
 
     def _head(self, cfg: DictConfig) -> str:
-        """What a point's configuration does not say and its result depends on, as comments above it: our version, and
-        digests of the files that it names."""
+        """Comments above a point's configuration: our version, and digests of the files that it names, on which its
+        result depends."""
         from ooco_gym.peak import file_stamps  # which a single run does without
 
         values: Any = OmegaConf.to_container(cfg, resolve=True)

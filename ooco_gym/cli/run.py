@@ -220,8 +220,8 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
 
 
 def _names_of(request: Request) -> str:
-    """How Hydra calls the folders of points: after what is swept (`policy=ooco,seed=1`), or by their number where that
-    is no name of a file."""
+    """The pattern by which Hydra names the folders of points: after the swept keys (`policy=ooco,seed=1`), or by their
+    number where that is no name of a file."""
     swept = [one for one in request.overrides if one.is_sweep_override()]
     longest = ",".join(f"{key_of(one)}={max(values_of(one), key=len)}" for one in swept)
     letters = set("".join("".join(values_of(one)) for one in swept))

@@ -33,7 +33,7 @@ SCORES = {
 
 @dataclass
 class Sweep:
-    """What a sweep is and what has come of it.
+    """A sweep and its results.
 
     Attributes:
         folder: where it is.
@@ -50,7 +50,8 @@ class Sweep:
     @classmethod
     def of(cls, folder: Path, about: dict[str, Any], points: Sequence[tuple[dict[str, Any], dict[str, str], Any]]
            ) -> Sweep:
-        """That of points: how each ended (a row's first columns), what was swept as it was given, its configuration."""
+        """Makes a sweep of its points: each one's status (a row's first columns), its swept values as they were given,
+        its configuration."""
         rows, figures = [], []
         for ended, swept, cfg in points:
             values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
@@ -101,7 +102,7 @@ class Sweep:
         return self.columns["status"].count(DONE)
 
     def groups(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Of the points that are done: what was swept but the seed, and the rows that have it."""
+        """The settings of the points that are done: the swept values but the seed, and the rows that have them."""
         keys = [key for key in self.about["swept"] if key != "seed"]
         found: dict[tuple[Any, ...], list[int]] = {}
         for row, status in enumerate(self.columns["status"]):

@@ -43,8 +43,8 @@ SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps be
 LEARNED = 100_000  # decisions of a training that is measured
 
 
-class Figure(NamedTuple):
-    """One figure of the bench: its target (at least it where `more` is better, else at most), and what it means."""
+class Metric(NamedTuple):
+    """One metric of the bench: its target (at least it where `more` is better, else at most), and what it means."""
 
     name: str
     target: float
@@ -53,20 +53,20 @@ class Figure(NamedTuple):
     note: str
 
 
-FIGURES = (
-    Figure("decode_iterations_per_s", 1e6, True, "1/s", "decode steps, 200 requests at a time that come and go"),
-    Figure("mixed_iterations_per_s", 3e5, True, "1/s", "mixed iterations, 64 seats always taken"),
-    Figure("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, the load's generation included"),
-    Figure("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, generation included"),
-    Figure("fleet_gb_a_million", 0.25, False, "GB", "memory that a million more requests take there"),
-    Figure("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, a quarter of an hour"),
-    Figure("large_fleet_ratio", 1.5, False, "", "that over the same on 64 instances"),
-    Figure("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make, three holds and a start"),
-    Figure("vector_decisions_per_s", 5e5, True, "1/s", "the same of 64 episodes through gym.make_vec, by one thread"),
-    Figure("learned_gating_per_s", 3e4, True, "1/s", "decisions of PrefillGate-v1 that train learns from, by clock"),
-    Figure("learned_eviction_per_s", 3e4, True, "1/s", "the same of Eviction-v1"),
-    Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
-    Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
+METRICS = (
+    Metric("decode_iterations_per_s", 1e6, True, "1/s", "decode steps, 200 requests at a time that come and go"),
+    Metric("mixed_iterations_per_s", 3e5, True, "1/s", "mixed iterations, 64 seats always taken"),
+    Metric("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO, the load's generation included"),
+    Metric("fleet_wall_s", 90.0, False, "s", "64 instances and a million requests under OOCO, generation included"),
+    Metric("fleet_gb_a_million", 0.25, False, "GB", "memory that a million more requests take there"),
+    Metric("large_fleet_us", 15.0, False, "us", "a request on 1,024 instances under OOCO, a quarter of an hour"),
+    Metric("large_fleet_ratio", 1.5, False, "", "that over the same on 64 instances"),
+    Metric("env_steps_per_s", 6e4, True, "1/s", "steps of PrefillGate-v1 through gym.make, three holds and a start"),
+    Metric("vector_decisions_per_s", 5e5, True, "1/s", "the same of 64 episodes through gym.make_vec, by one thread"),
+    Metric("learned_gating_per_s", 3e4, True, "1/s", "decisions of PrefillGate-v1 that train learns from, by clock"),
+    Metric("learned_eviction_per_s", 3e4, True, "1/s", "the same of Eviction-v1"),
+    Metric("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
+    Metric("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )
 
 
@@ -88,22 +88,22 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for name in track(names, "measuring"):
         values |= _measure(name, options, cfg.repeats)
     figures = {figure.name: statistics.median(values[figure.name]) if figure.name in values else None
-               for figure in FIGURES}
+               for figure in METRICS}
     figures_table(figures).show(unbroken=3)
     return {"schema": SCHEMA, **figures, "values": values, "machine": machine(),
-            "targets": {figure.name: figure.target for figure in FIGURES}}
+            "targets": {figure.name: figure.target for figure in METRICS}}
 
 
 def figures_table(figures: dict[str, Any]) -> Table:
-    """What was measured, beside the targets, and whether one is missed."""
-    measured = [(figure, figures[figure.name]) for figure in FIGURES if figures[figure.name] is not None]
+    """A table of the measured figures beside their targets, and whether one is missed."""
+    measured = [(figure, figures[figure.name]) for figure in METRICS if figures[figure.name] is not None]
     rows = [(figure.name, number(value), f"{'≥' if figure.more else '<'} {number(figure.target)} {figure.unit}",
              "missed" if (value < figure.target) == figure.more else "", figure.note) for figure, value in measured]
     return Table("medians on this machine", ("figure", "measured", "target", "", "what"), rows, align="lrrl")
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on: processor, cores, versions, load."""
+    """The machine that was measured on: processor, cores, versions, load."""
     model = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -171,7 +171,7 @@ def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(duration_s: float) -> Run:
-    """So long a run of 64 instances, with its figures and its table of requests."""
+    """A run of 64 instances over so many seconds, with its figures and its table of requests."""
     run = simulate(_fleet(FLEET_PAIRS, duration_s))
     summarise(run)
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +197,7 @@ def measure_large_fleet(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fleet(pairs: int, duration_s: float) -> Scenario:
-    """So many relaxed and as many strict instances, each two under a pair's load."""
+    """A scenario of so many relaxed and as many strict instances, each two under a pair's load."""
     pool = [{"chip": "ascend_910c", "count": pairs}]
     return Scenario(cluster={"model": "qwen2_5_7b", "relaxed": pool, "strict": pool}, workload="ooc",
                     duration_s=duration_s, warmup_s=0.0, drain_s=300.0, rate_scale=pairs * PAIR.online_scale(),
@@ -205,7 +205,7 @@ def _fleet(pairs: int, duration_s: float) -> Scenario:
 
 
 def measure_start(options: dict[str, Any]) -> dict[str, Any]:
-    """The first simulated events in a new process; the caller measures its whole life."""
+    """Plays the first simulated events in a new process; the caller measures its whole life."""
     Simulation(Scenario(duration_s=1.0, warmup_s=0.0, drain_s=0.0, rate_scale=1.0)).advance(1.0)
     return {}
 

@@ -121,7 +121,7 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """What is known of one thing: names and values."""
+    """A table of names and values."""
     return Table(title, ("", ""), list(rows), align="l")
 
 

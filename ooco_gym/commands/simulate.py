@@ -123,7 +123,7 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """What matters of a summary, as a table."""
+    """A table of the main figures of a summary."""
     online, offline, rejected = summary["online"], summary["offline"], summary.get("rejected")
 
     def times(key: str) -> str:
@@ -184,14 +184,14 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
-    """What a run's chips cost, in words."""
+    """The cost of a run's chips, in words."""
     of_all = f", all of them {number(cost['of_all'])}" if "of_all" in cost else ""
     money = f" and cost {number(cost['per_million_tokens'])}{of_all}" if "per_hour" in cost else ""
     return f"a million tokens take {number(cost['chip_hours_per_million_tokens'])} chip-hours{money}"
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader of the summary should not overlook, one sentence each."""
+    """The warnings that a reader of the summary should not overlook, one sentence each."""
     online, offline = summary["online"], summary["offline"]
     lines = []
     if online["arrived"] == 0 and "batch" not in summary:

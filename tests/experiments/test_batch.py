@@ -113,4 +113,4 @@ def test_too_few_instances_say_what_is_broken_and_when_all_is_done(capsys: pytes
     assert main([*words, "classes={offline: {deadline_s: 2}}"]) == 2
     assert "of the deadlines are missed; all are done after" in capsys.readouterr().err
     assert main([*words, "workload.class=online"]) == 2
-    assert "of the promises are broken (TTFT of " in capsys.readouterr().err
+    assert "of the online requests violate an SLO (TTFT " in capsys.readouterr().err
