@@ -1,4 +1,4 @@
-"""Which waiting offline request enters a mixed instance: published orders, and one of ours.
+"""Admission order of waiting offline requests on a mixed instance: published orders, and one of ours.
 
 Iterations are filled as by `deadline`, so that policies of this kind differ in one decision: which of all the offline
 requests that wait on an instance is admitted next. `rule` names a score, of which the least wins; where the one that
@@ -262,7 +262,7 @@ def compose(view):
 
 @inlined
 def offline_of(state, instance):
-    """Offline requests of an instance, running or waiting."""
+    """Number of offline requests on an instance, running or waiting."""
     return state.instances[instance].offline_members + state.instances[instance].offline_waiting
 
 

@@ -1,4 +1,4 @@
-"""What BROS's Algorithm 1 is made of (see `baselines/bros.py`): parameters, cost model, deadlines, memory.
+"""Parts of BROS's Algorithm 1 (`baselines/bros.py`): parameters, cost model, deadlines, memory.
 
 The cost model (4.1) is a line in L^n and L^n L^a for each phase, fitted to profiled batches.
 
@@ -131,7 +131,7 @@ def remaining_ps(state, slot):
 
 @inner
 def order_ps(state, slot):
-    """What line 3 sorts by: the remaining time, far behind all others where requests past their deadline go last."""
+    """Sort key of line 3: the remaining time, far behind all others where requests past their deadline go last."""
     rest = remaining_ps(state, slot)
     return rest + s.NEVER if state.params[P.late] == 1 and rest <= 0 else rest
 
@@ -183,7 +183,7 @@ def residual_ps(state, instance, count):
 # --- Memory: FindBlock, FindPreemptBlock, drops (5.2) ---------------------------------------------------------------
 @inner
 def missing_memory(state, instance, slot):
-    """What a request lacks to compute its whole context: blocks, or (best-effort, bidirectional) slots."""
+    """Memory that a request lacks to compute its whole context: blocks, or (best-effort, bidirectional) slots."""
     if paired(state):
         return pair_need(state, instance, slot, length(state, slot))
     return max(0, blocks_for(state, length(state, slot)) - state.requests[slot].blocks)
@@ -273,7 +273,7 @@ NAMES = ("prefill_linear", "prefill_product", "prefill_base", "decode_linear", "
 
 
 def iteration_ps(table: CostTable, prefills: Sequence[int], decodes: Sequence[int]) -> float:
-    """What an iteration truly takes: prompts of these lengths, and decodes at these context lengths. In ps."""
+    """True latency in ps of an iteration with prompts of these lengths and decodes at these context lengths."""
     return float(mixed_latency_ps(table, [list(prefills)], 0, [len(decodes)], [sum(decodes)])[0])
 
 

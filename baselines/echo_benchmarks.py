@@ -81,7 +81,7 @@ def prompt_lengths(memory_tokens: int) -> np.ndarray:
 
 
 def decode_features(batches: Batches) -> np.ndarray:
-    """What T_d is made of: float64[n, 2], the longest and the mean context of each batch."""
+    """Features of the decode time T_d: float64[n, 2], the longest and the mean context of each batch."""
     return np.array([(contexts.max(initial=0), contexts.sum() / len(contexts)) for contexts in batches.contexts],
                     np.float64)
 
@@ -100,7 +100,7 @@ def draw_batches(largest_batch: int, memory_tokens: int) -> dict[str, Batches]:
 
 
 def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
-    """What the instance's iterations of some batches take: float64[n], in ps."""
+    """Latencies of the instance's iterations of some batches: float64[n], in ps."""
     chunks, contexts = batches.chunks, batches.contexts
     return mixed_latency_ps(table, chunks[:, 1:], chunks[:, :1], [len(one) for one in contexts],
                             [one.sum() for one in contexts],

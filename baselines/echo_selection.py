@@ -31,7 +31,7 @@ NOWHERE = -1e300
 # --- What memory a request would take -------------------------------------------------------------------------------
 @inner
 def blocks_to_start(state, instance, slot):
-    """What a waiting request needs to start with its whole context.
+    """Free blocks that a waiting request needs to start with its whole context.
 
     Returns:
         (tokens that it need not compute, free blocks that it would take, those of them that it finds its tokens in).

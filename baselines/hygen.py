@@ -85,7 +85,7 @@ def predict(state, prefill_tokens, decode_tokens, prefills, decoding):
 
 @inner
 def decode_cost(state, batch, slot):
-    """What one more decode adds to the predicted latency of the batch, in ps."""
+    """Predicted latency that one more decode adds to the batch, in ps."""
     more = length(state, slot) if state.params[P.decode_tokens] == 0 else 1
     total = batch[DECODE_TOKENS]
     return (state.params[P.decode_token_ps] * more + state.params[P.decode_ps]
@@ -94,7 +94,7 @@ def decode_cost(state, batch, slot):
 
 @inner
 def prefill_cost(state, batch, tokens):
-    """What one more prefill of so many new tokens adds, in ps."""
+    """Predicted latency that one more prefill of so many new tokens adds, in ps."""
     total = batch[PREFILL_TOKENS]
     return (state.params[P.prefill_token_ps] * tokens + state.params[P.prefill_ps]
             + state.params[P.prefill_token_2_ps] * ((total + tokens) ** 2 - total ** 2))

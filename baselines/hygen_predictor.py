@@ -80,7 +80,7 @@ def _chunks(draws: np.random.Generator, prompts: np.ndarray, chunk: int) -> np.n
 
 
 def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
-    """What the simulator charges for each batch: float64[n], in ps."""
+    """Latencies that the simulator charges for each batch: float64[n], in ps."""
     return mixed_latency_ps(table, batches.chunks, batches.before, batches.decodes, batches.decode_context,
                             batches.completed).astype(np.float64)
 

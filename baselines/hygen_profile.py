@@ -51,7 +51,7 @@ PROFILE_NAMES = frozenset(param.name for param in PROFILE_PARAMS)
 
 
 def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> float:
-    """By how much, as a share, a metric of one run's `online` figures exceeds another's.
+    """Share by which a metric of one run's `online` figures exceeds another's.
 
     Infinite where it has none, or where fewer requests finish than keep their promise without offline work: figures
     are of what was served, and starving requests must not mend them. Those that miss it anyway may be left at the end,
@@ -120,7 +120,7 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
 
 
 def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: float, most: int) -> list[float]:
-    """Where up to `most` windows of `length_s` begin in which each trace file of a workload has a request.
+    """Starts of up to `most` windows of `length_s` in which each trace file of a workload has a request.
 
     They lie back to back before the measured one (`start_s` from the first request, `duration_s` long), the nearest
     first, then on from its end.

@@ -75,7 +75,7 @@ def strict_free(state):
 
 @inner
 def weigh(state, instance, slot, free, prompt):
-    """What the weights make of the figures of an instance and of the request that would be prefilled."""
+    """Weighted sum of the figures of an instance and of the request that would be prefilled."""
     w, seen, spec = state.weights, state.observed, state.instances[instance]
     rate = seen.online_rate_slow + SOME_RATE
     z = w[0] * free + w[1] * growth_share(state, instance) + w[2] * prompt
@@ -100,7 +100,7 @@ def densest(view):
 
 @hook(GATE, flushes=True)
 def start_what_lasts(view):
-    """What `slack` would start, if enough memory stays free with it."""
+    """Starts the prefill that `slack` would start, if enough memory stays free with it."""
     state, instance = view.state, view.instance
     answer = cost_gate(view)
     if answer < 0:

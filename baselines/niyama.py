@@ -203,7 +203,7 @@ def rank(state, instance, slot, pressed):
 
 @inner
 def better(state, instance, slot, best, pressed):
-    """Of two prefills, of which `best` may be -1, the one that goes first."""
+    """Returns the prefill that goes first of two; `best` may be -1, none."""
     if best < 0:
         return slot
     mine, other = rank(state, instance, slot, pressed), rank(state, instance, best, pressed)

@@ -65,7 +65,7 @@ def asked_tokens(state, slot):
 
 @inner
 def reserved_tokens(state, slot):
-    """Of these, the tokens still to come that an estimate counts."""
+    """Output tokens still to come of a request, as far as an estimate counts them."""
     return min(max(asked_tokens(state, slot) - state.requests[slot].generated_tokens, 0), MOST_NEW_TOKENS)
 
 

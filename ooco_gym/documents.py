@@ -24,8 +24,8 @@ FRESH_S = 2.0  # seconds since a change
 
 
 def read_yaml(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
-    """What a YAML file holds. A sentence about it begins with `where` (its path in quotes by default) and ends with
-    `advice`.
+    """Returns the content of a YAML file. A sentence about it begins with `where` (its path in quotes by default)
+    and ends with `advice`.
 
     Raises:
         UserError: it cannot be read, or is no YAML.
@@ -34,7 +34,7 @@ def read_yaml(path: str | os.PathLike[str], where: str = "", advice: str = "") -
 
 
 def read_json(path: str | os.PathLike[str], where: str = "", advice: str = "") -> Any:
-    """What a JSON file holds; arguments and errors are as of `read_yaml`."""
+    """Returns the content of a JSON file; arguments and errors are as of `read_yaml`."""
     return _read(path, "JSON", json.loads, where, advice)
 
 
@@ -80,7 +80,7 @@ def _digest_at(path: str, *inode: int) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a text of YAML holds: `MOST_VALUES` at most, also where aliases repeat them.
+    """Returns the content of a YAML text: `MOST_VALUES` at most, also where aliases repeat them.
 
     Raises:
         Exception: it is none, or holds more; of a dozen kinds beside `yaml.YAMLError`.

@@ -27,12 +27,12 @@ class Terminated(KeyboardInterrupt):
 
 
 def ended_itself(error: SystemExit) -> str:
-    """What is said where Python of the user's own ends the process."""
+    """Message where Python of the user's own ends the process."""
     return f"Python of your own ended the process (SystemExit: {error.code}); expected that it raises an error, or none"
 
 
 def signal_of(error: KeyboardInterrupt) -> dict[str, str]:
-    """What a summary says of the signal that stopped a training or a search."""
+    """Entry of a summary for the signal that stopped a training or a search."""
     return {"signal": "SIGTERM" if isinstance(error, Terminated) else "SIGINT"}
 
 

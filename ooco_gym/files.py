@@ -33,7 +33,7 @@ class DiskFullError(UserError):
 
 
 def full_disk(error: OSError) -> str:
-    """What is said where a disk takes no more."""
+    """Message where a disk takes no more."""
     what = f" '{error.filename}'" if error.filename else ""
     return f"cannot write{what}: {os.strerror(error.errno or 0)}; make room, or choose another out"
 

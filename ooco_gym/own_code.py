@@ -1,4 +1,4 @@
-"""Which Python of the user's own is run: what the command line names, itself or in a configuration that it names.
+"""Guards the user's own Python: only what the command line names is run, itself or in a configuration that it names.
 
 What a command wrote and what comes from elsewhere is data: a run's folder with the `policy.yaml` in it, a result, a
 figure or a claim. Python that data names is run only where the command line names it, too; `code=mine.py` does that.

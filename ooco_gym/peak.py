@@ -56,7 +56,7 @@ def stored_peak_factor(workload: Any, cluster: Any, slo: Mapping[str, Any] | str
 
 
 def key_of(workload: str, cluster: str, slo: Mapping[str, Any] | str, tpot_from: str) -> dict[str, Any]:
-    """What a factor belongs to, as the fields of its entry."""
+    """Key of a peak factor: the fields of its entry that tell it from others."""
     values = load_yaml("slo", slo) if isinstance(slo, str) else slo
     return {"workload": workload, "cluster": cluster, "tpot_from": tpot_from,
             **{field: float(values[field]) for field in SLO_KEYS}}
@@ -78,7 +78,7 @@ def label(group: str, value: Any) -> str:
 
 
 def short_name(value: Any) -> str:
-    """What a workload or a cluster is called in titles: its name, mix or path; `custom` for a mapping without one."""
+    """Name of a workload or a cluster for titles: its name, mix or path; `custom` for a mapping without one."""
     if isinstance(value, Mapping):
         return str(value.get("path") or value.get("name") or value.get("mix") or "custom")
     return os.fspath(value)
@@ -114,7 +114,7 @@ def _stamp(value: Any, folders: list[Path], found: dict[Path, str]) -> None:
 
 
 def _paths_in(text: str) -> list[str]:
-    """What may be a path in a text: all of it, and of a mix each part without its weight and its class."""
+    """Possible paths in a text: all of it, and each part of a mix without its weight and its class."""
     sources = [part.rpartition("*")[2].strip() for part in text.split("+")]
     without_class = [source.rpartition("@")[0] for source in sources if "@" in source]
     return list(dict.fromkeys([text, *sources, *without_class]))
@@ -131,7 +131,7 @@ def _stamp_file(path: Path, found: dict[Path, str]) -> None:
 
 @lru_cache(maxsize=256)
 def _named_in(path: Path, version: str) -> Any:
-    """What a YAML file of this version holds; a parent that it names without a suffix stands there as a file."""
+    """Content of a YAML file of this version; a parent that it names without a suffix stands there as a file."""
     try:
         values = read_yaml(path)
     except UserError:

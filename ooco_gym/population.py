@@ -42,7 +42,7 @@ REFUSED = (0.0, 1, 1, 0.0, 0.0)  # what comes of a policy that cannot play a win
 
 
 class Candidate(NamedTuple):
-    """What plays: a policy, and the weights that it computes with in place of its own; None: its own."""
+    """A policy to be played, and the weights that it computes with in place of its own; None: its own."""
 
     policy: Policy
     weights: np.ndarray | None = None

@@ -60,7 +60,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Predictor:
-    """What policies believe of latencies: the truth times `factor`, with a relative spread of `noise`."""
+    """Latency predictor of policies: the truth times `factor`, with a relative spread of `noise`."""
 
     name: str = "exact"
     factor: float = 1.0
@@ -87,7 +87,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What counts, and how a run begins and ends (`conf/protocol`, docs/protocol.md). Times in seconds.
+    """Protocol of a run: warm-up, drain, violation budget (`conf/protocol`, docs/protocol.md). Times in seconds.
 
     Attributes:
         warmup_s: the same policy and load before the measured window.
@@ -123,5 +123,5 @@ class Protocol:
 
 
 def protocol_values(value: Any) -> dict[str, Any]:
-    """What a protocol says: of runs (`Protocol`), and under `capacity` how that command measures."""
+    """Values of a protocol: of runs (`Protocol`), and under `capacity` how that command measures."""
     return dict(value) if isinstance(value, Mapping) else load_yaml("protocol", value)

@@ -71,7 +71,7 @@ def _path(group: str, name: str | os.PathLike[str]) -> Path:
 
 
 def _extended(group: str, path: Path, files: dict[Path, str | None]) -> dict[str, Any]:
-    """What a file holds, its parents' values under its own; adds all of them to `files`, which led here."""
+    """Content of a file merged over its parents'; adds all of these files to `files`, which led here."""
     if path in files:
         chain = [*files]
         raise UserError(f"{group} files extend each other: "

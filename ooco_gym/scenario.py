@@ -367,7 +367,7 @@ class ResolvedScenario:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What of its chips was not measured and what stands in for it, a sentence each."""
+        """Sentences on figures of its chips that were not measured, and what stands in for them."""
         return tuple(dict.fromkeys(line for _, deployment in self.deployments for line in deployment.remarks))
 
     def with_(self, **changes: Any) -> ResolvedScenario:

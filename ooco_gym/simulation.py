@@ -38,7 +38,7 @@ LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would no
 
 @dataclass(frozen=True)
 class Run:
-    """What came out of a simulation. Times in the arrays are picoseconds since the start of the warm-up."""
+    """Result of a simulation. Times in the arrays are picoseconds since the start of the warm-up."""
 
     scenario: ResolvedScenario
     policy: str
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def range_warnings(self) -> list[str]:
-        """Where this run left the sizes that its chips' figures were fitted on, a sentence each."""
+        """Sentences on sizes of this run beyond those that its chips' figures were fitted on."""
         served = self.requests["generated_tokens"] > 0
         if not served.any():
             return []
@@ -254,7 +254,7 @@ class Simulation:
         return POINTS[index - 1].name if index != s.NO_POINT else None
 
     def rule_answer(self) -> int:
-        """What the policy's own rule answers to the open decision."""
+        """Answer of the policy's own rule to the open decision."""
         pending = self.state.pending
         return int(call_rule(self.state, self.compiled_rules[int(pending.point) - 1], int(pending.instance),
                              int(pending.request), int(pending.count)))
@@ -389,7 +389,7 @@ def computed_tokens(requests: np.ndarray) -> np.ndarray:
 
 
 def _sample(state: s.State, time_s: float) -> dict[str, Any]:
-    """What stands at a time on each instance: members by class, requests that wait, share of the memory."""
+    """Sample of each instance at a time: members by class, requests that wait, share of the memory."""
     instances = state.instances
     return {"t_s": time_s, "urgent": instances["urgent_members"].copy(), "offline": instances["offline_members"].copy(),
             "online_waiting": instances["online_waiting"].copy(),

@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 
 def card(name: str) -> dict[str, Any]:
-    """What is known of a learned policy: what it decides, its training, scores with intervals, where it fails.
+    """Card of a learned policy: its decisions, training, scores with intervals, and failures.
 
     Raises:
         UserError: none of that name.

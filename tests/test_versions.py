@@ -12,7 +12,7 @@ from ooco_gym.cli import main
 from ooco_gym.documents import FRESH_S, version_of
 from ooco_gym.peak import file_stamps, read_entries
 from ooco_gym.resources import load_yaml
-from ooco_gym.workload.reading import open_trace
+from ooco_gym.workload.trace_file import open_trace
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 

@@ -78,7 +78,7 @@ def table(figures: Mapping[str, Any]) -> Table:
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """What else is to be known: poor fits and what to do, left out, not fitted, not read."""
+    """Notes on a fit: poor fits and what to do, rows left out, operators not fitted, rows not read."""
     lines = []
     for one in figures["errors"]:
         if one["verdict"] == "poor":

@@ -33,7 +33,7 @@ class Fitted(NamedTuple):
 
 
 def started(free: Sequence[Free], start: Mapping[str, float] | None) -> list[Free]:
-    """The same parameters, searched from those of another fit where there is one."""
+    """Returns the free parameters with another fit's values as their starts, where there is one."""
     if start is None:
         return list(free)
     return [item._replace(start=min(max(start.get(item.name, item.start) - item.above, item.low * 1.1),

@@ -1,26 +1,36 @@
-"""What is fitted of each operator, and how its time follows from the parameters (`ooco_gym.perf.kernels`)."""
+"""Fits of single operators: free parameters, and the time that follows from them (`ooco_gym.perf.kernels`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Fitted, Free, folds, least_squares, sample, started
 from ooco_gym.calibrate.rows import EXPERTS, LATENT, Rows
-from ooco_gym.errors import UserError
+from ooco_gym.calibrate.times import (
+    DTYPE_BYTES,
+    allreduce_s,
+    canonical,
+    decode_s,
+    elementwise_kinds,
+    elementwise_s,
+    experts_s,
+    gemm_fp8_s,
+    gemm_s,
+    latent_linears_s,
+    latent_model,
+    latent_s,
+    mixed_s,
+    prefill_s,
+    skew_s,
+)
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
-from ooco_gym.perf.measurements import NAMES
-from ooco_gym.perf.model import ModelSpec, load_model
-from ooco_gym.perf.timing import LATENT_LINEARS, Phase, linears, model_heads
 from ooco_gym.perf.timing.extended import complete
 
-KEPT = 16
-"""Sets of rows of which it is remembered what each step of a fit asks again."""
 FITTED_ROWS = 2000
 """Rows of a fit, drawn at random where there are more: parameters move little beyond."""
 _MENU_ROWS = 600
@@ -42,7 +52,6 @@ SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "a
          "latent_prefill": ("batch", "q_len", "prefix"), "latent_decode": _BATCH}
 _LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
-_DTYPE_BYTES = 2.0
 _SPILLED = 32e6
 """Bytes of an element-wise operator that large caches of chips do not all hold."""
 _HIDDEN = {"norm": 4.0, "final_norm": 4.0, "embedding": 2.0, "residual": 3.0}
@@ -108,24 +117,9 @@ def with_linears(rows: Rows, chip: ChipSpec, fitted: Mapping[str, Fitted]) -> Ro
     seconds, shape = np.empty(len(rows)), rows.distinct("model", "h_q")
     for number in np.unique(shape):
         which = shape == number
-        seconds[which] = latent_linears_s(gemm, *_latent(rows.select(which)), rows["n_tokens"][which], weight_bytes)
+        model, tp = latent_model(rows.select(which))
+        seconds[which] = latent_linears_s(gemm, model, tp, rows["n_tokens"][which], weight_bytes)
     return rows.with_columns(alone_us=np.where(rows["alone_us"] > 0, rows["alone_us"], 1e6 * seconds))
-
-
-def latent_linears_s(gemm: kernels.GemmParameters, model: ModelSpec, tp: int, tokens: np.ndarray,
-                     weight_bytes: float) -> np.ndarray:
-    """Seconds of the linear layers around one layer's latent attention on one of `tp` chips."""
-    return np.sum([kernels.gemm_s(gemm, tokens, one.d_in, one.d_out, _DTYPE_BYTES, weight_bytes)
-                   for one in linears(model, tp) if one.name in LATENT_LINEARS], axis=0)
-
-
-def _latent(rows: Rows) -> tuple[ModelSpec, int]:
-    """The model of rows of one shape, and over how many chips its heads are."""
-    model = load_model(str(rows["model"][0]))
-    if not model.kv_lora_rank or model.heads % rows["h_q"][0]:
-        raise UserError(f"{rows.where(0)}: latent attention of {rows['h_q'][0]:g} heads is none of model "
-                        f"'{model.name}'; expected a model with kv_lora_rank, and a part of its {model.heads} heads")
-    return model, int(model.heads / rows["h_q"][0])
 
 
 def parameters(fitted: Mapping[str, Fitted]) -> dict[str, Any]:
@@ -185,113 +179,6 @@ def _few_shapes(rows: Rows, columns: Sequence[str], seed: int, most: int = 12) -
     chosen = names[sample(len(names), most, seed)] if columns[0].startswith("h_") else names
     inside = np.flatnonzero(np.isin(shape, chosen))
     return inside[sample(len(inside), _MENU_ROWS, seed)]
-
-
-@lru_cache(KEPT)
-def _heads(rows: Rows) -> list[tuple[np.ndarray, tuple[float, float, float]]]:
-    """The rows of each head configuration, and its query heads, key/value heads and their dimension."""
-    shape = rows.distinct("h_q", "h_kv", "d_h")
-    parts = [np.flatnonzero(shape == number) for number in np.unique(shape)]
-    return [(index, (float(rows["h_q"][index[0]]), float(rows["h_kv"][index[0]]), float(rows["d_h"][index[0]])))
-            for index in parts]
-
-
-def _gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
-    return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"])
-
-
-def _prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
-    batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], np.empty(len(rows))
-    for index, heads in _heads(rows):
-        form = kernels.prefill_attention(p, *heads)
-        found[index] = form.seconds(*(batch[index] * each for each in form.of_prompts(q[index], kv[index])))
-    return found
-
-
-def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
-    batch, total, found = rows["batch"], rows["batch"] * rows["context_len"], np.empty(len(rows))
-    for index, heads in _heads(rows):
-        found[index] = kernels.decode_attention(p, *heads).seconds(total[index], batch[index], total[index],
-                                                                   batch[index])
-    return found
-
-
-def _gemm_fp8_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
-    return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"], 2.0, 1.0)
-
-
-def _experts_s(weight_bytes: float) -> Callable[[Any, Rows], np.ndarray]:
-    return lambda p, rows: kernels.experts_s(
-        p, rows["d_in"], rows["d_out"], rows["read"], rows["routed"], rows["n_tokens"] * rows["top_k"], weight_bytes,
-        _DTYPE_BYTES, rows["matrices"])
-
-
-def latent_s(phase: Phase) -> Callable[[Any, Rows], np.ndarray]:
-    """Seconds of latent attention with its linear layers, from the attention's parameters."""
-    def seconds(p: Any, rows: Rows) -> np.ndarray:
-        batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], 1e-6 * rows["alone_us"]
-        for index, shape in _latents(rows, phase):
-            form = getattr(kernels, f"{phase}_attention")(p, *shape)
-            total = batch[index] * kv[index]
-            sums = ([batch[index] * each for each in form.of_prompts(q[index], kv[index])] if phase == "prefill"
-                    else [total, batch[index], total, batch[index]])
-            found[index] += form.seconds(*sums)
-        return found
-    return seconds
-
-
-@lru_cache(KEPT)
-def _latents(rows: Rows, phase: Phase) -> list[tuple[np.ndarray, tuple[float, ...]]]:
-    """The rows of each latent and number of heads, and what a kernel takes of it: heads, heads of keys, mean width of
-    a key and a value, bytes of a number, bytes of a token."""
-    shape, found = rows.distinct("model", "h_q"), []
-    for number in np.unique(shape):
-        index = np.flatnonzero(shape == number)
-        found.append((index, latent_shape(*_latent(rows.select(index)), phase)))
-    return found
-
-
-def latent_shape(model: ModelSpec, tp: int, phase: Phase) -> tuple[float, ...]:
-    """What a kernel takes of a latent: heads of one of `tp` chips, heads of keys, mean width of a key and a value,
-    bytes of a number, bytes of a token of context."""
-    *heads, kv_bytes = model_heads(model, tp, phase)
-    return (*heads, _DTYPE_BYTES, kv_bytes)
-
-
-def _mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
-    batch, context, found = rows["batch"], rows["context_len"], np.empty(len(rows))
-    for index, heads in _heads(rows):
-        work = kernels.mixed_work_s(p, *heads, batch[index], context[index])
-        empty = heads[0] * p.head_s_per_chunk_token * batch[index] * rows["q_len"][index]
-        found[index] = kernels.mixed_attention_s(p, 1e-6 * rows["alone_us"][index], work, empty, context[index])
-    return found
-
-
-def _skew_s(p: kernels.SkewParameters, rows: Rows) -> np.ndarray:
-    split = rows["batch"] * rows["h_kv"] < p.decode_rows
-    each = np.where(rows["q_len"] > 1, p.mixed_s_per_token, np.where(split, 0.0, p.decode_s_per_token))
-    chunk = np.where(rows["q_len"] > 1, rows["q_len"] + rows["prefix"], 0.0)
-    beyond = np.maximum(rows["longest"] - np.maximum(rows["context_len"], chunk), 0.0)
-    return 1e-6 * rows["alone_us"] + each * beyond
-
-
-def _allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
-    return kernels.allreduce_s(p, rows["bytes"], rows["n_gpus"])
-
-
-def _elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
-    found = np.empty(len(rows))
-    for name, index, moved in _moved(rows):
-        found[index] = kernels.elementwise_s(p, moved, name)
-    return found
-
-
-@lru_cache(KEPT)
-def _moved(rows: Rows) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The rows of each kind of element-wise operators, and the bytes that they move."""
-    kind = elementwise_kinds(rows)
-    groups = [(str(name), np.flatnonzero(kind == name)) for name in np.unique(kind)]
-    return [(name, index, rows["bytes"][index]) for name, index in groups]
 
 
 def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) -> list[Free]:
@@ -422,40 +309,27 @@ def _switches(rows: Rows, _: ChipSpec) -> list[dict[str, float]]:
 
 
 _OPERATORS = (
-    Operator("gemm", "gemm", _gemm_free, _gemm_s, lambda *_: _choices("units", _UNITS)),
-    Operator("attn_prefill", "prefill_attention", _prefill_free, _prefill_s,
+    Operator("gemm", "gemm", _gemm_free, gemm_s, lambda *_: _choices("units", _UNITS)),
+    Operator("attn_prefill", "prefill_attention", _prefill_free, prefill_s,
              lambda *_: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)]),
-    Operator("attn_decode", "decode_attention", _decode_free, _decode_s, _decode_choices),
-    Operator("attn_mixed", "mixed_attention", _mixed_free, _mixed_s),
-    Operator("attn_skew", "skew", _skew_free, _skew_s, _skew_choices),
-    Operator("all_reduce", "allreduce", _allreduce_switched, _allreduce_s, _switches),
-    Operator("elementwise", "elementwise", _elementwise_free, _elementwise_s),
-    Operator("gemm_fp8", "gemm_fp8", _gemm_fp8_free, _gemm_fp8_s, lambda *_: _choices("units", _UNITS)),
-    *(Operator(op, op, _experts_free, _experts_s(weight)) for op, weight in EXPERTS.items()),
+    Operator("attn_decode", "decode_attention", _decode_free, decode_s, _decode_choices),
+    Operator("attn_mixed", "mixed_attention", _mixed_free, mixed_s),
+    Operator("attn_skew", "skew", _skew_free, skew_s, _skew_choices),
+    Operator("all_reduce", "allreduce", _allreduce_switched, allreduce_s, _switches),
+    Operator("elementwise", "elementwise", _elementwise_free, elementwise_s),
+    Operator("gemm_fp8", "gemm_fp8", _gemm_fp8_free, gemm_fp8_s, lambda *_: _choices("units", _UNITS)),
+    *(Operator(op, op, _experts_free, experts_s(weight)) for op, weight in EXPERTS.items()),
     Operator("latent_prefill", "latent_prefill", _prefill_free, latent_s("prefill"),
              lambda *_: _choices("tile", _TILES, packed=0.0)),
     Operator("latent_decode", "latent_decode", _decode_free, latent_s("decode")))
 OPERATORS = {one.op: one for one in _OPERATORS}
 LINK = Operator("all_reduce", "allreduce", lambda rows, chip: [
-    item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")], _allreduce_s)
+    item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")], allreduce_s)
 """The all-reduce of `timing=ooco`."""
 
 
-def canonical(op: str) -> str:
-    """Our name of an element-wise operator (`elt:<theirs>`); '' where it is none of those that are simulated."""
-    name = op.partition(":")[2]
-    return next((ours for ours, theirs in NAMES.items() if name in theirs), "")
-
-
-@lru_cache(KEPT)
-def elementwise_kinds(rows: Rows) -> np.ndarray:
-    """The kind of each element-wise row, one of `kernels.ELEMENTWISE`'s; '' for others."""
-    names = {str(op): kernels.ELEMENTWISE.get(canonical(str(op)), "") for op in set(rows["op"])}
-    return np.array([names[str(op)] for op in rows["op"]], dtype=object)
-
-
 def _common(found: Mapping[str, float]) -> dict[str, float]:
-    """What stands for a kind that was not measured: the middle of those that were."""
+    """Launch and rate of kinds that were not measured: the median of those that were."""
     ends = {"memory_bytes_per_s": "_bytes_per_s", "launch_s": "_launch_s"}
     kinds = set(kernels.ELEMENTWISE.values())
     common = {}
@@ -477,7 +351,7 @@ def with_bytes(rows: Rows) -> tuple[Rows, int]:
         [*(times * rows["d_in"] for times in _HIDDEN.values()), 3.0 * _inner(rows, kind),
          *[2.0 * (rows["h_q"] + rows["h_kv"]) / tp * head_dim] * len(_HEADS)], np.nan)
     wanted = (kind == "elementwise") & ~(rows["bytes"] > 0)
-    moved = np.where(wanted, _DTYPE_BYTES * widths * tokens, rows["bytes"])
+    moved = np.where(wanted, DTYPE_BYTES * widths * tokens, rows["bytes"])
     unknown = (kind == "elementwise") & ~(moved > 0)
     return rows.with_columns(bytes=moved).select(~unknown), int((unknown & (names != "sampler")).sum())
 

@@ -95,7 +95,7 @@ class Rows:
         return Rows({name: values[which] for name, values in self._columns.items()})
 
     def with_columns(self, **columns: Any) -> Rows:
-        """The same with other columns, arrays or one text for all."""
+        """Returns the rows with some columns replaced, by arrays or one text for all."""
         return Rows(self._columns | {name: _text(values, len(self)) if isinstance(values, str) else values
                                      for name, values in columns.items()})
 
@@ -251,7 +251,7 @@ def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
 
 
 def fastest_kernels(rows: Rows) -> Rows:
-    """Of several kernels measured on the same shape keeps the fastest, as engines do."""
+    """Keeps the fastest of several kernels that were measured on the same shape, as engines do."""
     kept = []
     for op in sorted({str(item) for item in rows.kind}):
         part = rows.of_kind(op)

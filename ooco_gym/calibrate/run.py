@@ -15,7 +15,6 @@ from ooco_gym.calibrate.operators import (
     FEW,
     LINK,
     OPERATORS,
-    canonical,
     fit,
     parameters,
     predict_unseen,
@@ -25,6 +24,7 @@ from ooco_gym.calibrate.operators import (
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, counted, fastest_kernels, one_engine
 from ooco_gym.calibrate.sources import Found
+from ooco_gym.calibrate.times import canonical
 from ooco_gym.documents import file_digest
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf import kernels
@@ -37,7 +37,7 @@ ITERATIONS, SPARSE = "iterations", "iterations, sparse"
 
 @dataclass
 class Calibration:
-    """What was found.
+    """Result of a calibration.
 
     Attributes:
         device: name of the device.
@@ -210,7 +210,7 @@ def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
-    """Where each part of the chip comes from, with rows and errors, by field."""
+    """Sources of the chip's parts by field, with rows and errors."""
     files = [f"{path.name} (SHA-256 {file_digest(path)[:16]})" for path in result.found.files]
     more = f" and {len(files) - 8} more" if len(files) > 8 else ""
     origins = ", ".join(name or "unnamed" for name in counted(result.rows["source"]))

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Fitted, Free, alike, folds, least_squares, sample, started
-from ooco_gym.calibrate.operators import OPERATORS, canonical, fit_kernels, latent_linears_s, latent_shape, parameters
+from ooco_gym.calibrate.operators import OPERATORS, fit_kernels, parameters
 from ooco_gym.calibrate.rows import CACHED_BYTES, EXPERTS, LATENT, Rows
+from ooco_gym.calibrate.times import canonical, latent_linears_s, latent_shape
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.model import ModelSpec, list_models, load_model
@@ -45,7 +46,7 @@ class Dense(NamedTuple):
 
 
 class Architecture(NamedTuple):
-    """What one chip runs in an iteration; of a sparse one (`compose`) also its model, on so many chips."""
+    """Operators of one chip in an iteration; a sparse one (`compose`) also has its model, on so many chips."""
 
     name: str
     layers: int

@@ -156,7 +156,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
         return {PLAIN: value}
 
     if group == "workload":
-        from ooco_gym.workload.load import parse_workload, split_workload
+        from ooco_gym.workload.mix import parse_workload, split_workload
 
         parse_workload(str(split_workload(value)[0]))
     else:

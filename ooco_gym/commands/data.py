@@ -19,8 +19,8 @@ from ooco_gym.workload.catalogue import (
 )
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
-from ooco_gym.workload.reading import read_described
 from ooco_gym.workload.trace import HOW, Trace
+from ooco_gym.workload.trace_file import read_described
 from ooco_gym.workload.writing import check_ending, write_trace
 
 if TYPE_CHECKING:

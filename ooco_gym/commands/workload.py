@@ -20,9 +20,10 @@ from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
 from ooco_gym.workload.fitting import Fit, fit
 from ooco_gym.workload.generate import list_workloads
-from ooco_gym.workload.load import parse_workload, resolve_workload
-from ooco_gym.workload.reading import read_described
+from ooco_gym.workload.load import resolve_workload
+from ooco_gym.workload.mix import parse_workload
 from ooco_gym.workload.trace import HOW
+from ooco_gym.workload.trace_file import read_described
 from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:

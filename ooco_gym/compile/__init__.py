@@ -135,14 +135,14 @@ def compile_later(module: str) -> None:
 
 
 def _compile_at_first_use(compiled: Any, signature: Any) -> None:
-    """By its signature, whatever the first call is given; Python then calls what `_compile_for_args` returns."""
+    """Has a function compiled by its signature at its first call; Python calls what `_compile_for_args` returns."""
     template = compiled.get_call_template
     compiled._compile_for_args = lambda *_: _compile_now(compiled, signature)
     compiled.get_call_template = lambda args, kws: _compile_now(compiled, signature) and template(args, kws)
 
 
 def _compile_now(compiled: Any, signature: Any) -> Any:
-    """What numba.jit does with signatures; it must come after the cache is in place. Threads wait for each other."""
+    """Compiles a function for a signature, as numba.jit does, after the cache is in place. Threads wait."""
     with global_compiler_lock:
         if compiled._can_compile:
             with typeinfer.register_dispatcher(compiled):

@@ -1,4 +1,4 @@
-"""What numba has no function for: each of these is an instruction or two of the processor."""
+"""Single instructions of the processor for which numba has no function."""
 
 from __future__ import annotations
 

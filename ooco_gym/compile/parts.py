@@ -151,6 +151,6 @@ class WholeCompiler(CompilerBase):
 
 
 class PartCompiler(WholeCompiler):
-    """The same for a part."""
+    """Numba's pipeline for parts."""
 
     lowering = PartLowering

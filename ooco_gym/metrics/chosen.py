@@ -36,7 +36,7 @@ class Chosen:
             yield self.requests[part][self.mask[part]]
 
     def each(self, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """What a function of records finds for each."""
+        """Returns a function's value for each request, from its record."""
         return np.concatenate([value(records) for records in self.some()])
 
     def columns(self, judged: Callable[[np.ndarray], Any], *names: str) -> list[np.ndarray]:

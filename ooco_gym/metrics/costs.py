@@ -1,4 +1,4 @@
-"""What a run's chips cost: figures for whoever decides about money."""
+"""Cost of a run's chips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each instance of a run did, and how much of the cluster was used."""
+"""Figures of each instance of a run, and utilization of the cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:
-    """What each instance did, over the whole run: shares of simulated time, mean share of KV memory in use, and the
+    """Figures of each instance over the whole run: shares of simulated time, mean share of KV memory in use, and the
     share found in its prefix cache of what was admitted (first admissions alone); of data-parallel ranks which."""
     end_ps = end_ps_of(run)
     figures = []
@@ -64,7 +64,7 @@ def _flops(cached_tokens: np.ndarray, computed: tuple[np.ndarray, np.ndarray], m
 
 
 def offloading_figures(run: Run) -> dict[str, Any]:
-    """What host memory, as second tier of the prefix cache, did over the whole run; nothing where there is none."""
+    """Figures of host memory as second tier of the prefix cache, over the whole run; empty where there is none."""
     if run.tier is None:
         return {}
     looked = int(run.instances["looked_tokens"].sum())

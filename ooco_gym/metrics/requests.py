@@ -46,7 +46,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
 
 
 def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
-    """The same, some requests at a time; at least one table."""
+    """Yields the request table in parts of some requests each; at least one part."""
     requests = run.requests
     chosen = requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1
     rows = np.flatnonzero(chosen).astype(np.int32)

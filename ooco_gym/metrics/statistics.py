@@ -73,7 +73,7 @@ def spread(values: Any) -> dict[str, Any]:
 
 
 def interval_words(seeds: int, windows: int | None = None) -> str:
-    """What the intervals of a table are, in one sentence for its footnote, resampled over seeds, or over `windows`
+    """Footnote of a table that says what its intervals are, resampled over seeds, or over `windows`
     within them."""
     if seeds < 2 and (windows is None or windows < 2):
         return f"One seed gives no interval; at least {ADVISED_SEEDS} seeds are advised."

@@ -245,7 +245,7 @@ def _share(flags: np.ndarray, weights: np.ndarray | None) -> float | None:
 
 
 def offline_figures(run: Run) -> dict[str, Any]:
-    """Offline service completed within the window, and what was wasted and waited for on the way.
+    """Offline service completed within the window, wasted computation and queueing ages.
 
     `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. `age_p99_s` is the
     queueing age, from arrival to the first token, of the requests that arrived in the window; what still waits is as
@@ -333,7 +333,7 @@ def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
 
 
 def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
-    """Which of a `REQUEST` array finished inside a window (seconds of the run's clock; its end is outside)."""
+    """Marks the requests of a `REQUEST` array that finished inside a window (in seconds; its end is outside)."""
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
     finish_ps = requests["finish_ps"]
     return (requests["status"] == FINISHED) & (finish_ps >= start_ps) & (finish_ps < end_ps)

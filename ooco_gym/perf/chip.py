@@ -1,4 +1,4 @@
-"""What a chip is: figures read from `conf/chip/*.yaml`, its link's all-reduce, and chips that were not measured."""
+"""Chips: figures read from `conf/chip/*.yaml`, its link's all-reduce, and chips that were not measured."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ so that their times add."""
 
 
 def transferred(base: ChipSpec, sheet: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chip of another datasheet (`sheet`) would be, were it as efficient as `base`, a chip that was measured:
+    """Figures of a chip of another datasheet (`sheet`) that is as efficient as `base`, a chip that was measured:
     rates, overheads, `extended` without an all-reduce (a link's, not a chip's), and the sizes that `base` was fitted
     on, without degrees of tensor parallelism."""
     flops = float(sheet["peak_flops_per_s"]) / base.peak_flops_per_s

@@ -115,7 +115,7 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
 
 
 def _pool_line(capacity: dict[str, Any], chips: int) -> str:
-    """What the KV pool of one chip is made of."""
+    """Sentence on the memory of one chip: weights, activation peak, KV cache."""
     peak, one, whole = "", capacity["kv_bytes"] / chips, capacity["card_bytes"]
     if capacity["profiled"]:
         tokens, seats = capacity["profiled"]

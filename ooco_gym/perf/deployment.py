@@ -133,7 +133,7 @@ class Deployment:
 
     @property
     def peak_flops_per_s(self) -> float:
-        """What all its chips could do at their peak, where its linear layers have 8 bits at that of 8 bits."""
+        """Peak FLOP/s of all its chips, where its linear layers have 8 bits at that of 8 bits."""
         peaks = (self.chip.peak_flops_per_s, self.chip.peak_fp8_flops_per_s * (self.model.linear_bytes == 1))
         return self.chips * max(peaks)
 
@@ -144,7 +144,7 @@ class Deployment:
 
     @property
     def shard(self) -> Shard:
-        """What the timing form needs to know; an all-reduce that was not measured is the link's (`with_allreduce`)."""
+        """Model and chips as the timing form takes them; an all-reduce that was not measured is the link's."""
         chip = with_allreduce(self.chip, self._linked)
         return Shard(chip, self.model, self.tp, self.pp, self.causal_factor, self.expert_parallel, self.moe_backend,
                      self.data_parallel)
@@ -156,7 +156,7 @@ class Deployment:
 
     @property
     def remarks(self) -> list[str]:
-        """What of the chip was not measured and what stands in for it, a sentence each."""
+        """Sentences on figures of the chip that were not measured, and what stands in for them."""
         found = [self.chip.remark, sparse_remark(self.chip, self.model, self.timing, self.moe_backend)]
         if self.chip.mixed_like and self.form.mixed_kernel(self.shard):
             found.append(f"chip '{self.chip.name}': chunks and decodes in one kernel were not measured: they take what "

@@ -80,7 +80,7 @@ class EngineClock:
         return self.frontend_s > 0 or self.frontend_token_s > 0
 
     def frontend_ps(self, prompt_tokens: np.ndarray) -> np.ndarray:
-        """What the front end takes for requests with so many prompt tokens, in ps: int64[n]."""
+        """Front-end time of requests with so many prompt tokens, in ps: int64[n]."""
         seconds = self.frontend_s + self.frontend_token_s * prompt_tokens.astype(np.float64)
         return np.rint(1e12 * seconds).astype(np.int64)
 

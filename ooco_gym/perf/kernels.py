@@ -180,7 +180,7 @@ class MixedAttentionParameters(_Mapped):
 
 @dataclass(frozen=True)
 class SkewParameters(_Mapped):
-    """What contexts of different lengths cost beyond their mean: the block of the longest one ends after the others."""
+    """Cost of contexts of different lengths beyond their mean: the block of the longest one ends after the others."""
 
     decode_s_per_token: float = 0.0
     """For each token that the longest context of a decode step exceeds the mean, in batches of two lengths."""
@@ -258,7 +258,7 @@ class ElementwiseParameters(_Mapped):
 
 @dataclass(frozen=True)
 class OverheadParameters(_Mapped):
-    """What the engine adds to the kernels of an iteration."""
+    """Host time that the engine adds to the kernels of an iteration."""
 
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What a model is: a decoder-only transformer, read from `conf/model/*.yaml` or its Hugging Face `config.json`."""
+"""Models: decoder-only transformers, read from `conf/model/*.yaml` or its Hugging Face `config.json`."""
 
 from __future__ import annotations
 

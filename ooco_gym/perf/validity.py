@@ -1,4 +1,4 @@
-"""What a run's clock is, and how far off it was on that chip (docs/validity.md), in one line."""
+"""Line on a run's clock, and on its measured error on that chip (docs/validity.md)."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _address(rule: Any) -> int:
 
 
 def addresses(rules: Sequence[Any]) -> np.ndarray:
-    """Where compiled rules are, as the event loop takes them: int64, one for each decision point in order."""
+    """Addresses of compiled rules, as the event loop takes them: int64, one for each decision point in order."""
     return np.array([_address(rule) for rule in rules], np.int64)
 
 

@@ -133,7 +133,7 @@ def engine_row(state, instance, spent, notes, row):
 
 @inner
 def _running(state, instance, notes, row):
-    """What runs, by class; returns what is left to `_prompts` of the running online ones."""
+    """Writes features of the running requests by class; returns how many online ones are still prefilling."""
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
     slacks, count, behind, lost, held = state.scratch[0], 0, 0, 0, np.int64(0)
     for place in range(spec.running - 1, -1, -1):  # the last admitted has the least slack, more often than not
@@ -226,7 +226,7 @@ def _look(state, table, slot, lack, queue, row):
 
 @inner
 def _works(state, instance, notes, row):
-    """What the parts of an iteration are believed to take."""
+    """Writes the believed latencies of parts of an iteration."""
     table, config = state.instances[instance].belief, state.config
     tpot_ps, budget = config.default_tpot_ps, config.max_num_batched_tokens
     online, context = np.int64(row[C.online_decodes]), np.int64(row[C.online_context])

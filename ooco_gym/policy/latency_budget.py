@@ -77,7 +77,7 @@ def first_waiting(state, instance, kind):
 # --- Believed latencies ---------------------------------------------------------------------------------------------
 @inner
 def believed_latency(state, instance, sums):
-    """What the policy believes that an iteration of these sums takes, in ps."""
+    """Latency in ps that the policy believes an iteration of these sums to take."""
     return sums_latency(state, state.instances[instance].belief, sums)
 
 

@@ -1,4 +1,4 @@
-"""What rules and observations may believe of output lengths, compiled: each figure takes a constant time.
+"""Predicted output lengths for rules and observations, compiled: each figure takes a constant time.
 
 A length predictor (`ooco_gym.workload.LengthPredictor`) has said a median m and a spread of the logarithm of each
 request's output length T. What is believed of a request that has generated g tokens is the distribution of T, given

@@ -203,6 +203,6 @@ class Policy:
         return settings | {"async_scheduling": s.SYNCHRONOUS if waits else self.async_scheduling}
 
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
-        """By which waiting offline requests are found in order, smallest first: float64[requests]; None: they are not.
+        """Keys by which waiting offline requests are ordered, smallest first: float64[requests]; None: by arrival.
         """
         return None if self.order is None else self.order(self, trace, seed, predicted)

@@ -140,7 +140,7 @@ def aliases() -> dict[str, dict[str, Any]]:
 
 
 def parameters_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a policy's YAML, or of a mapping for `policy_of`, are parameters."""
+    """Parameters in a policy's YAML, or in a mapping for `policy_of`."""
     return {key: value for key, value in values.items() if key not in ("name", "source", "module", "file", ORIGIN)}
 
 
@@ -270,7 +270,7 @@ def _written(value: Any) -> str:
 
 
 def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
-    """What `policy_of` accepts, as a name: `name` or `name:param=value,…`."""
+    """Name of a policy as users write it, `name` or `name:param=value,…`, from anything that `policy_of` accepts."""
     if isinstance(value, str):
         return value
     if isinstance(value, Policy):
@@ -289,7 +289,7 @@ def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
 
 
 def _named(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Where the policy of a mapping is, its file or its name, and the parameters in it."""
+    """File or name of the policy of a mapping, and the parameters in it."""
     name = value.get("file") or value.get("name")
     if name is None:
         raise UserError("policy: a mapping needs the key 'name'")

@@ -1,4 +1,4 @@
-"""What a router knows of mixed instances: figures that it looked up up to `lag_s` ago, and what it has sent since.
+"""A router's view of mixed instances: figures that it looked up up to `lag_s` ago, and what it has sent since.
 
 A router in front of engines reads their metrics from time to time, or has them sent; in between it sees what they
 were. Here it looks at all of them at the first online arrival `lag_s` after it last did, so that its figures are up to

@@ -240,7 +240,7 @@ def route_fewest_requests(view):
 
 @hook(INTERRUPT, flushes=True)
 def never_interrupt(view):
-    """Offline work runs to its end."""
+    """Never interrupts an offline prefill."""
     return s.KEEP
 
 

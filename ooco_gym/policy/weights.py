@@ -35,7 +35,7 @@ _KEYS = ("weights", "rows", "columns")
 
 
 class Layout(NamedTuple):
-    """What the weights of a rule belong to."""
+    """Names of the rows and columns of a rule's weights."""
 
     rows: tuple[str, ...]  # what is set
     columns: tuple[str, ...]  # by what; the last one is a constant

@@ -1,5 +1,4 @@
-"""What whoever decides about money reads first: conditions in a sentence, costs, percentiles by class, depth of queues.
-"""
+"""Summary for whoever decides about cost: conditions in a sentence, costs, percentiles by class, queue depths."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
 
 
 def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list[Plot]:
-    """What a million tokens cost against what is late: who is left of and below another one is better in both."""
+    """Plot of the cost of a million tokens over the violation rate: left of and below another policy is better."""
     priced = all(MONEY in rows for rows in found.values())
     timed = all(HOURS in rows for rows in found.values())
     if not (priced or timed):

@@ -1,4 +1,4 @@
-"""What runs came to: figures of each policy with their intervals and differences, and the sentence that answers.
+"""Outcome of runs: figures of each policy with their intervals and differences, and the sentence that answers.
 
 The terminal and the page show the same `Outcome`, in the same words. Its rows are those of `compare`'s `results[]`:
 one for each metric and policy, with `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
@@ -142,7 +142,7 @@ def metrics_of(params: Sequence[Row], wanted: Sequence[str] = (), batch: bool = 
 # --- What is shown --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outcome:
-    """What policies came to on one load.
+    """Outcome of policies on one load.
 
     Attributes:
         title: the load.
@@ -303,7 +303,7 @@ class Outcome:
         return best, [key for key in keys if level(key)]
 
     def chart(self) -> list[Plot]:
-        """What is served against what is late, where there are several policies."""
+        """Plot of offline service over the violation rate, where there are several policies."""
         found = self.found
         most = max((one[self.served]["mean"] for one in found.values()), default=0.0)
         if len(found) < 2 or self.sentence or not most > 0:

@@ -46,7 +46,7 @@ CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 
 
 def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) -> Outcome:
-    """What a run of the policy that is called `label` came to, with plots over time."""
+    """Outcome of one run, whose policy is called `label`, with plots over time."""
     scenario = summary["scenario"]
     key, budget = (label, short_name(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
     rows = compare({key: [summary]}, metrics_of([summary["params"]], batch="batch" in summary), key, budget)
@@ -68,7 +68,7 @@ def policy_words(config: Row) -> str:
 
 
 def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> str:
-    """What is played, for titles."""
+    """Title of a load: workload, clusters and seeds."""
     return (f"{short_name(workload)} on {joined(list(dict.fromkeys(clusters)))}, seed{'s' if len(seeds) > 1 else ''} "
             f"{', '.join(map(str, sorted(seeds)))}")
 
@@ -111,7 +111,7 @@ def conditions_table(summary: Row) -> Table:
 
 
 def class_table(summary: Row) -> Table | None:
-    """What became of each class of requests; None where the run names no classes."""
+    """Table of the request classes and their outcomes; None where the run names no classes."""
     rows = []
     for name, one in summary.get("classes", {}).items():
         bounds = one.get("censored", ())
@@ -123,7 +123,7 @@ def class_table(summary: Row) -> Table | None:
 
 
 def promise_of(one: Mapping[str, Any]) -> str:
-    """What a class is promised, of its figures in a summary, and what single requests of it are of their own."""
+    """SLO of a class from its figures in a summary, and how many of its requests have an SLO of their own."""
     own = one.get("own_slos" if one["online"] else "own_deadlines", 0)
     single = f"own {'SLO' if one['online'] else 'deadline'} of {own:,} requests" if own else ""
     if own and own >= one["arrived"]:

@@ -1,4 +1,4 @@
-"""What a command's summary says, as outcomes: of `compare`, `capacity` and `evaluate`."""
+"""Outcomes from the summaries of `compare`, `capacity` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.r
 
 
 def compared(summary: Row, config: Row) -> Outcome:
-    """Of `compare`."""
+    """Outcome of a summary of `compare`."""
     rows, seeds = summary["results"], summary["seeds"]
     # A trace has no seeds: more of them would play the same requests.
     intervals = "" if summary.get("played") and len(seeds) == 1 else interval_words(len(seeds))
@@ -30,7 +30,7 @@ def compared(summary: Row, config: Row) -> Outcome:
 
 
 def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:
-    """What policies came to in held-out windows: rows of `policy`, and `service` and `violation_rate` by window."""
+    """Outcome of policies in held-out windows: rows of `policy`, and `service` and `violation_rate` by window."""
     runs: dict[str, list[Row]] = {}
     for one in played:
         windows = enumerate(zip(one["service"], one["violation_rate"], strict=True))
@@ -42,7 +42,7 @@ def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcom
 
 
 def evaluated(summary: Row) -> list[Outcome]:
-    """Of `evaluate`, one for each distribution shift."""
+    """Outcomes of a summary of `evaluate`, one for each distribution shift."""
     found = []
     for suite in summary.get("suites") or [summary]:
         paired = {(row["policy"], row["metric"]): row for row in suite["paired"]}
@@ -63,7 +63,7 @@ def evaluated(summary: Row) -> list[Outcome]:
 
 
 def sustained(summary: Row, config: Row) -> list[Outcome]:
-    """Of `capacity`: one for each condition and definition of TPOT."""
+    """Outcomes of a summary of `capacity`, one for each condition and definition of TPOT."""
     limit, found, seen = float(config["limits"]["violations"]), [], {}
     for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
         mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]
@@ -131,7 +131,7 @@ def load_words(peak: Row) -> str:
 
 
 def _curves(rows: Sequence[Row], limit: float) -> list[Plot]:
-    """What is late and what is served at every offline rate that was tried."""
+    """Plots of violation rate and service over the offline rates that were tried."""
     late, served = [], []
     for colour, row in enumerate(rows):
         name, rates = str(row["tuned_as"] or row["policy"]), [point["offline_rate"] for point in row["curve"]]

@@ -79,7 +79,7 @@ def joined(words: Sequence[str]) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What mappings within mappings hold, by dotted keys."""
+    """Flattens nested mappings to dotted keys."""
     found: dict[str, Any] = {}
     for key, one in values.items():
         found |= flat(one, f"{prefix}{key}.") if isinstance(one, Mapping) else {f"{prefix}{key}": one}
@@ -143,7 +143,7 @@ class Table:
         return cls(title, [column.head for column in columns], rows, note, align)
 
     def turned(self) -> Table:
-        """The same on its side where it has more columns than rows, as a terminal is narrow."""
+        """Returns the table transposed where it has more columns than rows, as a terminal is narrow."""
         if len(self.head) <= len(self.rows) + 1:
             return self
         head, *rows = zip(self.head, *self.rows, strict=True)

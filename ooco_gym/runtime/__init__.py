@@ -1,4 +1,4 @@
-"""What a serving engine needs of this project at run time: numpy, and onnxruntime for policies; no torch, no simulator.
+"""Runtime for serving engines: it needs numpy, and onnxruntime for policies; no torch, no simulator.
 
 `Policy.load(folder).decide(observation, mask)` answers with the action that a trained network prefers (`bundle`);
 `features` has the tables of what it sees. The scheduler inside vLLM, which runs the simulator's rules, is in

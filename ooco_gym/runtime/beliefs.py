@@ -1,4 +1,4 @@
-"""What an engine's iterations take: fitted to a measurement of that very engine, or learned while it serves.
+"""Latency models of an engine's iterations: fitted to a measurement of that very engine, or learned while it serves.
 
 `Fitted` evaluates what `ooco-gym calibrate chain` fits to `ooco-gym calibrate measure` (docs/calibration.md),
 from the `latency.json` beside the chip. `Learned` begins with a prior and moves it by the iterations that it is shown.
@@ -31,7 +31,7 @@ Sums = tuple[int, ...]
 
 
 class Terms(NamedTuple):
-    """What an iteration takes, in seconds, by what it is made of: the sum of all terms.
+    """Terms of an iteration's latency, in seconds: it is the sum of them.
 
     Attributes:
         step: of any iteration.

@@ -46,7 +46,7 @@ def filled(*files: str, **words: Any) -> str:
 
 
 def symbol(manifest: Mapping[str, Any]) -> str:
-    """What the names in the C files begin with: the policy's name, as C can have it."""
+    """Prefix of the names in the C files: the policy's name as a C identifier."""
     made = re.sub(r"[^a-z0-9]+", "_", str(manifest.get("name") or "").lower()).strip("_")
     return made if made and not made[0].isdigit() else f"policy_{made}".rstrip("_")
 

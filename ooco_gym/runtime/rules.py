@@ -116,7 +116,7 @@ class Engine:
 
 
 class Plan(NamedTuple):
-    """What an engine is to do.
+    """A plan for the engine's next iteration.
 
     Attributes:
         tokens: new tokens of each request in the iteration, by id.

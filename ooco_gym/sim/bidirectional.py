@@ -150,7 +150,7 @@ def available(state, instance, online):
 
 @inner
 def pair_need(state, instance, slot, reach):
-    """What a request needs beyond its own blocks to have `reach` slots: blocks (online), or slots (offline)."""
+    """Memory that a request needs beyond its own blocks to have `reach` slots: blocks (online), or slots (offline)."""
     size, more = state.config.block_tokens, reach - state.owned[slot, SLOTS]
     last = state.owned[slot, LAST]
     if more <= 0:

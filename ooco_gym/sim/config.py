@@ -19,7 +19,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SimConfig:
-    """What the simulator itself must know of SLOs, protocol and cluster. Times in seconds."""
+    """SLOs, protocol and cluster, as the simulator takes them. Times in seconds."""
 
     ttft_s: float
     tpot_s: float

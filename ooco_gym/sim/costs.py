@@ -24,7 +24,7 @@ def decode_latency(state, table, batch_size, context):
 
 @inner
 def attention_latency(state, table, batch_size, context):
-    """What decodes bring to the attention of a mixed batch, in ps: their own, or their work in a kernel with chunks."""
+    """Attention time that decodes add to a mixed batch, in ps: their own, or their work in a kernel with chunks."""
     lines = state.attention_lines[table, batch_size]
     return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
 
@@ -95,7 +95,7 @@ def prompt_rows(state, table, tokens):
 
 @inlined
 def prompt_work(state, table, tokens, context):
-    """What a prompt of `tokens` new tokens and `context` in all adds to attention (`perf.timing.Attention`)."""
+    """Attention work of a prompt of `tokens` new tokens and `context` in all (`perf.timing.Attention`)."""
     return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
 
 
@@ -185,14 +185,14 @@ def skewed_decode(state, table, batch_size, context, longest):
 
 @inlined
 def dense_latency(state, table, tokens):
-    """What a prefill iteration takes by its new tokens alone, in ps: linear layers, communication, overhead."""
+    """Latency of a prefill iteration from its new tokens alone, in ps: linear layers, communication, overhead."""
     last = state.prefill_ps.shape[1] - 1
     return state.prefill_ps[table, min(tokens, last)] + max(0, tokens - last) * state.tables[table].prefill_slope_ps
 
 
 @inlined
 def shared_latency(state, table, tokens, ranks):
-    """What data-parallel ranks take together for the tokens of all, at least one each, in ps: experts and exchange."""
+    """Time of data-parallel ranks for the tokens of all, at least one each, in ps: experts and exchange."""
     shared = state.shared_ps[table]
     mean = min(tokens // ranks, shared.size - 2)
     return shared[mean] + (shared[mean + 1] - shared[mean]) * (tokens - ranks * mean) // ranks
@@ -288,7 +288,7 @@ def _spread(state, table, stream, instance, step):
 
 @inlined
 def predict_decode(state, instance, batch_size, context):
-    """What a policy believes a decode step of this batch on this instance would take, in ps."""
+    """Believed latency of a decode step of this batch on this instance, in ps."""
     if batch_size <= 0:
         return np.int64(0)
     spec = state.instances[instance]
@@ -303,7 +303,7 @@ def predict_decode(state, instance, batch_size, context):
 
 @inlined
 def predict_prefill(state, instance, tokens):
-    """What a policy believes a prefill of one prompt of `tokens` on this instance would take, in ps."""
+    """Believed latency of a prefill of one prompt of `tokens` on this instance, in ps."""
     return prefill_one(state, state.instances[instance].belief, tokens)
 
 

@@ -1,4 +1,4 @@
-"""What an idle instance does next, and where a prefilled request goes: the resumable tasks of the loop.
+"""Dispatch of idle instances and placement of prefilled requests: the resumable tasks of the loop.
 
 Each function here runs up to a decision, asks for it (`ask`), and goes on when it is answered. Where the answer comes
 from outside, the function returns 0, the loop returns to its caller, and the same task is run again with the answer:

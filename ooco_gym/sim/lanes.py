@@ -1,4 +1,4 @@
-"""What every decode step changes of an instance's members, side by side instead of in their records.
+"""Per-member figures that every decode step changes, side by side instead of in the members' records.
 
 A step gives each request of its batch a token. Written to the records, that is a line of memory for each of them; here
 it is one number for the whole instance (`lane_steps`), and what depends on the request stands in lanes, an array each,

@@ -99,7 +99,7 @@ def sums_latency(state, table, sums):
 
 @inner
 def iteration_latency(state, instance):
-    """What a policy believes that the iteration composed so far would take, in ps; transfers to the host left out."""
+    """Believed latency of the iteration composed so far, in ps; transfers to the host left out."""
     sums = iteration_sums(state, instance, state.instances[instance].belief)
     return sums_latency(state, state.instances[instance].belief, sums)
 
@@ -286,7 +286,7 @@ def end_mixed(state, instance):
 
 @inner
 def _finish_all(state, instance):
-    """Who has all its tokens finishes, in the order of the batch."""
+    """Finishes the requests that have all their tokens, in the order of the batch."""
     spec = state.instances[instance]
     for i in range(spec.suspended):
         _finish(state, instance, state.members[s.FINISHING, instance, i])

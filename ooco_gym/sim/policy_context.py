@@ -1,4 +1,4 @@
-"""What a policy computes its derived parameters from: believed timing, SLO, mean context."""
+"""Context from which a policy computes its derived parameters: believed timing, SLO, mean context."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table_of(deployment: Deployment, max_batch: int) -> CostTable:
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a policy computes its derived parameters from: believed timing, SLO, mean context."""
+    """Believed timing, SLO and mean context, from which a policy computes derived parameters."""
 
     strict: CostTable  # of those that decode
     tpot_s: float

@@ -299,7 +299,7 @@ def _typeof_record(value, context):
 
 
 class Clock(Record):
-    """Where the episode stands in time."""
+    """Times of the episode."""
 
     now_ps: int
     source: int  # of the event at this time that was the last one: -1 an arrival, then instances and links by index
@@ -386,7 +386,7 @@ class Queues(Record):
 
 
 class Gauges(Record):
-    """What is in the system now."""
+    """Counts of what is in the system now."""
 
     open_online: int  # counted online requests that have neither finished nor missed an SLO
     last_closed_ps: int  # when the last of these did
@@ -420,7 +420,7 @@ class Totals(Record):
 
 
 class Observed(Record, number=np.float64):
-    """What a policy may have observed so far. Rates are requests a second, over horizons of 10, 60, 300 and 1800 s."""
+    """Statistics that a policy may have observed. Rates are requests a second, over 10, 60, 300 and 1800 s."""
 
     offline_evicted_share: float
     offline_output_mean: float

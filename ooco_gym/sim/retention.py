@@ -1,4 +1,4 @@
-"""Which block gives way first where a cluster's `retention` is not LRU: free blocks that hold content, by their worth.
+"""Eviction orders of the prefix cache other than LRU (a cluster's `retention`): free blocks by their worth.
 
 A block's worth is set when no request reads it any more, and the block of the least worth is taken first; of equal ones
 the one that was freed first, so that a request's last block goes before its first. With `turns` the worth is the time
@@ -157,7 +157,7 @@ def _name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
 
 
 def turn_bonus(trace: Trace, names: ContextNames | None, turn_s: float, token_s: float) -> np.ndarray:
-    """What a request adds to the worth of the blocks that it has used, in ps: turn_s · min(turn - 1, 4), less token_s ·
+    """Bonus of a request on the worth of the blocks that it has used, in ps: turn_s · min(turn - 1, 4), less token_s ·
     ln(1 + new tokens).
 
     Its turn is one more than the earlier prompts that it begins with, whole hashes of each; new are the tokens of its

@@ -1,4 +1,4 @@
-"""What changes while a cluster runs, as NumPy arrays: the whole state of an episode is one `State`.
+"""State of an episode as NumPy arrays: all that changes while a cluster runs is one `State`.
 
 Copying its arrays is a checkpoint, comparing them is equality; no Python object lives in the event loop. The clock is
 an integer number of picoseconds, so that any grouping of steps sums to the same time, bit for bit.
@@ -277,7 +277,7 @@ def handle_of(state: State) -> Handle:
 
 
 class View(NamedTuple):
-    """What a rule sees at one decision."""
+    """A rule's view of one decision."""
 
     state: State
     instance: int | np.int64  # where the decision is taken, or -1

@@ -83,7 +83,7 @@ class Row(NamedTuple):
 
 
 class Found:
-    """What is found of the prefixes of all waiting requests, each looked up in the cache once.
+    """Prefixes of all waiting requests, each looked up in the cache once.
 
     Attributes:
         rows: in the order in which they were given.

@@ -1,4 +1,4 @@
-"""What is around a rule inside vLLM: it is asked for each iteration, its answer is looked at before anything is done,
+"""Guards a rule inside vLLM: it is asked for each iteration, its answer is looked at before anything is done,
 and what it does is counted. A rule never stops the server.
 
 A rule that raises, answers nonsense or stalls is passed over for that iteration. After `MOST_IN_A_ROW` failures it

@@ -1,5 +1,4 @@
-"""What iterations take before an engine was seen: the cost table of its chip and model, and its host's time, as a
-belief has them."""
+"""Prior of a latency model, before an engine was seen: the cost table of its chip and model, and its host's time."""
 
 from __future__ import annotations
 

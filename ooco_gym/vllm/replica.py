@@ -144,7 +144,7 @@ class Replica:
         return self._growth is not None and self._params[self._growth] > 0.0
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """What the rule does in the next iteration of an engine.
+        """Asks the rule for the next iteration of an engine.
 
         Waiting requests are described, and looked up in the engine's prefix cache, one after the other: as long as all
         of them enter, the rule is asked again with more.

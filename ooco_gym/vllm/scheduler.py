@@ -290,7 +290,7 @@ class OocoScheduler(Scheduler):
         return request.num_stale_output_tokens == 0 and not self._is_blocked_waiting_status(request.status)
 
     def _ooco_look_up(self, request: EngineRequest) -> Any:
-        """What of a waiting request is in the prefix cache, looked up once in an iteration."""
+        """Looks up how much of a waiting request is in the prefix cache, once in an iteration."""
         found: list[tuple[int, int, int]] = []
 
         def look_up() -> tuple[int, int, int]:
@@ -385,7 +385,7 @@ class OocoScheduler(Scheduler):
 
 
 class OocoAsyncScheduler(OocoScheduler, AsyncScheduler):
-    """The same over vLLM's asynchronous scheduler, which composes an iteration while the last one still runs."""
+    """`OocoScheduler` over vLLM's asynchronous scheduler, which composes an iteration while the last one still runs."""
 
 
 def check_version(version: str, any_version: bool) -> None:

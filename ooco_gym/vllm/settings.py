@@ -148,7 +148,7 @@ def _classes(given: Any, where: str) -> tuple[Class, ...]:
 
 
 def _doubts(classes: Sequence[Class]) -> list[str]:
-    """What of classes is allowed and looks like a slip, a sentence each."""
+    """Warnings on classes that are allowed and look like a slip, a sentence each."""
     lines = [f"classes.{one.name}.{key}={value:g} is in seconds, and so long a promise binds nothing; {value:g} ms are "
              f"{value / 1000:g}" for one in classes for key, most in LONGEST_S.items()
              if (value := getattr(one, key)) is not None and value > most]

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ooco_gym.workload.classes import RequestClass, parse_classes
 from ooco_gym.workload.generate import WorkloadSpec, generate, generate_lengths, list_workloads, load_spec
-from ooco_gym.workload.load import (
-    Workload,
-    from_file,
-    load_workload,
-    of_trace,
-    parse_workload,
-    resolve_workload,
-    split_workload,
-    workload_mean_rate,
-)
+from ooco_gym.workload.load import Workload, load_workload, of_trace, resolve_workload, workload_mean_rate
+from ooco_gym.workload.mix import from_file, parse_workload, split_workload
 from ooco_gym.workload.offline import (
     OFFLINE_MODES,
     OfflineLoad,
@@ -32,7 +24,7 @@ from ooco_gym.workload.trace import Trace, merge
 from ooco_gym.workload.transforms import scale
 
 if TYPE_CHECKING:
-    from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
+    from ooco_gym.workload.trace_file import TraceFile, list_formats, open_trace, read_trace
     from ooco_gym.workload.writing import write_trace
 
 __all__ = [
@@ -43,7 +35,7 @@ __all__ = [
     "with_dataset", "workload_mean_rate", "write_trace",
 ]
 
-_FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "reading"),
+_FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "trace_file"),
           "write_trace": "writing"}  # imported when asked for: most simulations read no file
 
 

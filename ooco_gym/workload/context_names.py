@@ -1,4 +1,4 @@
-"""Which tokens of a trace's requests are the same: prompts that begin alike, and answers that the next turn repeats.
+"""Names of equal tokens of a trace's requests: prompts that begin alike, and answers that the next turn repeats.
 
 An engine keeps the KV of a prompt and of the answer to it, and the next turn of a conversation begins with both. A
 trace's prefix hashes name prompts alone: what a turn's answer is called stands in the prompt of the turn after it.

@@ -1,4 +1,4 @@
-"""What a workload looks like: its figures, and these as a page."""
+"""Statistics of a workload, and a page of them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def download(address: str, path: Path, sha256: str | None = None,
 
 
 class _Bar:
-    """What pooch tells of its progress: each piece, then, after `reset`, the whole once more."""
+    """Progress bar for pooch, which reports each piece, then, after `reset`, the whole once more."""
 
     total = 0.0
 

@@ -76,7 +76,7 @@ class QuantileTable:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same count for each request."""
+    """One length for all requests."""
 
     count: int
 

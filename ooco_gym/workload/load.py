@@ -9,118 +9,30 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, unknown, whole_number
+from ooco_gym.errors import UserError, whole_number
 from ooco_gym.protocol import WINDOW_S
 from ooco_gym.resources import load_yaml
 from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
-from ooco_gym.workload.classes import of_class, split_class
+from ooco_gym.workload.classes import of_class
 from ooco_gym.workload.generate import NOTES, WorkloadSpec, generate, list_workloads, load_spec
-from ooco_gym.workload.offline import dataset_name, is_offline_dataset
+from ooco_gym.workload.mix import YAML, MixPart, Source, is_file, is_trace_file, parse_workload
 from ooco_gym.workload.sessions import CLOSED, OPEN, Think, Turns, at_most, check_mode, close_sessions
-from ooco_gym.workload.trace import DEFAULT_CLASSES, ENDINGS, HOW, Trace, class_ids, merge
+from ooco_gym.workload.trace import DEFAULT_CLASSES, HOW, Trace, class_ids, merge
 from ooco_gym.workload.transforms import scale, with_own_numbers
 
 if TYPE_CHECKING:
-    from ooco_gym.workload.reading import TraceFile
+    from ooco_gym.workload.trace_file import TraceFile
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
 TRACE_KEYS = ("path", *HOW, "scale", "class", "sessions", "think_s", "concurrency")
 """What a mapping says of a trace file; everything else in it is of a generator."""
-_YAML = (".yaml", ".yml")
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
 MOST_CLIENTS = 1_000_000
 _STARTS_WITHIN = 24  # starts that are tried within one length of a window, where that gives closer ones
-
-
-class MixPart(NamedTuple):
-    """One part of a mix: `weight` times the rate of `source` (a name or a path), all of one class where `class_name`
-    says so; `stream` keys its random numbers."""
-
-    source: str
-    weight: float
-    stream: str
-    class_name: str | None = None
-
-
-def parse_workload(text: str) -> tuple[MixPart, ...]:
-    """Reads a mix such as `ooc+azure_conv` or `0.5*ooc+2*azure_code@agent` into its parts; a single name is a mix of
-    one. What follows `@` is the class of a part's requests.
-
-    Raises:
-        UserError: an empty part, a weight that is no number >= 0, or an unknown name.
-    """
-    if not text.strip():
-        raise UserError(f"workload is empty; expected a path or one of: {', '.join(list_workloads())}")
-    parts: list[MixPart] = []
-    for item in _items(text):
-        weight_text, star, source = item.rpartition("*")
-        source, class_name = split_class(source.strip())
-        if not source:
-            raise UserError(f"workload '{text}' has an empty part; expected names joined by '+', such as "
-                            "'ooc+azure_conv' or '0.5*ooc+azure_code'")
-        try:
-            given = float(weight_text) if star else 1.0
-        except ValueError:
-            raise UserError(f"workload '{text}': the weight '{weight_text.strip()}' of '{source}' is not a number; "
-                            "expected such as '0.5*ooc+azure_code'") from None
-        weight = number(given, f"the weight of '{source}' in workload '{text}'", 0.0)
-        _check_source(source)
-        before = sum(part.source == source for part in parts)
-        parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source, class_name))
-    return tuple(parts)
-
-
-def split_workload(workload: Source) -> tuple[Source, str | None]:
-    """Takes the offline dataset out of a mix: `azure_conv_2023+arxiv_summarization` is online work and a dataset.
-    Its class, `arxiv_summarization@batch`, stays with it.
-
-    A part is offline where it is a name of `conf/offline` that no online workload has, or `NAME_offline`.
-
-    Args:
-        workload: as `load_workload` takes it.
-
-    Returns:
-        (the online part, in the form given; the dataset's name or None).
-
-    Raises:
-        UserError: two offline datasets, one with a weight, or nothing online.
-    """
-    if isinstance(workload, Mapping):
-        if workload.get("mix") is None or workload.get("path") is not None:
-            return workload, None
-        online, dataset = split_workload(str(workload["mix"]))
-        return (workload, None) if dataset is None else ({**workload, "mix": online}, dataset)
-    text = os.fspath(workload)
-    items = _items(text)
-    found = [item for item in items if is_offline_dataset(_source_of(item))]
-    if not found:
-        return workload, None
-    if len(found) > 1:
-        raise UserError(f"workload '{text}' names {len(found)} offline datasets "
-                        f"({', '.join(item.strip() for item in found)}); expected one at most")
-    dataset = found[0].strip()
-    if "*" in dataset:
-        raise UserError(f"workload '{text}': the offline dataset in '{dataset}' has no rate to be weighted; give its "
-                        "name alone, and its requests a second as offline.rate=…")
-    if len(items) == 1:
-        raise UserError(f"workload '{text}' is an offline dataset, and nothing is online; give an online workload "
-                        f"besides, such as 'azure_conv_2023+{text}', or with offline={dataset_name(text)}")
-    name, class_name = split_class(dataset)
-    kept = dataset_name(name) + (f"@{class_name}" if class_name else "")
-    return "+".join(item for item in items if item is not found[0]), kept
-
-
-def from_file(workload: Source) -> bool:
-    """Whether a workload, as `load_workload` takes it, is a trace file or a mix with one."""
-    if isinstance(workload, Mapping):
-        return bool(workload.get("path") or (workload.get("mix") and from_file(str(workload["mix"]))))
-    return any(_is_trace_file(_source_of(item)) for item in _items(os.fspath(workload)))
 
 
 def of_trace(workload: Source) -> Source:
@@ -134,7 +46,7 @@ def of_trace(workload: Source) -> Source:
     values: Source = workload
     if not isinstance(values, Mapping):
         text = os.fspath(values)
-        values = load_yaml("workload", text) if text.endswith(_YAML) and _is_file(text) else {}
+        values = load_yaml("workload", text) if text.endswith(YAML) and is_file(text) else {}
     if values.get("path") is None:
         return workload
     for key, value in values.items():
@@ -203,7 +115,7 @@ class WorkloadPart:
         return every * (1.0 - share), every * share
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Where the busiest `duration_s` begin."""
+        """Start of the part's busiest `duration_s`."""
         if isinstance(self.source, WorkloadSpec):
             return self.source.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
                 self.source.arrivals.tide, duration_s)
@@ -250,7 +162,7 @@ class Workload:
         return self.sessions == CLOSED or self.concurrency is not None
 
     def turns(self, trace: Trace, seed: int) -> Turns | None:
-        """What the requests of a trace drawn from it wait for; None: for nothing.
+        """Turns of a trace drawn from it that wait for other requests; None: none does.
 
         Raises:
             UserError: sessions are closed, and the trace has none, or a turn has no think time.
@@ -301,7 +213,7 @@ class Workload:
         return self.peak_start_s(duration_s) if start_s is None else start_s, duration_s
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Where the busiest `duration_s` begin."""
+        """Start of the workload's busiest `duration_s`."""
         if len(self.parts) == 1:
             return self.parts[0].peak_start_s(duration_s)
         total = sum((part.weight * self.factor * part.by_hour() for part in self.parts), np.zeros(24))
@@ -389,7 +301,7 @@ def workload_mean_rate(spec: Source) -> float:
 
 
 def _resolved(part: MixPart) -> WorkloadPart:
-    if _is_trace_file(part.source):
+    if is_trace_file(part.source):
         file = _opened(part.source, at_once=part.class_name is not None)
         return WorkloadPart(part.source, file, part.weight, class_name=part.class_name)
     stream = None if part.stream == part.source else part.stream
@@ -397,43 +309,8 @@ def _resolved(part: MixPart) -> WorkloadPart:
 
 
 def _opened(path: str, **how: Any) -> TraceFile:
-    from ooco_gym.workload.reading import open_trace
+    from ooco_gym.workload.trace_file import open_trace
 
     return open_trace(path, **how)
 
 
-def _items(text: str) -> list[str]:
-    """The parts of a mix; a file's name may have a plus in it."""
-    return [text] if _is_file(text) else text.split("+")
-
-
-def _source_of(item: str) -> str:
-    """The name or path in a part of a mix."""
-    return split_class(item.rpartition("*")[2].strip())[0]
-
-
-def _check_source(source: str) -> None:
-    if _is_trace_file(source) or source.endswith(_YAML) or source in list_workloads():
-        return
-    if is_offline_dataset(source):
-        raise UserError(f"workload '{source}' is an offline dataset, which has no arrivals of its own: it is for "
-                        f"simulations, as offline={dataset_name(source)} or as a part of their workload")
-    if "/" in source or os.path.splitext(source)[1]:
-        from ooco_gym.workload.table_reader import unreadable
-
-        raise UserError(f"{unreadable(source, FileNotFoundError())}; expected a file, or one of: "
-                        f"{', '.join(list_workloads())}")
-    raise unknown("workload", source, list_workloads())
-
-
-def _is_trace_file(source: str) -> bool:
-    if source.lower().endswith(_YAML):
-        return False
-    return source.lower().endswith(ENDINGS) or (("/" in source or "." in source) and _is_file(source))
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # for example a name too long for the file system
-        return False

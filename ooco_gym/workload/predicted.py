@@ -35,7 +35,7 @@ _MOST = {"error": 10.0, "tau": 1.0}
 
 @dataclass(frozen=True)
 class LengthPredictor:
-    """What is believed of output lengths (`Scenario.lengths`).
+    """A predictor of output lengths (`Scenario.lengths`).
 
     Attributes:
         predictor: one of those above.
@@ -71,7 +71,7 @@ class LengthPredictor:
         return cls(**{**raw, "predictor": name})
 
     def believe(self, trace: Trace, seed: int) -> np.ndarray | None:
-        """What is said of each request: float64[n, 2], the median in output tokens and the spread of its logarithm.
+        """Prediction for each request: float64[n, 2], the median in output tokens and the spread of its logarithm.
 
         A request's draws depend on the seed, its class and its place among the requests of its class.
 
@@ -99,7 +99,7 @@ class LengthPredictor:
 
 
 def lognormal(output: np.ndarray, error: float, z: np.ndarray) -> np.ndarray:
-    """What is said of lengths with errors of a log-normal law: float64[n, 2].
+    """Predictions with log-normal errors: float64[n, 2].
 
     Args:
         output: float64[n], true output tokens.
@@ -110,7 +110,7 @@ def lognormal(output: np.ndarray, error: float, z: np.ndarray) -> np.ndarray:
 
 
 def _ranked(output: np.ndarray, tau: float, random: np.random.Generator) -> np.ndarray:
-    """What a ranker's order says: two normal scores of correlation sin(pi tau / 2) have this Kendall tau."""
+    """Predictions of a ranker's order: two normal scores of correlation sin(pi tau / 2) have this Kendall tau."""
     scores = np.sort(random.standard_normal(output.size))
     true = np.empty_like(scores)
     true[np.lexsort((random.random(output.size), output))] = scores

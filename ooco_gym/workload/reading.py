@@ -1,4 +1,4 @@
-"""Reading traces of any known format: whole files, or windows of them.
+"""From a file's columns to a trace.
 
 A file becomes a `Table` of columns, and these, as a `TraceFormat` says, a `Trace` with an account of what was repaired
 and what looks odd. Each value is checked; what is wrong is named by its row.
@@ -6,10 +6,7 @@ and what looks odd. Each value is checked; what is wrong is named by its row.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from ooco_gym import files
-from ooco_gym.documents import version_of
 from ooco_gym.errors import UserError
-from ooco_gym.workload.catalogue import Dataset
 from ooco_gym.workload.classes import CLASS_WORDS, NAME, NAMED
-from ooco_gym.workload.formats import EPOCH_S, FORMATS, LATEST_S, OWN, UNITS, TraceFormat, few, format_of, played
+from ooco_gym.workload.formats import EPOCH_S, LATEST_S, UNITS, TraceFormat, few, format_of, played
 from ooco_gym.workload.keyed import scattered
-from ooco_gym.workload.rows import TOLD, check_counts, flat, loaded, named
+from ooco_gym.workload.rows import check_counts, flat, loaded, named
 from ooco_gym.workload.sessions import previous_turns
-from ooco_gym.workload.table_reader import BROKEN, Table, read_parquet, read_table, unreadable
+from ooco_gym.workload.table_reader import Table, read_table, unreadable
 from ooco_gym.workload.trace import (
     BLOCK_TOKENS,
     DEFAULT_CLASSES,
@@ -52,75 +46,16 @@ TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms:
 LOOKED_AT = 10_000      # values of a column that is not read
 
 
-def list_formats() -> list[str]:
-    """Returns the names of the known formats."""
-    return sorted(FORMATS)
-
-
-def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: float = 0.0, end_s: float = np.inf,
-               columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
-               block_tokens: int | None = None, only: Mapping[str, Any] | None = None, distinct: bool = False,
-               at_once: bool = False) -> Trace:
-    """Reads a trace from CSV, JSON lines (packed with gzip or xz, or not) or Parquet, as is seen from its content.
-
-    Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
-    others, requests with zero output tokens (failed ones) are dropped; columns that we do not know are left out.
-
-    Args:
-        path: the file.
-        format: a name of `list_formats()` (`ooco_gym`: our own schema), or `auto`: by the column names.
-        start_s: seconds; requests before it are left out.
-        end_s: seconds; requests at or after it are left out.
-        columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; what is not named is
-            looked for under our own name.
-        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; without one dates are recognised, and
-            numbers are seconds.
-        block_tokens: tokens of the prompt to each prefix hash; None: the format's, or the file's column, or 512.
-        only: columns of the file to the value, or values, that a row must have in them to be read.
-        distinct: leaves out rows that are equal to one before in all columns.
-        at_once: of a file without times all requests are there at 0, offline where it has no classes.
-
-    Returns:
-        The trace; times as the file has them in seconds, from the first request where the file has dates.
-
-    Raises:
-        UserError: one sentence naming file, line, field, what was found and what was expected.
-    """
-    how = {"columns": columns, "time_unit": time_unit, "block_tokens": block_tokens, "only": only,
-           "distinct": distinct, "at_once": at_once}
-    if start_s > 0 or end_s < np.inf:
-        return TraceFile(Path(path), format, **how).window(start_s, end_s)[0]
-    return _read(Path(path), format, **how)[0]
-
-
-def read_described(path: Path, dataset: Dataset | None = None, *, format: str = "auto",
-                   columns: Mapping[str, str | None] | None = None, **how: Any) -> tuple[Trace, dict[str, str]]:
-    """Reads a trace, and says how it was read, by titles; arguments and errors as of `read_trace`.
-
-    Args:
-        dataset: says format and columns where the user does not.
-    """
-    given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
-    if dataset is not None and not given and path.name == dataset.file:
-        given, format = dict(dataset.columns), dataset.format if format == "auto" else format
-    trace, form, table = _read(path, format, columns=given, **how)
-    said = {"format": form.name, "times": "dates" if form.unit == "date" else UNITS[form.unit][0],
-            "columns": ", ".join(f"{ours}={theirs}" for ours, theirs in form.there(table).items())}
-    if trace.prefix_hashes is not None:
-        said["prefix hashes"] = f"one for each {trace.block_tokens} tokens of the prompt"
-    return trace, said
-
-
-def _read(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
+def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
           block_tokens: int | None = None, at_once: bool = False, **rows: Any) -> tuple[Trace, TraceFormat, Table]:
     """A whole file: its trace, and what it was read from."""
     table = read_table(path)
     check_counts(table, [*(columns or {}).values(), *flat(rows.get("only"))])
     form = format_of(table, format, columns, time_unit, block_tokens, at_once)
-    return _trace_of(table, form, **rows), form, table
+    return trace_of(table, form, **rows), form, table
 
 
-def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
+def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
     """The trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
     if table.rows == 0:
         raise UserError(f"trace file '{table.path}' holds no request")
@@ -156,16 +91,17 @@ def _trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = 
         told = found.get("think_s", np.full(len(ticks), np.nan))
         found["think_s"] = np.where(np.isnan(told), thought, told)
     return Trace((ticks - origin) / form.per_second, **found, prefix_hashes=hashes, block_tokens=block_tokens,
-                 name=_name(table.path), notes=tuple(notes))
+                 name=file_name(table.path), notes=tuple(notes))
 
 
-def _name(path: Path) -> str:
+def file_name(path: Path) -> str:
+    """Name of a trace: its file's, without endings."""
     return path.name.split(".")[0]
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
 def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[str, Any]:
-    """What `Trace` takes besides arrivals and hashes, by its names; zero output tokens are those of failed requests."""
+    """Columns of a `Trace` besides arrivals and hashes; zero output tokens are those of failed requests."""
     read: dict[str, Any] = {}
     for name, least in (("prompt_tokens", 1), ("output_tokens", 1 if form.own else 0)):
         read[name] = table.integers(there[name], f"a whole number from {least} to {MAX_TOKENS}", least, MAX_TOKENS)
@@ -338,7 +274,7 @@ def _served(table: Table, found: Mapping[str, np.ndarray]) -> tuple[np.ndarray, 
 
 
 def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
-    """What is said of times whose unit looks like another one; what nested forms count in is sure."""
+    """Note on times whose unit looks like another one; the unit of nested forms is sure."""
     if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date" or form.name in FORMS:
         return []
     gap = float(ticks.max() - ticks.min()) / (len(ticks) - 1)
@@ -351,7 +287,7 @@ def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
 
 
 def _unread(table: Table, form: TraceFormat) -> list[str]:
-    """What is said of columns that are left out, and first of those among them that look like classes of requests."""
+    """Notes on columns that are left out, first on those that look like classes of requests."""
     read, notes = form.there(table), []
     left_out = [name for name in table.columns if name not in (*read.values(), form.parent, *TIMES)]
     for name in left_out if "class" not in read else ():
@@ -366,104 +302,3 @@ def _unread(table: Table, form: TraceFormat) -> list[str]:
                          f"all requests count as online; {key} reads it (of a file that is played, workload.{key})"
                          f"{numbers}")
     return [*notes, *([f"columns left out: {few(left_out)}"] if left_out else [])]
-
-
-# --- Windows of a file ------------------------------------------------------------------------------------------------
-class TraceFile:
-    """A trace on disk, of which windows are read.
-
-    Of a Parquet in our schema that is in order of time, arrivals are read and kept, and of the rest the row groups that
-    reach into a window. Anything else is read once and kept.
-
-    Attributes:
-        rows: requests.
-        first_s: arrival of the first, seconds.
-        last_s: arrival of the last, seconds.
-        untimed: whether turns have delays in the place of times, so that sessions must be closed.
-    """
-
-    def __init__(self, path: Path, format: str = "auto", **how: Any) -> None:
-        self.path, self._how, self._whole = path, {"format": format, **how}, None
-        plain = format in ("auto", OWN.name) and all(
-            not value or value == "auto" for key, value in how.items() if key != "at_once")
-        arrival_s, self.untimed = _in_order(path) if plain else None, False
-        if arrival_s is None:
-            self._whole, form, table = _read(path, **self._how)
-            arrival_s, self.untimed = self._whole.arrival_s, form.untimed(table)
-        self._arrival_s = arrival_s
-        self.rows, self.first_s, self.last_s = len(arrival_s), float(arrival_s[0]), float(arrival_s[-1])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Opened again where it is unpickled, rather than sent with all its requests."""
-        return partial(open_trace, **self._how), (str(self.path),)
-
-    @property
-    def mean_rate(self) -> float:
-        """Requests per second between the first and the last arrival; 0 where that span is empty."""
-        span_s = self.last_s - self.first_s
-        return (self.rows - 1) / span_s if span_s > 0 else 0.0
-
-    def window(self, start_s: float, end_s: float, margin: int = 0) -> tuple[Trace, int]:
-        """Returns the requests with `start_s <= arrival_s < end_s`, and the position of the first in the file's order.
-
-        Args:
-            start_s: seconds.
-            end_s: seconds.
-            margin: how many requests before and after the window are wanted besides, where there are that many.
-
-        Raises:
-            UserError: what is read is malformed.
-        """
-        low, high = (int(row) for row in self.counts_before(np.array([start_s, end_s])))
-        low, high = max(0, low - margin), min(self.rows, max(low, high) + margin)
-        if self._whole is not None:
-            return self._whole.take(slice(low, high)), low
-        if low == high:
-            return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=_name(self.path)), low
-        from_s, to_s = self._arrival_s[low], self._arrival_s[high - 1]
-        first = int(self.counts_before(from_s))
-        try:
-            table = read_parquet(self.path, first, [("arrival_s", ">=", from_s), ("arrival_s", "<=", to_s)])
-        except BROKEN as error:
-            raise unreadable(self.path, error) from None
-        return _trace_of(table, OWN).take(slice(low - first, high - first)), low
-
-    def counts_before(self, edges_s: np.ndarray) -> np.ndarray:
-        """Returns how many requests arrive before each time, int64 of the same shape."""
-        return np.searchsorted(self._arrival_s, edges_s)
-
-
-def open_trace(path: str | os.PathLike[str], format: str = "auto", **how: Any) -> TraceFile:
-    """Returns a trace file ready for windows; kept until the file changes. Arguments as `read_trace` has them.
-
-    Raises:
-        UserError: it does not exist, or is malformed.
-    """
-    try:
-        os.stat(path)
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
-    return _kept(str(path), version_of(path), json.dumps({"format": format, **how}, sort_keys=True))
-
-
-@lru_cache(maxsize=4)
-def _kept(path: str, version: str | None, how: str) -> TraceFile:
-    return TraceFile(Path(path), **json.loads(how))
-
-
-def _in_order(path: Path) -> np.ndarray | None:
-    """Arrivals of a Parquet in our schema, float64[n] sorted; None of any other file, which is read as a whole."""
-    try:
-        schema = pyarrow.parquet.read_schema(path)
-        numbered = "session" not in schema.names or pa.types.is_signed_integer(schema.field("session").type)
-        if not numbered or any(name not in schema.names for name in OWN.required) or any(
-                named(name) in TOLD for name in schema.names):
-            return None     # to names of sessions only the whole file gives numbers, and some rows may be no load
-        if pa.types.is_temporal(schema.field("arrival_s").type):
-            return None
-        arrival_s = np.asarray(files.read_parquet(path, columns=["arrival_s"])["arrival_s"], np.float64)
-    except (*BROKEN, TypeError):
-        return None
-    ordered = len(arrival_s) and arrival_s[0] >= 0 and np.isfinite(arrival_s[-1]) and arrival_s[
-        -1] < LATEST_S and np.all(arrival_s[1:] >= arrival_s[:-1])
-    return arrival_s if ordered else None

@@ -1,4 +1,4 @@
-"""Which rows of a file are load: what the user chose, what failed or only warmed up, and what is asked about.
+"""Selects the rows of a file that are load: rows that the user chose, without failed requests and warm-up.
 
 A column is known by the last part of its name, in any letter case: `response.status_code` is a `status_code`.
 """
@@ -117,7 +117,7 @@ def _chosen(table: Table, name: str, values: list[str]) -> Table:
 
 
 def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], notes: list[str]) -> np.ndarray:
-    """Which rows stay, bool[rows], where a column says of the others that they are no load."""
+    """Marks the rows that stay, bool[rows]; a column says of the others that they are no load."""
     texts = _texts(table, name)
     out = np.asarray(tells(texts).fill_null(False)) & np.asarray(texts.is_valid())
     if out.any():
@@ -193,7 +193,7 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
 
 
 def _firsts(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Which rows are the first with their values in some columns, bool[rows]."""
+    """Marks the rows that are the first with their values in some columns, bool[rows]."""
     columns = {name: table.columns[name] for name in names}
     for name, column in columns.items():
         if pa.types.is_nested(column.type):

@@ -57,7 +57,7 @@ class Think:
 
 @dataclass(frozen=True)
 class Turns:
-    """What the requests of a trace wait for in closed sessions, arrays (n,).
+    """Requests that the requests of a trace wait for in closed sessions, arrays (n,).
 
     Attributes:
         previous: int64, the request whose end each waits for; -1: it arrives at the trace's own time.

@@ -254,7 +254,7 @@ def _turns(lengths: LengthModel, common_blocks: int, correlation: float, ratio: 
 
 
 class ChatRatio:
-    """What share of prompt tokens has been seen before, by the mean number of turns of a session.
+    """Share of prompt tokens seen before, as a function of the mean number of turns of a session.
 
     A turn after the first has seen the whole blocks f(P) of the prompt before it, so a session has seen those of all
     its prompts but the longest: E[T] E[f(P)] - E[f(max)] of E[T] E[P], besides the common blocks of the first turn.

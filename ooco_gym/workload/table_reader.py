@@ -17,7 +17,7 @@ import re
 import reprlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,10 @@ import pyarrow.csv
 
 from ooco_gym import files
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.workload.casts import Cast, Column, as_integers, as_lists, as_moments, as_numbers, as_texts, tried
 from ooco_gym.workload.trace import ENDINGS
 from ooco_gym.workload.unfolding import FORMS, form_of
 
-Column = Any  # a pyarrow ChunkedArray
-Cast = Callable[[Column], Column | None]
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
 _EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
@@ -41,7 +40,6 @@ _LOG = re.compile(r"^(?!\s*\[?\s*{)(.*\[(\d\d/)?[A-Z][a-z]{2}[ /]|.*\b(INFO|DEBU
                   r"|\w+=\S+ \w+=\S+|data: |# (HELP|TYPE) )")
 LOOKED_AT = 1000    # characters of a line, by which text of a log is known
 MOST_VALUES, FEWEST_COLUMNS = 10_000_000, 128     # of JSON as columns
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _compute: Any = pyarrow.compute  # whose functions are made when it is imported
 
 
@@ -85,38 +83,38 @@ class Table:
 
     def numbers(self, field: str, expected: str, missing: float | None = None) -> np.ndarray:
         """Returns a column as float64[rows]; nulls become `missing`, or are an error where it is None."""
-        return self._values(field, expected, _as_numbers, missing)
+        return self._values(field, expected, as_numbers, missing)
 
     def numbers_of(self, field: str) -> np.ndarray | None:
         """Returns a column as float64[rows], NaN for nothing; None where it holds anything else."""
-        found = _tried(_as_numbers, self.columns[field])
+        found = tried(as_numbers, self.columns[field])
         return None if found is None else np.array(found.fill_null(np.nan))
 
     def integers(self, field: str, expected: str, minimum: int, maximum: int, missing: int | None = None) -> np.ndarray:
         """Returns a column as int64[rows], each whole and within the limits (or `missing`)."""
-        values = self._values(field, expected, _as_integers, missing)
+        values = self._values(field, expected, as_integers, missing)
         self.demand((values >= minimum) & (values <= maximum) | (values == missing), field, expected)
         return values
 
     def texts(self, field: str, expected: str) -> Column:
         """Returns a column as text without blanks around it; an empty field is null."""
-        return self._read(field, expected, _as_texts)
+        return self._read(field, expected, as_texts)
 
     def holds_dates(self, field: str) -> bool:
         """Tells whether a column holds dates (as such or as text) rather than numbers."""
         column = self.columns[field].drop_null()
-        return _tried(_as_numbers, column[:1]) is None and _tried(_as_moments, column[:1]) is not None
+        return tried(as_numbers, column[:1]) is None and tried(as_moments, column[:1]) is not None
 
     def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
         """Returns a column of dates with times as int64[rows] nanoseconds since 1970."""
-        return self._values(field, expected, _as_moments)
+        return self._values(field, expected, as_moments)
 
     def sessions(self, *fields: str) -> list[np.ndarray]:
         """Returns columns of sessions' names as int64[rows], -1 for none: equal names are equal numbers in all of them.
 
         Whole numbers are their own; where a column has anything else, each name gets one.
         """
-        if all(_tried(_as_integers, self.columns[field]) is not None for field in fields):
+        if all(tried(as_integers, self.columns[field]) is not None for field in fields):
             return [self.integers(field, "a whole number >= 0, a name, or nothing", 0, 2**63 - 1, missing=-1)
                     for field in fields]
         names = pa.concat_arrays([self.texts(field, "a name, or nothing").combine_chunks() for field in fields])
@@ -125,7 +123,7 @@ class Table:
 
     def integer_lists(self, field: str, expected: str) -> Column:
         """Returns a column of lists (as text: numbers with blanks or commas between) as lists of int64."""
-        return self._read(field, expected, _as_lists)
+        return self._read(field, expected, as_lists)
 
     def place(self, row: int) -> str:
         """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` of a Parquet."""
@@ -139,13 +137,13 @@ class Table:
     def _read(self, field: str, expected: str, cast: Cast) -> Column:
         """Returns a column as `cast` takes it; the first row with which it fails is complained about."""
         column = self.columns[field]
-        found = _tried(cast, column)
+        found = tried(cast, column)
         if found is not None:
             return found
         first, last = 0, len(column)
         while last - first > 1:
             middle = (first + last) // 2
-            fits = _tried(cast, column.slice(first, middle - first)) is not None
+            fits = tried(cast, column.slice(first, middle - first)) is not None
             first, last = (middle, last) if fits else (first, middle)
         raise self.error(first, field, expected)
 
@@ -155,79 +153,6 @@ class Table:
             return np.array(column.fill_null(missing))
         self.demand(column.is_valid().to_numpy(), field, expected)
         return np.array(column)
-
-
-# --- Columns as what they are taken for: None, or an exception of pyarrow's, where they cannot be ---------------------
-def _tried(cast: Cast, column: Column) -> Column | None:
-    try:
-        return cast(column)
-    except (pa.ArrowException, UnicodeError):
-        return None
-
-
-def _is_text(column: Column) -> bool:
-    return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-
-
-def _as_texts(column: Column) -> Column:
-    """Texts without blanks around them, null where nothing is left."""
-    text = _compute.utf8_trim_whitespace(column.cast(pa.string()))
-    return _compute.if_else(_compute.equal(text, ""), None, text)
-
-
-def _as_numbers(column: Column) -> Column | None:
-    """Numbers, or texts that all are; what is not a number (NaN) is null."""
-    kind = column.type
-    if not (_is_text(column) or pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-            or pa.types.is_decimal(kind)):
-        return None
-    numbers = (_as_texts(column) if _is_text(column) else column).cast(pa.float64(), safe=False)
-    return _compute.if_else(_compute.is_nan(numbers), None, numbers)
-
-
-def _as_integers(column: Column) -> Column | None:
-    """Whole numbers of 64 bits, which may be written as fractions: 5.0."""
-    if pa.types.is_integer(column.type):
-        return column.cast(pa.int64())
-    exact = _tried(lambda one: one.cast(pa.int64()), column) if _is_text(column) else None
-    if exact is not None:
-        return exact
-    numbers = _as_numbers(column)
-    return None if numbers is None else numbers.cast(pa.int64())
-
-
-def _as_moments(column: Column) -> Column | None:
-    """Dates as nanoseconds since 1970; texts without a zone count as UTC, row by row."""
-    if pa.types.is_temporal(column.type):
-        zone = column.type.tz if pa.types.is_timestamp(column.type) else None
-        return column.cast(pa.timestamp("ns", zone)).cast(pa.int64())
-    if not _is_text(column):
-        return None
-    text = _as_texts(column)
-    months = MONTHS if _compute.any(_compute.match_substring_regex(text, r"\d[/ ][A-Z][a-z]{2}[/ ]")).as_py() else ()
-    for month, name in enumerate(months, 1):  # as nginx writes them, or HTTP
-        pattern = rf"^\[?(?:\w{{3}}, )?(\d\d)[/ ]{name}[/ ](\d{{4}})[: ]([\d:.]+) ?(.*?)\]?$"
-        text = _compute.replace_substring_regex(text, pattern, rf"\2-{month:02d}-\1 \3 \4")
-    for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
-                         (r"(:\d\d),(\d+)", r"\1.\2"),  # as Python's logging writes them
-                         (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
-        text = _compute.replace_substring_regex(text, pattern, put)
-    zoned = _compute.match_substring_regex(text, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
-    text = _compute.if_else(zoned, text, _compute.binary_join_element_wise(text, "Z", ""))
-    return text.cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
-
-
-def _as_lists(column: Column) -> Column | None:
-    lists = column
-    if _is_text(column):  # 3 7, or as Python writes lists
-        text = _compute.replace_substring_regex(_as_texts(column), r"^\[(.*)\]$", r"\1")
-        lists = _compute.utf8_split_whitespace(_as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
-    found = _tried(lambda one: one.cast(pa.list_(pa.int64())), lists)
-    if found is None:  # numbers of 64 bits without a sign, as hashes are
-        whole = lists.cast(pa.list_(pa.uint64())).combine_chunks()
-        values = np.array(whole.values, np.uint64).view(np.int64)
-        found = pa.chunked_array([pa.ListArray.from_arrays(whole.offsets, pa.array(values), mask=whole.is_null())])
-    return None if _compute.list_flatten(found).null_count else found
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -367,7 +292,7 @@ def _read_json(path: Path, data: bytes) -> Table:
 
 
 def _lines_of(path: Path, key: str = "") -> str:
-    """What makes lines of a list."""
+    """Command that makes lines of a list."""
     return f": jq -c '.{key}[]' '{path}' > lines.jsonl"
 
 

@@ -23,7 +23,7 @@ Hashes = tuple[np.ndarray, np.ndarray]
 
 
 class Rule(NamedTuple):
-    """What a column holds: its type, which values are good, these in words, and what stands for none."""
+    """Rule of a column: its type, which values are good, these in words, and what stands for none."""
 
     kind: type
     good: Callable[[np.ndarray], np.ndarray]

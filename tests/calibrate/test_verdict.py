@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ooco_gym.calibrate.command import notes, table
-from ooco_gym.calibrate.operators import OPERATORS, elementwise_kinds, fit, predict_unseen
+from ooco_gym.calibrate.operators import OPERATORS, fit, predict_unseen
 from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.times import elementwise_kinds
 from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import load_chip
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ooco_gym.workload.reading as reading_module
+import ooco_gym.workload.trace_file as trace_file_module
 import ooco_gym.workload.writing as writing_module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, read_trace, scale, workload_mean_rate, write_trace
 from ooco_gym.workload.load import resolve_workload
-from ooco_gym.workload.reading import TraceFile
+from ooco_gym.workload.trace_file import TraceFile
 from tests.workload.files import put
 
 
@@ -78,7 +78,7 @@ def test_a_scaled_window_is_that_part_of_the_scaled_whole(tmp_path_factory: pyte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing_module, "ROW_GROUP", 64)
         write_trace(trace, path)
-    reading_module._kept.cache_clear()
+    trace_file_module._kept.cache_clear()
     wanted = scale(trace, factor, seed).slice_time(start_s, start_s + duration_s)
     window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "rate_scale": factor}
     if len(trace.slice_time(start_s, start_s + duration_s)) == 0:

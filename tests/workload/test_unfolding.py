@@ -11,7 +11,7 @@ import pytest
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload import close_sessions, read_trace, sharing_ratio, write_trace
-from ooco_gym.workload.reading import read_described
+from ooco_gym.workload.trace_file import read_described
 from ooco_gym.workload.unfolding import FORMS
 
 SAMPLES = Path(__file__).parents[1] / "data" / "formats"

@@ -1,4 +1,4 @@
-"""Which batches are measured: pure decode, pure prefill, both in one iteration, and streams of requests."""
+"""Design of a measurement: pure decode, pure prefill, both in one iteration, and streams of requests."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _read(path: Path) -> pyarrow.Table:
 
 @dataclass(frozen=True)
 class Context:
-    """What a reader may have to know beside the file: the command's `device`, `model` and `tp` (0: not given)."""
+    """Context of a reader beside the file: the command's `device`, `model` and `tp` (0: not given)."""
 
     device: str = ""
     model: str = ""
@@ -109,8 +109,8 @@ class Context:
 
 @dataclass
 class Found:
-    """What the files hold: measured operators, rows that a reader did not take (by reason, `file: reason`), what a user
-    should know of the reading, and the files read with the name of their layout."""
+    """Content of the files: measured operators, rows that a reader did not take (by reason, `file: reason`), notes
+    for the user, and the files read with the name of their layout."""
 
     rows: list[Rows] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)

@@ -33,7 +33,7 @@ of the tables' balanced choices are not the ones that were read."""
 
 
 def claims(frame: Frame) -> bool:
-    """By the columns that all of its tables have."""
+    """Recognises a table by the columns that all of them have."""
     return all(name in frame for name in ("op_name", "kernel_source", "latency"))
 
 

@@ -28,7 +28,7 @@ _SKEW = ("n", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
 
 
 def claims(frame: Frame) -> bool:
-    """By the columns of its five tables."""
+    """Recognises a profile by the columns of its five tables."""
     if _has(frame, _SKEW):
         return True
     by_layer = "layer" in frame and ("tokens" in frame or "sequences" in frame)

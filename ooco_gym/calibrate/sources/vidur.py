@@ -12,7 +12,7 @@ ELEMENTWISE = ("emb", "input_layernorm", "attn_rope", "post_attention_layernorm"
 
 
 def claims(frame: Frame) -> bool:
-    """By its columns of statistics."""
+    """Recognises a profile by its columns of statistics."""
     return any(name.startswith("time_stats.") and name.endswith(".median") for name in frame.names)
 
 

@@ -33,7 +33,7 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class Shard:
-    """What a timing form needs to know: the model, the chip, and how the one is spread over several of the other."""
+    """A model on its chips, as timing forms take it: which chip, and how the model is spread over several of them."""
 
     chip: ChipSpec
     model: ModelSpec

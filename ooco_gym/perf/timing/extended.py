@@ -183,7 +183,7 @@ class Form(TimingForm):
         return kernels.EVENLY * shard.model.layers * skew.decode_s_per_token, skew.decode_rows / kv_heads
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
-        """What the engine adds to an iteration's kernels; 0 where it was not measured."""
+        """Host time that the engine adds to an iteration's kernels; 0 where it was not measured."""
         found = self.kernels(shard).overhead
         return found.prefill_s if phase == "prefill" else found.decode_s
 

@@ -37,7 +37,7 @@ def unmeasured(shard: Shard) -> list[str]:
 
 
 class _Found(NamedTuple):
-    """What the tables hold of a model's operators."""
+    """A model's operators as far as they are in the tables."""
 
     layers: dict[tuple[int, int], list[Layer]]
     elementwise: dict[str, Curve]

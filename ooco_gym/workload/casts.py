@@ -1,0 +1,88 @@
+"""Casts of a file's columns: None, or an exception of pyarrow's, where a column cannot be taken for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+_compute: Any = pyarrow.compute  # whose functions are made when it is imported
+
+Column = Any  # a pyarrow ChunkedArray
+Cast = Callable[[Column], Column | None]
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def tried(cast: Cast, column: Column) -> Column | None:
+    try:
+        return cast(column)
+    except (pa.ArrowException, UnicodeError):
+        return None
+
+
+def _is_text(column: Column) -> bool:
+    return pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+
+
+def as_texts(column: Column) -> Column:
+    """Texts without blanks around them, null where nothing is left."""
+    text = _compute.utf8_trim_whitespace(column.cast(pa.string()))
+    return _compute.if_else(_compute.equal(text, ""), None, text)
+
+
+def as_numbers(column: Column) -> Column | None:
+    """Numbers, or texts that all are; what is not a number (NaN) is null."""
+    kind = column.type
+    if not (_is_text(column) or pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+            or pa.types.is_decimal(kind)):
+        return None
+    numbers = (as_texts(column) if _is_text(column) else column).cast(pa.float64(), safe=False)
+    return _compute.if_else(_compute.is_nan(numbers), None, numbers)
+
+
+def as_integers(column: Column) -> Column | None:
+    """Whole numbers of 64 bits, which may be written as fractions: 5.0."""
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int64())
+    exact = tried(lambda one: one.cast(pa.int64()), column) if _is_text(column) else None
+    if exact is not None:
+        return exact
+    numbers = as_numbers(column)
+    return None if numbers is None else numbers.cast(pa.int64())
+
+
+def as_moments(column: Column) -> Column | None:
+    """Dates as nanoseconds since 1970; texts without a zone count as UTC, row by row."""
+    if pa.types.is_temporal(column.type):
+        zone = column.type.tz if pa.types.is_timestamp(column.type) else None
+        return column.cast(pa.timestamp("ns", zone)).cast(pa.int64())
+    if not _is_text(column):
+        return None
+    text = as_texts(column)
+    months = MONTHS if _compute.any(_compute.match_substring_regex(text, r"\d[/ ][A-Z][a-z]{2}[/ ]")).as_py() else ()
+    for month, name in enumerate(months, 1):  # as nginx writes them, or HTTP
+        pattern = rf"^\[?(?:\w{{3}}, )?(\d\d)[/ ]{name}[/ ](\d{{4}})[: ]([\d:.]+) ?(.*?)\]?$"
+        text = _compute.replace_substring_regex(text, pattern, rf"\2-{month:02d}-\1 \3 \4")
+    for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
+                         (r"(:\d\d),(\d+)", r"\1.\2"),  # as Python's logging writes them
+                         (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
+        text = _compute.replace_substring_regex(text, pattern, put)
+    zoned = _compute.match_substring_regex(text, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
+    text = _compute.if_else(zoned, text, _compute.binary_join_element_wise(text, "Z", ""))
+    return text.cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
+
+
+def as_lists(column: Column) -> Column | None:
+    lists = column
+    if _is_text(column):  # 3 7, or as Python writes lists
+        text = _compute.replace_substring_regex(as_texts(column), r"^\[(.*)\]$", r"\1")
+        lists = _compute.utf8_split_whitespace(as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
+    found = tried(lambda one: one.cast(pa.list_(pa.int64())), lists)
+    if found is None:  # numbers of 64 bits without a sign, as hashes are
+        whole = lists.cast(pa.list_(pa.uint64())).combine_chunks()
+        values = np.array(whole.values, np.uint64).view(np.int64)
+        found = pa.chunked_array([pa.ListArray.from_arrays(whole.offsets, pa.array(values), mask=whole.is_null())])
+    return None if _compute.list_flatten(found).null_count else found
