@@ -14,7 +14,7 @@ LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3
 
 MOST = {"n_envs": 4096, "n_steps": 1 << 20, "batch_size": 1 << 20, "hidden": 1 << 13, "population": 1 << 14,
         "windows": 1 << 16, "episodes": 1 << 20, "decisions": 1 << 24,
-        "checks": 1 << 20, "sample": 1 << 16}
+        "checks": 1 << 20}
 """The most that counts may be which memory grows with; of other counts it is `MOST_OF_ALL`."""
 MOST_OF_ALL = 10**12
 

@@ -1,4 +1,4 @@
-"""`ooco-gym suite`: ten frozen tasks, a result file that can be checked, and a leaderboard (docs/suite.md).
+"""`ooco-gym suite`: ten frozen tasks, a result file, and a leaderboard (docs/suite.md).
 
 A policy that simulates plays whole windows; a network, or a function, answers the decisions of the track's
 environment. A window counts by its offline service over the mean that the track's reference serves in the same task,
@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import numpy as np
 
 from agents.environments import Window, make_env
 from agents.evaluation.evaluate import jobs_of, play_job
-from agents.evaluation.players import digest_of, function_of, load_learned
+from agents.evaluation.players import function_of, load_learned
 from agents.settings import plain, whole
-from agents.zoo import digest_of as digest_of_rule
 from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.envs.config import EpisodeConfig, under
 from ooco_gym.errors import UserError, unknown
@@ -36,20 +34,19 @@ from ooco_gym.report import Table, percent, progress
 from ooco_gym.resources import conf_root, load_yaml
 from ooco_gym.version import __version__
 
-SCHEMA, RESULT_FILE, TABLE_FILE, SEAL = "ooco-gym/suite/1", "result.json", "leaderboard.md", "content_sha256"
+SCHEMA, RESULT_FILE, TABLE_FILE = "ooco-gym/suite/1", "result.json", "leaderboard.md"
 OURS = (Path(__file__).parents[1] / "results" / "suite", conf_root() / "suite" / "results")  # here, and in a wheel
 FIGURES = ("service", "violated", "arrived")
-SAME = 1e-6  # of a window's service: another processor's last bits
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Plays the suite, makes the leaderboard, or checks a result.
+    """Plays the suite, or makes the leaderboard.
 
     Raises:
-        UserError: an unknown action or task, a policy that cannot play, or a result that does not hold.
+        UserError: an unknown action or task, a policy that cannot play, or a file that is no result.
     """
     config = plain(cfg)
-    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"run": _run, "table": _table, "verify": _verify}
+    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"run": _run, "table": _table}
     if config["action"] not in actions:
         raise unknown("action of ooco-gym suite", config["action"], actions)
     return {"command": "suite", "action": config["action"], **actions[config["action"]](config)}
@@ -72,13 +69,12 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
             references[name] = play(suite, name, reference, range(count))
             bar.advance()
     result = {"schema": SCHEMA, "suite": suite["name"], "suite_sha256": _digest(suite), "ooco_gym": __version__,
-              "title": str(config["title"] or policy), "policy": policy, "policy_sha256": policy_digest(policy),
+              "title": str(config["title"] or policy), "policy": policy,
               "complete": count == int(suite["windows"]) and config["tasks"] is None, "tasks": played,
               "references": references, **scores(suite, played, references)}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    kept = as_json(result)
-    write_json(out / RESULT_FILE, {**kept, SEAL: _digest(kept)})
+    write_json(out / RESULT_FILE, as_json(result))
     tables_of([result])[0].show()
     print(f"result: {out / RESULT_FILE}" + ("" if result["complete"] else "; a part of the suite, on no leaderboard"))
     return {"result": RESULT_FILE, **{key: result[key] for key in ("title", "track", "iqm", "improvement", "complete")}}
@@ -181,73 +177,26 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def policy_digest(policy: str) -> str:
-    """Digest of what a policy is: the files of a folder; else parameters, weights and the text of a rule's own file."""
-    if Path(policy).is_dir():
-        return digest_of(policy)
-    base = policy.partition(":")[0]
-    if base.endswith((".yaml", ".yml")):
-        base = str(load_yaml("policy", base).get("file") or "").partition(".py:")[0].removesuffix(".py") + ".py"
-    text = Path(base).read_bytes() if base.endswith(".py") and Path(base).is_file() else b""
-    values = digest_of_rule(get_policy(policy)) if function_of(policy) is None else ""
-    return hashlib.sha256(values.encode() + text).hexdigest()
-
-
-# --- Checking and the leaderboard -------------------------------------------------------------------------------------
-def _verify(config: dict[str, Any]) -> dict[str, Any]:
-    if not config["target"]:
-        raise UserError("ooco-gym suite verify needs a file, such as ooco-gym suite verify S/result.json")
-    result, suite = read_result(Path(str(config["target"])), config["suite"]), config["suite"]
-    policy = str(config["policy"] or result["policy"])
-    if policy_digest(policy) != result["policy_sha256"]:
-        raise UserError(f"'{config['target']}': '{policy}' here is not what was played there: other code, parameters "
-                        "or weights; policy=… says where the same lies here")
-    count, random = whole(config, "sample", 1), np.random.default_rng()
-    for task, one in result["tasks"].items():
-        picks = sorted(random.choice(len(one["service"]), min(count, len(one["service"])), replace=False).tolist())
-        reference = suite["tracks"][result["track"]]["reference"]
-        for who, told in ((policy, one), (reference, result["references"][task])):
-            found = play(suite, task, who, picks)
-            for index, *values in zip_longest(picks, *(found[key] for key in FIGURES)):
-                kept = [told[key][index] for key in FIGURES]
-                if not np.allclose(values, kept, rtol=SAME, atol=0.0):
-                    raise UserError(f"'{config['target']}': window {index} of {task} under {who} is "
-                                    f"{dict(zip(FIGURES, kept, strict=True))} there, and {values} here: it was edited, "
-                                    f"or made by another version ({result['ooco_gym']}; here {__version__})")
-    print(f"{config['target']} holds: {result['title']}, {count} windows of each of {len(result['tasks'])} tasks "
-          "played again")
-    return {"holds": True, "title": result["title"], "sample": count}
-
-
+# --- The leaderboard --------------------------------------------------------------------------------------------------
 def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     """Reads a result file of this suite.
 
     Raises:
-        UserError: none, edited, or of another suite.
+        UserError: it is none, or of another suite.
     """
     result = read_mapping(path)
-    seal = result.pop(SEAL, None)
-    if result.get("schema") != SCHEMA or seal is None:
+    if result.get("schema") != SCHEMA:
         raise UserError(f"'{path}' is no result of 'ooco-gym suite run' (schema {result.get('schema')}; expected "
                         f"{SCHEMA})")
-    if seal != _digest(result):
-        raise UserError(f"'{path}' was changed after it was written (its SHA-256 differs)")
     if result["suite_sha256"] != _digest(suite):
         raise UserError(f"'{path}' is of suite {result['suite']} with other tasks than suite {suite['name']} has here")
-    try:
-        same = as_json(scores(suite, result["tasks"], result["references"])) == {
-            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # of what is no number, or not there
-        same = False
-    if not same:
-        raise UserError(f"'{path}': its scores are not those of its windows; it was edited")
     return result
 
 
 def _is_result(path: Path) -> bool:
     """Whether a file says that it is a result; others may lie beside it, such as a run's summary."""
     value = read_json(path)
-    return isinstance(value, dict) and value.get("schema") == SCHEMA and SEAL in value
+    return isinstance(value, dict) and value.get("schema") == SCHEMA and "suite_sha256" in value
 
 
 def _table(config: dict[str, Any]) -> dict[str, Any]:
@@ -267,8 +216,7 @@ def _table(config: dict[str, Any]) -> dict[str, Any]:
     with atomic_write(out / TABLE_FILE) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
     parts = len(found) - len(whole_ones)
-    print(f"leaderboard: {out / TABLE_FILE}, as the files say ('ooco-gym suite verify' plays them again)"
-          + (f"; {parts} parts of the suite left out" if parts else ""))
+    print(f"leaderboard: {out / TABLE_FILE}" + (f"; {parts} parts of the suite left out" if parts else ""))
     return {"results": len(whole_ones), "table": TABLE_FILE}
 
 

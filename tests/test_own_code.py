@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from agents import suite
 from agents.policies.runs import load_run
 from ooco_gym import own_code
 from ooco_gym.cli import main
@@ -55,7 +53,7 @@ def run_folder(mine: Path, **env: object) -> Path:
     folder.mkdir()
     (folder / "policy.zip").touch()
     env = {"name": "prefillgate", "id": "ooco_gym/PrefillGate-v1", **env}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"env": env, "agent": {"name": "ppo"}}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"env": env, "agent": {"name": "maskable_ppo"}}))
     return folder
 
 
@@ -144,15 +142,6 @@ def test_a_figure_and_a_claim_run_no_python_of_their_own(mine: Path, capsys: pyt
     assert main([command, "name=mine.yaml", *(["seeds=1"] if command == "claim" else []), "out=OUT"]) == 2
     said = capsys.readouterr().err
     assert "names Python to run" in said and "add code=" in said, said
-    assert not (mine / "rule.ran").exists()
-
-
-def test_a_result_of_the_suite_runs_nothing(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its seal says that it is whole, not who made it."""
-    result = json.loads(next((Path(__file__).parents[1] / "results" / "suite").glob("*.json")).read_text("utf-8"))
-    kept = {key: value for key, value in result.items() if key != suite.SEAL} | {"policy": "rule.py"}
-    (mine / "result.json").write_text(json.dumps({**kept, suite.SEAL: suite._digest(kept)}))
-    refused(capsys, str(mine / "rule.py"), "suite", "verify", "result.json")
     assert not (mine / "rule.ran").exists()
 
 

@@ -80,7 +80,7 @@ def test_a_trained_policy_is_data(evil: Touches, capsys: pytest.CaptureFixture[s
         archive.write("policy.pth")
         archive.writestr("data", '{"num_timesteps": 1}')
     env = {"name": "prefillgate", "id": "ooco_gym/PrefillGate-v1"}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"env": env, "agent": {"name": "ppo"}}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"env": env, "agent": {"name": "maskable_ppo"}}))
     assert "cannot be read as a policy" in refused(capsys, "export", "policy=RUN")
     assert not evil.path.exists()
 

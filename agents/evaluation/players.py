@@ -10,7 +10,6 @@ fixed size, whatever the number of worker processes, so that results do not depe
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +41,7 @@ from ooco_gym.envs.features import PARTNER_ACTION
 from ooco_gym.errors import UserError, finite
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.policy.registry import module_of_file
-from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, Policy
+from ooco_gym.runtime import MANIFEST_FILE, Policy
 
 SEEDS = "seed_*"  # folders of the training runs of one group
 Observations = Sequence[Mapping[str, np.ndarray]]
@@ -363,16 +362,6 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
 def is_policy(folder: Path) -> bool:
     """Whether a folder holds one policy: a run, or an export."""
     return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE))
-
-
-def digest_of(folder: str | Path) -> str:
-    """Digest of the files that say what a policy of one run does."""
-    path, digest = Path(folder), hashlib.sha256()
-    names = [POLICY_FILE] if (path / POLICY_FILE).is_file() else [MANIFEST_FILE, MODEL_FILE]
-    for name in names:
-        if (path / name).is_file():
-            digest.update((path / name).read_bytes())
-    return digest.hexdigest()
 
 
 def environment_of(folder: str | Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ooco_gym.errors import UserError, is_number, unknown
 Settings = Mapping[str, Any]
 
 
-ALGORITHMS = ("maskable_ppo", "ppo")  # whose classes are in `agents.learning.models`
+ALGORITHMS = ("maskable_ppo",)  # whose classes are in `agents.learning.models`
 
 
 def discounts_of(agent: Settings) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""What MaskablePPO of sb3-contrib and PPO of Stable-Baselines3 take here: a rollout buffer and a policy each.
+"""The rollout buffer and the policy with which MaskablePPO of sb3-contrib learns here.
 
 The buffer discounts by simulated time, not by decision. Decisions come at uneven intervals, many a second, while an
 offline request lives about a minute: a fixed discount for each decision would look a second ahead. The discount over a
 step of Δt seconds is γ^Δt, that of advantages λ^Δt.
 
 The policy is an encoder of observations and a scorer of actions (`networks`). The scorer applies the mask, which is in
-the observation, so that PPO, which knows of no masks, takes legal actions alone as well.
+the observation: an algorithm that knows of no masks takes legal actions alone as well.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
-from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import DictRolloutBuffer
-from stable_baselines3.common.policies import MultiInputActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
@@ -56,7 +53,7 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
     return advantages
 
 
-class _Timed:
+class TimedRolloutBuffer(MaskableDictRolloutBuffer):
     """A rollout buffer with a duration for each transition, `elapsed_s` (n_steps, n_envs), which a callback fills
     before `add`; γ and λ are over one simulated second, in (0, 1]."""
 
@@ -66,12 +63,12 @@ class _Timed:
         self.discounts = (discount_per_s, gae_lambda_per_s)
         super().__init__(*args, **kwargs)
 
-    def reset(self: Any) -> None:
+    def reset(self) -> None:
         """Empties the buffer; durations start at zero, which means no discount."""
-        super().reset()  # type: ignore[misc]
+        super().reset()
         self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
 
-    def compute_returns_and_advantage(self: Any, last_values: torch.Tensor, dones: np.ndarray) -> None:
+    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
         """Generalised advantages in simulated time; returns are advantages plus values."""
         self.advantages[:] = timed_advantages(
             self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
@@ -79,50 +76,34 @@ class _Timed:
         self.returns = self.advantages + self.values
 
 
-class TimedRolloutBuffer(_Timed, MaskableDictRolloutBuffer):
-    """For MaskablePPO."""
-
-
-class UnmaskedTimedRolloutBuffer(_Timed, DictRolloutBuffer):
-    """For PPO."""
-
-
-class _Scored:
+class CandidatePolicy(MaskableMultiInputActorCriticPolicy):
     """An actor-critic policy: an `ObservationEncoder`, and behind it a `CandidateScorer` as its `mlp_extractor`."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any, hidden: int = 64,
+    def __init__(self, observation_space: spaces.Dict, action_space: spaces.Space, *args: Any, hidden: int = 64,
                  **kwargs: Any) -> None:
         self.hidden = hidden
         kwargs.setdefault("features_extractor_class", ObservationEncoder)
         kwargs.setdefault("features_extractor_kwargs", {"levels": levels_of(action_space)})
-        super().__init__(observation_space, action_space, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(observation_space, action_space, *args, **kwargs)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "hidden": self.hidden}  # type: ignore[misc]
+        return {**super()._get_constructor_parameters(), "hidden": self.hidden}
 
     def _build_mlp_extractor(self: Any) -> None:
         self.mlp_extractor = CandidateScorer(self.features_extractor.layout, self.hidden)
 
-    def _build(self: Any, lr_schedule: Any) -> None:
-        super()._build(lr_schedule)  # type: ignore[misc]
+    def _build(self, lr_schedule: Any) -> None:
+        super()._build(lr_schedule)
         self.action_net = nn.Identity()  # the scorer's output already is the logits
         self.mlp_extractor.start_uniform()
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
-
-
-class CandidatePolicy(_Scored, MaskableMultiInputActorCriticPolicy):
-    """For MaskablePPO."""
-
-
-class UnmaskedCandidatePolicy(_Scored, MultiInputActorCriticPolicy):
-    """For PPO."""
+        optimiser: Any = self.optimizer_class
+        self.optimizer = optimiser(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
 
 # --- The algorithms ---------------------------------------------------------------------------------------------------
 # By name: the classes of an algorithm, of its policy and of its rollout buffer.
 CLASSES: dict[str, tuple[Any, Any, Any]] = {
     "maskable_ppo": (MaskablePPO, CandidatePolicy, TimedRolloutBuffer),
-    "ppo": (PPO, UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer),
 }
 _ARGUMENTS = ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range", "ent_coef", "vf_coef",
               "max_grad_norm", "target_kl")

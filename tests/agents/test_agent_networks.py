@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
 from agents.environments import OBSERVATION_KEYS
-from agents.learning.models import CandidatePolicy, TimedRolloutBuffer, UnmaskedCandidatePolicy
+from agents.learning.models import CandidatePolicy, TimedRolloutBuffer
 from agents.policies.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
 from ooco_gym.errors import UserError
 
@@ -85,7 +85,7 @@ def test_actor_never_takes_an_illegal_action(policy):
 
 
 def test_without_masks_from_the_algorithm_the_policy_still_draws_legal_actions():
-    policy, observations = policy_of(kind=UnmaskedCandidatePolicy), batch(8, n=500)
+    policy, observations = policy_of(), batch(8, n=500)
     with torch.inference_mode():
         drawn = policy(dict(zip(OBSERVATION_KEYS, observations, strict=True)))[0]
     assert bool((observations[2].gather(1, drawn[:, None]) > 0).all()) and len(set(drawn.tolist())) > 5

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from gating_double import train_config
 from sb3_contrib import MaskablePPO
-from stable_baselines3 import PPO
 
 from agents.learning import callbacks, train
 from agents.policies.runs import STATE_FILE, load_run
@@ -22,7 +21,6 @@ GATING = {"id": "ooco_gym/PrefillGate-v1", "window_s": 30.0, "warmup_s": 10.0,
 KINDS = {
     "maskable_ppo": {},
     "imitated": {"agent": {"imitate": IMITATE}},
-    "ppo": {"agent": {"name": "ppo"}},
     "native": {"env": GATING, "window_s": 15.0},
 }
 
@@ -35,8 +33,8 @@ def curve(folder):
 
 
 def weights(folder, name):
-    kind = PPO if load_run(folder).config["agent"]["name"] == "ppo" else MaskablePPO
-    return {key: value.numpy() for key, value in kind.load(folder / name, device="cpu").policy.state_dict().items()}
+    model = MaskablePPO.load(folder / name, device="cpu")
+    return {key: value.numpy() for key, value in model.policy.state_dict().items()}
 
 
 def same(one, other):
@@ -63,7 +61,7 @@ def stop_after(monkeypatch, rollouts, number=signal.SIGINT, times=1):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_the_run_that_was_never_stopped(kind, tmp_path, monkeypatch):
     whole = train.main(train_config(tmp_path / "whole", **KINDS[kind]))
-    number = signal.SIGTERM if kind == "ppo" else signal.SIGINT
+    number = signal.SIGTERM if kind == "imitated" else signal.SIGINT
     stop_after(monkeypatch, 2, number)
     handler = signal.getsignal(number)
     stopped = train.main(train_config(tmp_path / "parts", **KINDS[kind]))
@@ -142,7 +140,7 @@ def test_more_decisions_go_on_where_a_finished_run_ended(tmp_path):
 
 @pytest.mark.parametrize("change, words", [
     ({"resume": "nowhere"}, "resume=nowhere is not a training run: config.yaml is missing"),
-    ({"agent": {"name": "ppo"}}, "agent differs from the run in"),
+    ({"agent": {"name": "cma"}}, "agent differs from the run in"),
     ({"overwrite": True}, "overwrite=true would remove the run"),
     ({"seed": 2}, "seed=2 differs from the run in"),
     ({"out": "elsewhere"}, "out=elsewhere is not resume="),

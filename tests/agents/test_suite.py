@@ -32,37 +32,19 @@ def result(tmp_path_factory):
     return summary, out / suite.RESULT_FILE
 
 
-def test_a_result_is_scored_against_its_reference_and_verified_by_playing_again(result, capsys):
+def test_a_result_is_scored_against_its_reference(result):
     summary, path = result
     held = json.loads(path.read_text())
     assert summary["track"] == "pools" and not summary["complete"] and held["title"] == "slack"
     assert all(len(one["service"]) == 2 for one in held["tasks"].values())
     assert summary["iqm"]["ci_low"] <= summary["iqm"]["value"] <= summary["iqm"]["ci_high"]
-    assert suite.main(config(path.parent, action="verify", target=str(path)))["holds"]
-    assert "holds: slack" in capsys.readouterr().out
 
 
-def test_an_edited_result_is_refused(result, tmp_path):
+def test_a_result_of_another_suite_is_refused(result, tmp_path):
     held = json.loads(result[1].read_text())
-
-    def refused(words, change, seal=True):
-        edited = json.loads(json.dumps({key: value for key, value in held.items() if key != "content_sha256"}))
-        change(edited)
-        path = tmp_path / "result.json"
-        write_json(path, {**edited, "content_sha256": suite._digest(edited) if seal else held["content_sha256"]})
-        with pytest.raises(UserError, match=words):
-            suite.main(config(tmp_path, action="verify", target=str(path)))
-
-    refused("was changed after it was written", lambda one: one.update(title="mine"), seal=False)
-    refused("its scores are not those of its windows", lambda one: one["iqm"].update(value=9.0))
-    refused("'ooco' here is not what was played there", lambda one: one.update(policy="ooco"))
-    refused("other tasks than suite v1", lambda one: one.update(suite_sha256="0"))
-
-    def more(one):
-        one["tasks"]["pools_calm"]["service"] = [2 * value for value in one["tasks"]["pools_calm"]["service"]]
-        one.update(suite.scores(V1, one["tasks"], one["references"]))
-
-    refused("of pools_calm under slack is", more)
+    write_json(tmp_path / "result.json", {**held, "suite_sha256": "0"})
+    with pytest.raises(UserError, match="other tasks than suite v1"):
+        suite.main(config(tmp_path, action="table", results=str(tmp_path)))
 
 
 def test_a_task_that_breaks_the_limit_counts_as_none():
@@ -92,7 +74,7 @@ def test_a_function_answers_the_decisions_of_its_track(tmp_path, monkeypatch):
     ({"track": "pool"}, "unknown track of the suite 'pool'"), ({"windows": 13}, "at most 12"),
     ({"tasks": ["pools_calm", "mixed_calm"]}, "task mixed_calm is of the track mixed; policy=slack plays pools"),
     ({"track": "mixed"}, "policy=slack plays the track pools, not mixed"),
-    ({"action": "verify"}, "verify needs a file"),
+    ({"action": "verify"}, "unknown action of ooco-gym suite 'verify'"),
     ({"policy": None}, "suite run needs a policy"),
 ])
 def test_mistakes_are_named(tmp_path, changes, words):
@@ -100,7 +82,7 @@ def test_mistakes_are_named(tmp_path, changes, words):
         suite.main(config(tmp_path, **{"policy": "slack", **changes}))
 
 
-def test_a_rule_of_ones_own_is_played_told_apart_by_its_code_and_found_elsewhere(tmp_path, monkeypatch):
+def test_a_rule_of_ones_own_is_played(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rule = ("from dataclasses import replace\n\nfrom baselines.ooco_variants import slack\n\n"
             "mine = replace(slack, name='mine')\n")
@@ -109,14 +91,6 @@ def test_a_rule_of_ones_own_is_played_told_apart_by_its_code_and_found_elsewhere
     with pytest.raises(UserError, match="needs a value for its parameter"):
         suite.main(config(tmp_path, policy="rule.py:mine", tasks="pools_calm", windows=1))
     suite.main(config(tmp_path, policy="mine.yaml", tasks="pools_calm", windows=1))
-    (tmp_path / "there").mkdir()
-    for name in ("rule.py", "mine.yaml"):
-        (tmp_path / name).rename(tmp_path / "there" / name)
-    asked = config(tmp_path, action="verify", target="result.json", policy="there/mine.yaml", sample=1)
-    assert suite.main(asked)["holds"]
-    (tmp_path / "there" / "rule.py").write_text(rule + "OTHER = 1\n")
-    with pytest.raises(UserError, match="is not what was played there: other code"):
-        suite.main(asked)
 
 
 def test_the_leaderboard_has_what_is_whole(tmp_path):
