@@ -15,7 +15,7 @@ from agents.search.contest import play_held_out, ratio, search_config
 from agents.search.judging import rates_of
 from agents.settings import plain, require
 from experiments.common.policies import names_of
-from ooco_gym.errors import UserError, end_if_interrupted, is_whole
+from ooco_gym.errors import UserError, end_if_interrupted, whole_number
 from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.render.reading import held_windows
 from ooco_gym.report import Section, command_line, curve, joined, percent, plot, write_page
@@ -43,8 +43,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     heuristics = names_of({**options, "policy": None}, "policies", "policy")
     if reference not in heuristics:
         raise UserError(f"reference={reference} must be one of policies={heuristics}")
-    if not is_whole(options["windows"]) or options["windows"] < 2:
-        raise UserError(f"windows={options['windows']!r} must be a whole number of at least 2")
+    whole_number("windows", options["windows"], 2)
     if GATE not in options["searches"]:
         raise UserError(f"searches must have '{GATE}', the one that learns; learn=false leaves all of them out")
     reason = _why_not_learn(options)

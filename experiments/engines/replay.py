@@ -17,7 +17,7 @@ from experiments.engines.foreseen import Foreseen, Load, fit_requests
 from experiments.engines.host import mode_of, write_clock
 from experiments.engines.recorded import HASHES, TOKEN_IDS, Recorded, read_run
 from experiments.engines.served import Again, Served, compare, serve_again, served, served_plots
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, whole_number
 from ooco_gym.perf import list_chips, list_models, load_chip
 from ooco_gym.perf.measurements import measurements
 from ooco_gym.perf.model import model_named
@@ -228,9 +228,7 @@ def _allreduce(run: Recorded, chip: str) -> list[str]:
 
 def _split(run: Recorded, tp: Any) -> Recorded:
     """The run with another tensor-parallel degree than `engine.json` says."""
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-        raise UserError(f"tp={tp}: expected a whole number of at least 1")
-    return replace(run, engine={**run.engine, "tensor_parallel": tp})
+    return replace(run, engine={**run.engine, "tensor_parallel": whole_number("tp", tp, 1)})
 
 
 def forms_of(chip: str, asked: Any) -> list[str]:

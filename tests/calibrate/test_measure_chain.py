@@ -9,14 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.engines.chain import (
-    close,
-    doubts,
-    errors,
-    fit_iterations,
-    held_out,
-    read_iterations,
-)
+from experiments.engines.chain import close
+from experiments.engines.iterations import doubts, errors, fit_iterations, held_out, read_iterations
 from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
 from ooco_gym.perf.engine_clock import EngineClock
