@@ -66,14 +66,14 @@ def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int
         positive(place, key, name=f"{where}.{key}")
 
 
-def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's test split") -> list[int] | None:
-    """A list of different seeds, or None for null; `such` is an example, `null` says what null means."""
+def seeds(value: Any) -> list[int] | None:
+    """A list of different seeds, or None for null, which takes those of a split."""
     if value is None:
         return None
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not listed or any(not is_whole(seed) or seed < 0 for seed in listed):
-        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds={such}, or "
-                        f"null for {null}")
+        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], "
+                        "or null for those of the environment's split")
     if len(set(listed)) < len(listed):
         twice = next(seed for seed in listed if listed.count(seed) > 1)
         raise UserError(f"seeds={value} names {twice} twice; expected each seed once")

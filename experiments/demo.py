@@ -45,15 +45,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"reference={reference} must be one of policies={heuristics}")
     whole_number("windows", options["windows"], 2)
     if GATE not in options["searches"]:
-        raise UserError(f"searches must have '{GATE}', the one that learns; learn=false leaves all of them out")
-    reason = _why_not_learn(options)
-    found = {} if reason else {name: _search(name, options, out) for name in options["searches"]}
+        raise UserError(f"searches must have '{GATE}', the one that learns")
+    require("search")
+    found = {name: _search(name, options, out) for name in options["searches"]}
     search_s = time.monotonic() - begun
     played = {reference: reference, **{name: str(out / name / "policy.yaml") for name in found},
               **{name: name for name in heuristics}}
     outcomes, _ = play_held_out(options["env"], played, int(options["windows"]))
-    learned = learned_figures(outcomes, found, options) if found else None
-    lead = sentence(learned, options) if learned else f"No gate was learned: {reason}."
+    learned = learned_figures(outcomes, found, options)
+    lead = sentence(learned, options)
     windows = [{"policy": name, "service": one["service"].tolist(), "violation_rate": rates_of(one).tolist()}
                for name, one in outcomes.items()]
     held, console = held_windows(windows, reference, VIOLATION_BUDGET), Console(soft_wrap=True)
@@ -62,21 +62,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     path = write_page(out / REPORT_FILE, TITLE, [
         Section("", plots=[*held.chart(), *_curve(found, list(played), out, options)]),
         Section("Held-out windows", [held.answer()], held.tables(), notes=held.notes),
-        *searches_section(found), Section("How to make this again", commands=[command_line()])], lead)
+        searches_section(found), Section("How to make this again", commands=[command_line()])], lead)
     console.print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "learned": learned, "searches": found, "reference": reference, "held_out": windows,
             "report": REPORT_FILE, "wall_s": {"search": search_s, "held_out": time.monotonic() - begun - search_s}}
-
-
-def _why_not_learn(options: Mapping[str, Any]) -> str | None:
-    """None where a gate is to be learned and can be; else the reason, in words."""
-    if not options["learn"]:
-        return "learn=false leaves it out"
-    try:
-        require("search")
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def _search(name: str, options: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -126,16 +115,14 @@ def _curve(found: Mapping[str, Any], names: Sequence[str], out: Path, options: M
         traces.append(curve(name, [float(row["generation"]) for row in rows],
                             [float(np.exp(float(row["kept_score"]))) for row in rows], names.index(name)))
     return [plot("Best so far on validation windows; 1: as published", traces, "generation",
-                 f"times {options['reference']}'s offline work")] if traces else []
+                 f"times {options['reference']}'s offline work")]
 
 
-def searches_section(found: Mapping[str, Mapping[str, Any]]) -> list[Section]:
+def searches_section(found: Mapping[str, Mapping[str, Any]]) -> Section:
     """A section on the searches."""
-    if not found:
-        return []
     lines = [f"`{name}`: {one['numbers']} numbers of `{one['searched']}`, {one['candidates']:,} candidates in "
              f"{one['generations']} generations, {one['windows_played']:,} windows, {one['wall_s']:.0f} s"
              for name, one in found.items()]
-    return [Section("How it was learned", lines, notes=[
+    return Section("How it was learned", lines, notes=[
         "CMA-ES over whole episodes (docs/training.md). The same seed gives the same policies on any machine; the "
-        "seconds are this machine's."])]
+        "seconds are this machine's."])

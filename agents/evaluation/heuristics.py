@@ -1,7 +1,6 @@
 """Heuristics by name: chance, plain rules, published rules, and tuned policies.
 
-Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`
-and the learned table share. `by_name` knows, in an environment:
+`by_name` knows, in an environment:
 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
 - `partner`: the policy that takes all other decisions takes these, too;
@@ -10,28 +9,28 @@ and the learned table share. `by_name` knows, in an environment:
   by what it says;
 - `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission, Serving);
 - `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644), `most to generate`
-  (as believed), `least loss` (cheapest block), `last to the host` (Reclaiming);
-- `level 0.9` (Packing), `slo_margin=0.95` (Control; several with commas), `time 2 offline 1` (Batching): a constant;
+  (as believed), `least loss` (cheapest block), `last to the host` (PreemptionVictim);
+- a constant: `level 0.9` (Packing), `slo_margin=0.95` (OnlineTuning; several with commas), `time 2 offline 1`
+  (Batching);
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
-Packing and Control, it has settings instead, and Batching, Admission, Reclaiming and Serving ask for parts of what it
-does: there the whole policy takes the partner's seat, and the partner's action is taken (`as_base_policy`). Among other
-decisions (Colocation) packing is answered by the level nearest to the policy's own.
+Packing and OnlineTuning, it has settings instead, and Batching, Admission, PreemptionVictim and Serving ask for parts
+of what it does: there the whole policy takes the partner's seat, and the partner's action is taken (`as_base_policy`).
+Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import Window, is_partner, make_env
-from agents.evaluation.players import Observations, play
+from agents.environments import is_partner, make_env
+from agents.evaluation.players import Observations
 from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
@@ -78,31 +77,17 @@ class Heuristic:
         return known[1]
 
 
-def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Window],
-                   side_by_side: int = 8) -> list[dict[str, Any]]:
-    """Plays windows with a heuristic by its name; records as `agents.evaluation.players.play` gives them.
-
-    Raises:
-        UserError: nothing of that name, or it has no say in this environment.
-    """
-    config, name = as_base_policy(config, name)
-    return play(config, Heuristic(name), windows, side_by_side)
-
-
-def as_base_policy(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[str, Any], str]:
+def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict[str, Any], str]:
     """The environment in which a heuristic plays, and the heuristic's name there.
 
     Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
 
     Args:
-        env: an environment of that configuration, where there is one; else one is made for the question.
+        env: an environment of that configuration.
 
     Raises:
         UserError: a policy that cannot be the partner.
     """
-    if env is None:
-        with closing(make_env(config)) as made:
-            return as_base_policy(config, name, made)
     here = env.unwrapped
     settings = hasattr(here, "episodes") and are_settings(here.decisions)
     if not settings or not is_policy(name) or is_partner(name, here):

@@ -63,23 +63,21 @@ def grid(records: Records, metric: str) -> np.ndarray:
     return np.array(list(figures.values()))
 
 
-def too_few(count: int, what: str) -> str | None:
-    """Why `count` of `what` (windows) allow no verdict; None where they do.
+def too_few(windows: int) -> str | None:
+    """Why so many windows allow no verdict; None where they do.
 
     Below five, Student's t asks for more than resampling can give: the interval of so few figures runs from the
     smallest to the largest of them and no further, and misses the mean more often than one time in twenty.
     """
-    return None if count >= ADVISED_SEEDS else f"too few {what} for a verdict: {count}, at least {ADVISED_SEEDS}"
+    return None if windows >= ADVISED_SEEDS else f"too few windows for a verdict: {windows}, at least {ADVISED_SEEDS}"
 
 
-def interval_note(count: int, windows: int | None = None, what: str = "seeds") -> str:
-    """A sentence that says how the intervals were made; `windows` as for `interval_words`."""
-    if count >= ADVISED_SEEDS or (count < 2 and (windows or 0) < 2):
-        return interval_words(count, windows).replace("seed", what.removesuffix("s"))
-    over = f"{count} {what if count > 1 else what.removesuffix('s')}"
-    over += "" if windows is None or windows <= count else f" and {'their' if count > 1 else 'its'} {windows} windows"
-    return (f"Intervals: bootstrap over {over}, which with fewer than {ADVISED_SEEDS} {what} is narrower than a 95 % "
-            f"interval; at least {ADVISED_SEEDS} are advised.")
+def interval_note(windows: int) -> str:
+    """A sentence that says how the intervals over so many windows were made."""
+    if windows >= ADVISED_SEEDS or windows < 2:
+        return interval_words(windows).replace("seed", "window")
+    return (f"Intervals: bootstrap over {windows} windows, which with fewer than {ADVISED_SEEDS} windows is narrower "
+            f"than a 95 % interval; at least {ADVISED_SEEDS} are advised.")
 
 
 def without_online(records: Records) -> bool:
@@ -152,8 +150,8 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
     feasible = {policy: limit is not None and limit <= VIOLATION_LIMIT for policy, limit in limits.items()}
     service = {policy: float(values(records, HEADLINE).mean()) for policy, records in played.items()}
     ranked = [policy for policy in played if feasible[policy]]
-    reference = best_heuristic({policy: records for policy, records in played.items() if not learned[policy]},
-                               limits=limits)
+    heuristics = {policy: records for policy, records in played.items() if not learned[policy]}
+    reference = best_heuristic(heuristics, limits)
     shares = {policy: grid(records, HEADLINE) for policy, records in played.items()}
     mean = float(shares[reference].mean()) if reference is not None else 0.0
     if mean:
@@ -175,20 +173,19 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
             "normalised_by": f"mean of {reference}" if mean else "1"}
 
 
-def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT,
-                   limits: Mapping[str, float | None] | None = None) -> str | None:
-    """The feasible one with the most offline service; if none is, of those within the limit in the mean; if none is,
-    the one with the fewest violations; None of none.
+def best_heuristic(played: Mapping[str, Records], limits: Mapping[str, float | None]) -> str | None:
+    """The feasible policy with the most offline service; if none is, of those within the limit in the mean; if none
+    is, the one with the fewest violations; None of none.
 
     Args:
-        limits: upper limits of their violation rates, where they are known already.
+        limits: upper limits of their violation rates.
     """
-    uppers = {policy: upper_violation_limit(played[policy]) for policy in played} if limits is None else limits
 
     def order(policy: str) -> tuple[bool, bool, float]:
         rate, service = (float(values(played[policy], metric).mean()) for metric in ("violation_rate", HEADLINE))
-        upper = uppers[policy]
-        return upper is not None and upper <= limit, *feasible_first(rate, service, limit)
+        upper = limits[policy]
+        feasible = upper is not None and upper <= VIOLATION_LIMIT
+        return feasible, *feasible_first(rate, service, VIOLATION_LIMIT)
 
     return max(played, key=order, default=None)
 
@@ -219,7 +216,7 @@ def _difference(
     mean, low, high = mean_interval(figures)
     if metric == "violation_rate" and without_online(played[policy]):
         mean = low = high = None
-    few = too_few(figures.shape[1], "windows")
+    few = too_few(figures.shape[1])
     verdict = few or "no difference shown"
     if metric in _SERVICE and not both_feasible:
         verdict = "not ranked"  # more service bought with violations is no better service

@@ -23,11 +23,10 @@ _COMPARED = ("episode_reward", scoring.HEADLINE, "violation_rate")
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
-def cell(figure: Mapping[str, Any], metric: str, value: str = "mean", low: str = "ci_low", high: str = "ci_high",
-         none: str = NONE) -> str:
-    """A metric's figure with its interval, `mean [low, high]`, from a mapping with these keys."""
-    return with_interval(figure[value], figure[low], figure[high], percent if metric == "violation_rate" else ".4g",
-                         none=none)
+def cell(figure: Mapping[str, Any], metric: str, value: str = "mean") -> str:
+    """A metric's figure with its interval, `mean [low, high]`; `value` is the key of the first."""
+    form = percent if metric == "violation_rate" else ".4g"
+    return with_interval(figure[value], figure["ci_low"], figure["ci_high"], form, none=NONE)
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -48,7 +47,7 @@ def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
 def difference_table(suite: Mapping[str, Any]) -> Table:
     """One row a policy: the paired difference to the reference in service and in violations, and the verdict."""
     by = {(row["policy"], row["metric"]): row for row in suite["paired"]}
-    few = scoring.too_few(suite["results"][0]["n_windows"], "windows")  # said once, below the tables
+    few = scoring.too_few(suite["results"][0]["n_windows"])  # said once, below the tables
 
     def judged(row: Mapping[str, Any], metric: str) -> str:
         return cell(row, metric, "mean_difference") + ("" if row["verdict"] == few else f" {row['verdict']}")
@@ -80,14 +79,14 @@ def note(suite: Mapping[str, Any]) -> str:
     runs = {row["policy"]: row["n_runs"] for row in suite["results"] if row.get("n_runs", 1) > 1}
     notes = suite.get("notes") or []
     text = (f"Means over {suite['episodes']} {'' if notes else 'held-out '}windows that all policies share. "
-            f"{scoring.interval_note(windows, what='windows')} ")
+            f"{scoring.interval_note(windows)} ")
     if runs:
         text += (f"Over training runs crossed with the windows for "
                  f"{', '.join(f'{name} ({count} runs)' for name, count in runs.items())}. ")
     text += ("Ranked by offline reference GPU-s/s among the policies whose upper limit of the violation rate is at "
              f"most {suite['violation_limit']:.0%}.")
     text += "".join(f" Note: {one}." for one in notes)
-    few = scoring.too_few(windows, "windows")
+    few = scoring.too_few(windows)
     if few and suite["paired"]:
         text += f" Nothing is called better or worse: {few}."
     if all(row["mean"] is None for row in suite["results"] if row["metric"] == "violation_rate"):

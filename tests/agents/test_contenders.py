@@ -2,9 +2,10 @@
 
 import gymnasium as gym
 import pytest
+from composing import base_policy, play_heuristic
 
 from agents.environments import make_env, windows
-from agents.evaluation.heuristics import PARTNER, as_base_policy, by_name, heuristics_of, play_heuristic
+from agents.evaluation.heuristics import PARTNER, by_name, heuristics_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
@@ -42,7 +43,7 @@ def test_every_heuristic_of_an_environment_is_found_again_by_its_name(env):
 @pytest.mark.parametrize("env", ["packing", "onlinetuning"])
 def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env):
     config = conf(env)
-    moved, name = as_base_policy(config, "ooco:slo_margin=0.7,interrupt=slack")
+    moved, name = base_policy(config, "ooco:slo_margin=0.7,interrupt=slack")
     assert (moved["partner"], name) == ("ooco:slo_margin=0.7,interrupt=slack", PARTNER)
     assert figures(config, "ooco:slo_margin=0.7") == figures({**config, "partner": "ooco:slo_margin=0.7"}, PARTNER)
     assert figures(config, "ooco:slo_margin=0.7") != figures(config, PARTNER)
@@ -52,7 +53,7 @@ def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env
 def test_a_policy_that_has_none_of_the_settings_plays_as_it_is(policy):
     """Where `reserve` is set, OOCO has nothing to turn, and memory_gate's own value is one of the levels."""
     config = conf("gating")
-    moved, name = as_base_policy(config, policy)
+    moved, name = base_policy(config, policy)
     env = make_env(moved).unwrapped
     env.reset(seed=5, options={"window": 0})
     own = Simulation(env.config.window(5, 0), policy)
@@ -69,7 +70,7 @@ def test_a_policy_that_has_none_of_the_settings_plays_as_it_is(policy):
 def test_the_partners_own_name_is_the_partner_and_stays_where_it_is():
     for env in ("prefillgate", "packing"):
         config = conf(env)
-        assert as_base_policy(config, "ooco")[0]["partner"] == "ooco"
+        assert base_policy(config, "ooco")[0]["partner"] == "ooco"
         assert figures(config, "ooco") == figures(config, PARTNER)
 
 
@@ -80,7 +81,7 @@ def test_a_constant_control_is_the_partner_with_that_setting_after_the_warm_up()
 
 def test_where_rules_are_asked_a_policy_answers_with_its_own_parameters():
     config = conf("interruption")
-    assert as_base_policy(config, "ooco:interrupt=never") == (config, "ooco:interrupt=never")
+    assert base_policy(config, "ooco:interrupt=never") == (config, "ooco:interrupt=never")
     assert figures(config, "ooco:interrupt=never") == figures(config, "decline") != figures(config, PARTNER)
 
 

@@ -41,12 +41,6 @@ def test_demo_learns_tunes_and_compares(capsys):
     assert "ooco-gym demo " in page and "env.window_s=60" in page
 
 
-def test_demo_without_learning_says_why():
-    assert main([*SMALL, *TWO, "learn=false", "out=demo"]) == 0
-    assert json.loads(Path("demo/summary.json").read_text())["learned"] is None
-    assert "No gate was learned: learn=false leaves it out." in Path("demo/report.html").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(("words", "message"), [
     ("policies=[oco]", "did you mean 'ooco'"), ("windows=1", "windows=1"),
     ("reference=hygen", "reference=hygen must be one of")])
