@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,65 +121,89 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {**vars(Scenario.from_config({**given, "slo": None}).read_slo()), **values} if values else None
 
 
+Rows = list[tuple[str, str]]
+
+
 def result_table(summary: Mapping[str, Any]) -> Table:
     """A table of the main figures of a summary."""
-    online, offline, rejected = summary["online"], summary["offline"], summary.get("rejected")
+    kinds = ("offline",) if "batch" in summary else ("online", "offline")
+    rows = _batch_rows(summary["batch"]) if "batch" in summary else _online_rows(summary)
+    rows.append(("offline requests", f"{summary['offline']['arrived']:,} arrived, {summary['offline']['finished']:,} "
+                                     "finished in the window"))
+    for kind in kinds:
+        one = summary[kind]
+        rows.append((f"{kind} tokens", f"{one['output_tokens_per_s']:,.0f} output and "
+                     f"{one['prompt_tokens_per_s']:,.0f} prompt tokens/s completed, "
+                     f"{as_text(one['computed_tokens_per_s'], ',.0f')} tokens/s computed"))
+    if keeps_prefixes(summary["params"]):
+        rows += [(f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in kinds]
+    if "kv_offloading" in summary:
+        rows.append(("found in host memory alone", percent(summary["kv_offloading"]["hit_rate"])))
+    rows += _offline_rows(summary["offline"])
+    if rejected := summary.get("rejected"):
+        rows.append(("rejected requests", f"{rejected['online']:,} online, {rejected['offline']:,} offline"))
+    rows.append(("computed, of the chips' peak", percent(summary["utilization"]["compute_share"])))
+    for index, one in enumerate(summary["instances"][:8]):
+        rank = f", rank {one['rank']}" if "rank" in one else ""
+        rows.append((f"instance {index} ({one['role']}{rank})", f"runs {percent(one['busy_share'])} of the time, "
+                     f"KV memory {percent(one['kv_mean_share'])} full"))
+    if summary.get("cost"):
+        rows.append(("cost", cost_words(summary["cost"])))
+    return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
+                 f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
+
+
+def _batch_rows(batch: Mapping[str, Any]) -> Rows:
+    """When a trace of offline requests alone was done, or what of it was left."""
+    if batch["left"]:
+        return [("left at the end", f"{batch['left']:,} offline requests")]
+    return [("all done after", f"{duration(batch['makespan_s'])}, {number(batch['output_tokens_per_s'])} output and "
+                               f"{number(batch['total_tokens_per_s'])} total tokens/s until then")]
+
+
+def _online_rows(summary: Mapping[str, Any]) -> Rows:
+    """The window, where it lasted until the last request, and the figures of online requests."""
+    online, rows = summary["online"], []
 
     def times(key: str) -> str:
-        names = {part: f"{key}_{part.lower()}_s" for part in ("mean", "P50", "P90", "P99")}
-        return ", ".join(f"{part} {at_least(duration(online[name]), name in online['censored'])}"
-                         for part, name in names.items())
+        cells = []
+        for part in ("mean", "P50", "P90", "P99"):
+            name = f"{key}_{part.lower()}_s"
+            cells.append(f"{part} {at_least(duration(online[name]), name in online['censored'])}")
+        return ", ".join(cells)
 
-    kinds = ("offline",) if "batch" in summary else ("online", "offline")
-    used, open_end = summary["utilization"], summary["window_s"] != summary["arrivals_s"]
-    left = online["arrived"] - online["finished"] + offline["left"]
-    if rejected:
-        left -= rejected["online"] + rejected["offline"]
-    until = f"when drain_s ran out, {left:,} request{'s' * (left != 1)} unfinished" if left else "with the last request"
-    batch, cost = summary.get("batch"), summary.get("cost", {})
-    rows = [
-        *([("measured window", f"{duration(summary['window_s'])}, ended {until}; arrivals in "
-            f"{duration(summary['arrivals_s'])}")] if open_end else []),
-        ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"
-         + f", {online['unserved']:,} without a token" * bool(online["unserved"])
-         + f", {online['undecided']:,} undecided" * bool(online["undecided"])),
+    if summary["window_s"] != summary["arrivals_s"]:
+        left = online["arrived"] - online["finished"] + summary["offline"]["left"]
+        if rejected := summary.get("rejected"):
+            left -= rejected["online"] + rejected["offline"]
+        until = f"when drain_s ran out, {left:,} request{'s' * (left != 1)} unfinished"
+        rows.append(("measured window", f"{duration(summary['window_s'])}, ended "
+                     f"{until if left else 'with the last request'}; arrivals in {duration(summary['arrivals_s'])}"))
+    arrived = f"{online['arrived']:,} arrived, {online['finished']:,} finished"
+    if online["unserved"]:
+        arrived += f", {online['unserved']:,} without a token"
+    if online["undecided"]:
+        arrived += f", {online['undecided']:,} undecided"
+    return [
+        *rows, ("online requests", arrived),
         ("late online requests", percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
         ("late, worst 10 minutes", percent(online["worst_10min_violation_rate"])),
         ("kept, of all that arrived", f"TTFT {percent(online['ttft_attainment'])}, TPOT "
                                       f"{percent(online['tpot_attainment'])}"),
         ("TTFT", times("ttft")),
         ("TPOT from first token", times("tpot")),
-        ("TPOT from first decode", times("tpot_decode")),
-        ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
-        *((f"{kind} tokens", f"{summary[kind]['output_tokens_per_s']:,.0f} output and "
-           f"{summary[kind]['prompt_tokens_per_s']:,.0f} prompt tokens/s completed, "
-           f"{as_text(summary[kind]['computed_tokens_per_s'], ',.0f')} tokens/s computed") for kind in kinds),
-        *((f"found in the prefix cache, {kind}", percent(summary[kind]["hit_rate"])) for kind in kinds
-          if keeps_prefixes(summary["params"])),
-        *((("found in host memory alone", percent(summary["kv_offloading"]["hit_rate"])),)
-          if "kv_offloading" in summary else ()),
+        ("TPOT from first decode", times("tpot_decode"))]
+
+
+def _offline_rows(offline: Mapping[str, Any]) -> Rows:
+    """The figures of offline work."""
+    return [
         ("offline work", f"{offline['reference_gpu_s_per_s']:.3f} reference GPU-s per second"),
         ("computed again", f"{offline['wasted_tokens_per_s']:,.0f} tokens and {offline['wasted_gpu_s_per_s']:.3f} "
                            "GPU-s per second"),
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
-        ("offline queueing, P99", at_least(duration(offline["age_p99_s"]), "age_p99_s" in offline["censored"])),
-        *((("rejected requests", f"{rejected['online']:,} online, {rejected['offline']:,} offline"),)
-          if rejected else ()),
-        ("computed, of the chips' peak", percent(used["compute_share"])),
-        *((f"instance {index} ({one['role']}{', rank ' + str(one['rank']) if 'rank' in one else ''})",
-           f"runs {percent(one['busy_share'])} of the time, KV memory {percent(one['kv_mean_share'])} full")
-          for index, one in enumerate(summary["instances"][:8])),
-    ]
-    if batch:  # offline requests alone
-        kept = [row for row in rows if not re.match("online|late|kept|TTFT|TPOT|measured", row[0])]
-        done = (f"{duration(batch['makespan_s'])}, {number(batch['output_tokens_per_s'])} output and "
-                f"{number(batch['total_tokens_per_s'])} total tokens/s until then")
-        rows = [("left at the end", f"{batch['left']:,} offline requests") if batch["left"] else
-                ("all done after", done), *kept]
-    rows += [("cost", cost_words(cost))] if cost else []
-    return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
-                 f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
+        ("offline queueing, P99", at_least(duration(offline["age_p99_s"]), "age_p99_s" in offline["censored"]))]
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
