@@ -156,7 +156,7 @@ def _listed(env: Mapping[str, Any], policies: Any) -> Any:
     """The policies as given; for `all` random actions and every heuristic of the environment."""
     if policies not in (ALL_HEURISTICS, [ALL_HEURISTICS]):
         return policies
-    check_ours(env, "policies=all")
+    check_ours(env, "policies=[all]")
     with closing(make_env(env)) as made:
         return [RANDOM, *(one.name for one in heuristics_of(made.unwrapped))]
 

@@ -11,7 +11,7 @@ is noise. Intervals are over windows: decisions of one window share its future.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -184,7 +184,7 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     started = time.monotonic()
     if not config["learnable"]:
-        raise UserError("learnable=false: heuristics beside one another are played by ooco-gym evaluate policies=all")
+        raise UserError("learnable=false: heuristics beside one another are played by ooco-gym evaluate policies=[all]")
     for key, least in (("episodes", FOLDS), ("workers", 1), ("decisions", FOLDS)):
         whole(config, key, least)
     positive_or_null(config, "horizon_s", "the end of the episode")
@@ -194,7 +194,9 @@ def main(cfg: Any) -> dict[str, Any]:
     names = seeds(config["seeds"]) or split_seeds(env, "train")
     windows = [(place, (int(names[place % len(names)]), place // len(names))) for place in range(config["episodes"])]
     share = -(-int(config["decisions"]) // len(windows))
-    records = list(_records({**config, "env": env}, share, windows))
+    play = partial(play_window, {**config, "env": env}, share)
+    played = in_processes(play, windows, int(config["workers"]))
+    records = list(track(played, "playing decisions out", total=len(windows)))
     summary = {"env": env["id"], "episodes": len(windows), "horizon_s": config["horizon_s"],
                **judged(records, int(names[0])), "wall_s": time.monotonic() - started}
     out = Path(config["out"])
@@ -203,13 +205,6 @@ def main(cfg: Any) -> dict[str, Any]:
     table(summary).show()
     print(words(summary))
     return summary
-
-
-def _records(config: Mapping[str, Any], share: int, windows: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    play = partial(play_window, config, share)
-    workers = int(config["workers"])
-    played = in_processes(play, windows, workers) if workers > 1 else map(play, windows)
-    yield from track(played, "playing decisions out", total=len(windows))
 
 
 def judged(records: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:

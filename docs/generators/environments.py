@@ -336,7 +336,7 @@ def index(root: Path) -> str:
         "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` "
         "and the name below.", "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
-        *_to_learn(root), *_worth(root), *_rules(), ""])
+        *_to_learn(root), *_conditions(root), *_worth(root), *_rules(), ""])
 
 
 def _worth(root: Path) -> list[str]:
@@ -354,7 +354,7 @@ def _worth(root: Path) -> list[str]:
     rows.sort(key=lambda row: -row[0])
     return ["## Where choice matters", "",
             "Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
-            "on 10 windows of 600 s of held-out seeds that all of a row share (`ooco-gym evaluate env=… policies=all "
+            "on 10 windows of 600 s of held-out seeds that all of a row share (`ooco-gym evaluate env=… policies=[all] "
             "episodes=10 window_s=600`). *Chance loses*: the reward by which random actions are behind the best "
             "heuristic, over that of its service; above 100 % they violate SLOs.", "",
             table(("id", "chance loses", "random actions", "partner", "best heuristic"), [row for _, row in rows]), ""]
@@ -393,13 +393,38 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
         word = "begin"
     else:
         word = "solved" if shows < SOLVED else "open"
-    gains = [with_interval(*(one[key] / found["spread"] for key in ("mean", "low", "high")), "+.3f")
-             for one in (model, placebo)]
+    gains = [_in_deviations(one, found["spread"]) for one in (model, placebo)]
     told = "not tried"
     if learned:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
             percent(shows, 0), told)
+
+
+def _in_deviations(gain: Mapping[str, float], spread: float) -> str:
+    """A gain in standard deviations of a decision's outcomes, with its interval."""
+    return with_interval(gain["mean"] / spread, gain["low"] / spread, gain["high"] / spread, "+.3f")
+
+
+def _conditions(root: Path) -> list[str]:
+    """Conditions in which evictions and pulls were searched for something to learn: `results/conditions.json`."""
+    searched = json.loads((root / "results" / "conditions.json").read_text(encoding="utf-8"))
+    found, asked = searched["found"], ("eviction", "migration")
+    if not found:
+        return []
+    rows = [(name, *(cell for which in asked for cell in _searched(found[name].get(which))))
+            for name in found]
+    return ["### Conditions searched for evictions and pulls", "", searched["says"], "",
+            table(("condition", *(f"{which}: {what}" for which in asked for what in ("model", "placebo"))), rows), ""]
+
+
+def _searched(cell: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Gains of the model and of its placebo in one condition; bold where the model's is clear of zero and of its
+    placebo."""
+    if cell is None:
+        return "too few decisions", ""
+    model, placebo = (_in_deviations(cell[who], cell["spread"]) for who in ("model", "placebo"))
+    return (f"**{model}**" if cell["learnable"] else model), placebo
 
 
 def _said_to_learn(name: str) -> str:

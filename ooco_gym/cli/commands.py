@@ -95,7 +95,7 @@ REMOVED = {**dict.fromkeys(
            "evaluate stochastic": "policies are played by their likeliest actions, as engines play them",
            **dict.fromkeys(
                ("headroom every", "headroom rules", "headroom violation_budget", "headroom progress"),
-               "'ooco-gym evaluate policies=all' plays the heuristics beside one another"),
+               "'ooco-gym evaluate policies=[all]' plays the heuristics beside one another"),
            "dashboard": "logger=tensorboard or logger=wandb of 'ooco-gym train' draw the curves of a training",
            "doctor": "'pip check' says which packages do not fit, 'ooco-gym data list' where traces are looked for",
            "explain": "sklearn.inspection.permutation_importance takes what 'ooco-gym dataset' records",

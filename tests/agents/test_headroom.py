@@ -58,7 +58,7 @@ def test_the_command_plays_decisions_out(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("setting", "words"), [
-    ("learnable=false", "evaluate policies=all"), ("decisions=3", "decisions"), ("horizon_s=0", "horizon_s"),
+    ("learnable=false", "evaluate policies=[all]"), ("decisions=3", "decisions"), ("horizon_s=0", "horizon_s"),
     ("window_s=-1", "window_s"), ("seeds=[a]", "seeds"), ("episodes=4", "episodes")])
 def test_bad_values_are_refused(tmp_path, capsys, setting, words) -> None:
     assert main(["headroom", "env=gating", setting, f"out={tmp_path}/L"]) == 2
