@@ -130,9 +130,12 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
     behind = max(0, int((until_s - start_s - duration_s) // length_s))
     starts = [start_s - (i + 1) * length_s for i in range(before)]
     starts += [start_s + duration_s + i * length_s for i in range(behind)]
-    edges = np.array([(one, one + length_s) for one in starts]).reshape(-1, 2)
-    some = np.all([np.diff(file.counts_before(edges), axis=1)[:, 0] > 0 for file in files], axis=0)
-    return [one for one, full in zip(starts, some, strict=True) if full][:most]
+    found = []
+    for start in starts:
+        edges = np.array([start, start + length_s])
+        if all(np.diff(file.counts_before(edges))[0] > 0 for file in files):
+            found.append(start)
+    return found[:most]
 
 
 def test_run(scenario: Scenario | ResolvedScenario, policy: Policy) -> dict[str, Any]:

@@ -16,15 +16,24 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.memory import GPU_MEMORY_UTILIZATION, check_account
 from ooco_gym.resources import load_yaml
 
-NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib", "kv_offloading_gib",
-           "pd_handover_s", "retention_turn_s", "retention_token_s", "retention_ttl_s")
 CLAIRVOYANT = "belady"
 RETENTIONS = ("lru", "ttl", "turns", CLAIRVOYANT)  # which free block of a prefix cache is taken first (`sim.retention`)
 FIRST_TOKENS = ("prefill", "decode")
-LONGEST_HANDOVER_S = 60.0
-LONGEST_RETENTION_S = 100_000.0
+CHOICES = {"retention": RETENTIONS, "pd_first_token": FIRST_TOKENS}
 MOST, MOST_INSTANCES = 1 << 16, 1 << 12  # requests of a batch and tokens of a block, instances of a group
-SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
+# Lowest and highest value of each number, and its unit in a message. What moves over a link takes a time that the clock
+# can hold.
+BOUNDS = {
+    "kv_link_bytes_per_s": (1e6, 1e15, " bytes a second"),
+    "host_link_bytes_per_s": (1e6, 1e15, " bytes a second"),
+    "host_gib": (0, 999_999, ""),
+    "kv_offloading_gib": (0, 999_999, ""),
+    "retention_turn_s": (-100_000, 100_000, " seconds"),
+    "retention_token_s": (-100_000, 100_000, " seconds"),
+    "retention_ttl_s": (0, 100_000, " seconds"),
+    "pd_handover_s": (0, 60, " seconds"),
+}
+WHOLE = {"max_batch": (2, MOST), "block_tokens": (1, MOST), "max_num_batched_tokens": None, "max_num_seqs": None}
 
 
 @dataclass(frozen=True)
@@ -106,42 +115,17 @@ class Cluster:
             raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
         check_account(account := raw.get("memory", "fraction"))
         raw.setdefault("kv_fraction", GPU_MEMORY_UTILIZATION[account])
-        raw |= {key: _number(name, key, raw[key]) for key in NUMBERS if key in raw}
+        raw |= {key: _number(name, key, raw[key]) for key in ("kv_fraction", *BOUNDS) if key in raw}
         cluster = cls(**{"name": "custom", **raw})
         EngineClock.load(cluster.engine_clock)
-        for key in ("kv_link_bytes_per_s", "host_link_bytes_per_s"):
-            if not SLOWEST_LINK <= getattr(cluster, key) <= FASTEST_LINK:
-                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from "
-                                f"{SLOWEST_LINK:g} to {FASTEST_LINK:g} bytes a second")
-        for key in ("host_gib", "kv_offloading_gib"):
-            if not 0 <= getattr(cluster, key) < 1e6:
-                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be at least 0, below "
-                                "1,000,000")
-        for key in ("retention_turn_s", "retention_token_s"):
-            if not abs(getattr(cluster, key)) <= LONGEST_RETENTION_S:
-                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from "
-                                f"-{LONGEST_RETENTION_S:g} to {LONGEST_RETENTION_S:g} seconds")
-        if not 0 <= cluster.retention_ttl_s <= LONGEST_RETENTION_S:
-            raise UserError(f"cluster '{cluster.name}': retention_ttl_s={cluster.retention_ttl_s:g} must be from 0 to "
-                            f"{LONGEST_RETENTION_S:g} seconds")
-        if cluster.retention not in RETENTIONS:
-            raise UserError(f"cluster '{cluster.name}': retention must be one of {', '.join(RETENTIONS)}, got "
-                            f"{cluster.retention!r}")
-        if cluster.pd_first_token not in FIRST_TOKENS:
-            raise UserError(f"cluster '{cluster.name}': pd_first_token must be one of {', '.join(FIRST_TOKENS)}, got "
-                            f"{cluster.pd_first_token!r}")
+        _check_bounds(cluster)
+        for key, known in CHOICES.items():
+            if getattr(cluster, key) not in known:
+                raise UserError(f"cluster '{cluster.name}': {key} must be one of {', '.join(known)}, got "
+                                f"{getattr(cluster, key)!r}")
         if cluster.mixed and cluster.pd_first_token != FIRST_TOKENS[0]:
             raise UserError(f"cluster '{cluster.name}': pd_first_token={cluster.pd_first_token} is of relaxed and "
                             "strict pools; mixed instances prefill and decode a request in one place")
-        if not 0 <= cluster.pd_handover_s <= LONGEST_HANDOVER_S:
-            raise UserError(f"cluster '{cluster.name}': pd_handover_s={cluster.pd_handover_s:g} must be from 0 to "
-                            f"{LONGEST_HANDOVER_S:g} seconds")
-        for key in ("max_batch", "block_tokens", "max_num_batched_tokens", "max_num_seqs"):
-            if not is_whole(getattr(cluster, key)):
-                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key)!r} must be a whole number")
-        if not 2 <= cluster.max_batch <= MOST or not 1 <= cluster.block_tokens <= MOST:
-            raise UserError(f"cluster '{cluster.name}': max_batch must be from 2 to {MOST}, block_tokens from 1 to "
-                            f"{MOST}")
         return cluster
 
     def hardware(self) -> tuple[str, tuple[Any, ...], list[str]]:
@@ -161,6 +145,20 @@ class Cluster:
         model, form = load_model(self.model), timing_values(self.default_timing() if timing is None else timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
                 for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.ranks]
+
+
+def _check_bounds(cluster: Cluster) -> None:
+    """Refuses a number of a cluster that is out of its bounds."""
+    for key, (low, high, unit) in BOUNDS.items():
+        if not low <= getattr(cluster, key) <= high:
+            raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from {low:g} to "
+                            f"{high:g}{unit}")
+    for key, bounds in WHOLE.items():
+        value = getattr(cluster, key)
+        if not is_whole(value):
+            raise UserError(f"cluster '{cluster.name}': {key}={value!r} must be a whole number")
+        if bounds and not bounds[0] <= value <= bounds[1]:
+            raise UserError(f"cluster '{cluster.name}': {key}={value} must be from {bounds[0]} to {bounds[1]}")
 
 
 def _number(name: str, key: str, value: Any) -> float:

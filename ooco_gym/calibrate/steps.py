@@ -270,20 +270,24 @@ def _degrees(model: ModelSpec) -> list[int]:
 def roofline_s(found: Mapping[str, float], steps: Steps, gain: float = 1.0) -> np.ndarray:
     """Seconds of iterations as `timing=ooco` has them: overheads stand for all but GEMMs, experts and attention; the
     chip multiplies `gain` times as fast in 8 bits."""
-    memory, flat = found["attention_memory_bytes_per_s"], {"exponent": math.inf}
+    flops, memory = found["gemm_flops_per_s"], found["gemm_memory_bytes_per_s"]
+    kv_memory, flat = found["attention_memory_bytes_per_s"], {"exponent": math.inf}
     # A phase of which nothing was measured has no rate, and no iterations here.
-    prefill, decode = (found.get(f"{phase}_attention_flops_per_s", math.inf) for phase in ("prefill", "decode"))
-    roofs = {"gemm": kernels.GemmParameters(found["gemm_flops_per_s"], found["gemm_memory_bytes_per_s"], **flat),
-             "prefill_attention": kernels.PrefillAttentionParameters(prefill, memory, tile=1.0, causal=0.0, **flat),
-             "decode_attention": kernels.DecodeAttentionParameters(decode, memory, **flat)}
-    roofs["gemm_fp8"] = replace(roofs["gemm"], flops_per_s=gain * found["gemm_flops_per_s"])
-    roofs |= {f"latent_{phase}": roofs[f"{phase}_attention"] for phase in ("prefill", "decode")}
-    roofs |= {kernel: kernels.ExpertParameters(
-        roofs["gemm_fp8" if weight == 1 else "gemm"].flops_per_s, found["gemm_memory_bytes_per_s"], **flat)
-        for kernel, weight in EXPERTS.items()}
-    overheads = (found.get(f"{phase}_layer_overhead_s", 0.0) for phase in ("prefill", "decode"))
+    prefill_rate = found.get("prefill_attention_flops_per_s", math.inf)
+    decode_rate = found.get("decode_attention_flops_per_s", math.inf)
+    gemm = kernels.GemmParameters(flops, memory, **flat)
+    prefill = kernels.PrefillAttentionParameters(prefill_rate, kv_memory, tile=1.0, causal=0.0, **flat)
+    decode = kernels.DecodeAttentionParameters(decode_rate, kv_memory, **flat)
+    roofs = {"gemm": gemm, "gemm_fp8": replace(gemm, flops_per_s=gain * flops),
+             "prefill_attention": prefill, "latent_prefill": prefill,
+             "decode_attention": decode, "latent_decode": decode}
+    for kernel, weight_bytes in EXPERTS.items():
+        rate = gain * flops if weight_bytes == 1 else flops
+        roofs[kernel] = kernels.ExpertParameters(rate, memory, **flat)
+    prefill_s = found.get("prefill_layer_overhead_s", 0.0)
+    decode_s = found.get("decode_layer_overhead_s", 0.0)
     layers = np.array([one.layers for one in steps.architectures])[steps.arch]
-    return extended_s(roofs, steps) + layers * np.where(steps.prefill, *overheads)
+    return extended_s(roofs, steps) + layers * np.where(steps.prefill, prefill_s, decode_s)
 
 
 def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:

@@ -22,14 +22,20 @@ def cost_figures(summary: Mapping[str, Any], chips: int, price: float | None) ->
         chips: of its cluster.
         price: of a chip's hour, in any currency, or None.
     """
-    online, batch = summary["online"], summary.get("batch", {})
-    tokens = batch["total_tokens_per_s"] if batch else sum(
-        summary[kind]["total_tokens_per_s"] for kind in ("online", "offline"))
-    late, span_s = online["violation_rate"], batch.get("makespan_s")
+    online, batch = summary["online"], summary.get("batch")
+    if batch:
+        tokens = batch["total_tokens_per_s"]
+    else:
+        tokens = online["total_tokens_per_s"] + summary["offline"]["total_tokens_per_s"]
     hours = chips / HOUR_S * MILLION / tokens if tokens else None
-    found = {"chips": chips, "chip_hours_per_million_tokens": hours,
-             "goodput_per_s": None if late is None else online["arrived"] * (1 - late) / summary["arrivals_s"]}
-    if price is None:
-        return found
-    return {**found, "per_hour": chips * price, "per_million_tokens": None if hours is None else hours * price,
-            **({"of_all": None if span_s is None else chips * price * span_s / HOUR_S} if batch else {})}
+    late, goodput = online["violation_rate"], None
+    if late is not None:
+        goodput = online["arrived"] * (1 - late) / summary["arrivals_s"]
+    found = {"chips": chips, "chip_hours_per_million_tokens": hours, "goodput_per_s": goodput}
+    if price is not None:
+        found["per_hour"] = chips * price
+        found["per_million_tokens"] = None if hours is None else hours * price
+    if price is not None and batch:
+        span_s = batch["makespan_s"]
+        found["of_all"] = None if span_s is None else chips * price * span_s / HOUR_S
+    return found

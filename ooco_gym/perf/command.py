@@ -136,10 +136,12 @@ def _tables(figures: dict[str, Any]) -> tuple[Table, Table]:
     contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
     body = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        cells = [row for row in rows if row["batch"] == batch]
-        body.append([f"{batch:,}", *(f"{1e3 * row['latency_s']:.1f} {_bound(row)}" if row["fits"] else _bound(row)
-                                     for row in cells),
-                     f"{cells[0]['tokens_per_s']:,.0f}" if cells[0]["fits"] else ""])
+        mine = [row for row in rows if row["batch"] == batch]
+        cells = [f"{batch:,}"]
+        for row in mine:
+            cells.append(f"{1e3 * row['latency_s']:.1f} {_bound(row)}" if row["fits"] else _bound(row))
+        cells.append(f"{mine[0]['tokens_per_s']:,.0f}" if mine[0]["fits"] else "")
+        body.append(cells)
     split = "" if figures["tp"] * figures["pp"] == 1 else f", tp={figures['tp']} pp={figures['pp']}"
     title = f"{figures['model']} on {figures['chip']}{split}, timing {figures['timing']}"
     head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]

@@ -146,13 +146,17 @@ class Measurements:
         The layer itself where it was measured, otherwise the four around it on the grid of measured widths, weighted
         by the logarithms of the widths; empty where these do not exist.
         """
-        inner, outer = sorted({shape[0] for shape in self._gemms}), sorted({shape[1] for shape in self._gemms})
-        corners = [(wi * wo, i, o) for wi, i in _neighbours(inner, d_in) for wo, o in _neighbours(outer, d_out)]
-        if (float(d_in), float(d_out)) in self._gemms:
-            corners = [(1.0, float(d_in), float(d_out))]
-        if any((i, o) not in self._gemms for _, i, o in corners):
-            return []
-        return [Layer(weight, int(i), int(o), self._curve("n_tokens", self._gemms[i, o])) for weight, i, o in corners]
+        corners = [(1.0, float(d_in), float(d_out))]
+        if corners[0][1:] not in self._gemms:
+            inner = sorted({shape[0] for shape in self._gemms})
+            outer = sorted({shape[1] for shape in self._gemms})
+            corners = [(wi * wo, i, o) for wi, i in _neighbours(inner, d_in) for wo, o in _neighbours(outer, d_out)]
+        layers = []
+        for weight, i, o in corners:
+            if (i, o) not in self._gemms:
+                return []
+            layers.append(Layer(weight, int(i), int(o), self._curve("n_tokens", self._gemms[i, o])))
+        return layers
 
     def elementwise(self, name: str, model: ModelSpec, tp: int) -> Curve | None:
         """An element-wise operator (a name of `NAMES`) over tokens, of a model with these widths on `tp` chips."""

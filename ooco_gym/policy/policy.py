@@ -194,13 +194,16 @@ class Policy:
 
     def settings(self) -> dict[str, int]:
         """The fields of `State.config` that this policy sets."""
-        numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
-        flushes = self.flushes or self.mixed  # mixed instances have nothing that is written late
-        ordered = {} if self.order is None else {"waiting_order": s.BY_KEY}
-        settings = {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()} | ordered
+        settings = {"rules_flush": int(self.flushes or self.mixed)}  # mixed instances have nothing written late
+        for param in self.params:
+            if param.name in SETTINGS:
+                settings[param.name] = int(param.number(self.values[param.name], self.name))
+        if self.order is not None:
+            settings["waiting_order"] = s.BY_KEY
         # What stops an iteration, or shares a block between two requests, has to know what has been computed.
         waits = settings.get("safepoint_layers") or settings.get("bidirectional")
-        return settings | {"async_scheduling": s.SYNCHRONOUS if waits else self.async_scheduling}
+        settings["async_scheduling"] = s.SYNCHRONOUS if waits else self.async_scheduling
+        return settings
 
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
         """Keys by which waiting offline requests are ordered, smallest first: float64[requests]; None: by arrival.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ooco_gym.scenario import ResolvedScenario
     from ooco_gym.simulation import Run
 
-PERCENTILES = ("p50", "p90", "p99")
+PERCENTILES = {"ttft_p50_s": "TTFT P50", "ttft_p90_s": "TTFT P90", "ttft_p99_s": "TTFT P99",
+               "tpot_p50_s": "TPOT P50", "tpot_p90_s": "TPOT P90", "tpot_p99_s": "TPOT P99"}
 MONEY, HOURS = "cost.per_million_tokens", "cost.chip_hours_per_million_tokens"
 
 
@@ -31,16 +32,25 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
     model, _, names = known.cluster.hardware()
     kinds = list(dict.fromkeys(names))
     counted = f"{chips} {joined(kinds)}" if chips else joined([f"{names.count(one)} {one}" for one in kinds])
-    online = [one for one in known.classes[2:] if one.online] or [None]
-    promises = [f"{one.name + ': ' if one else ''}TTFT {(one or known.slo).ttft_s:g} s, TPOT "
-                f"{1000 * ((one or known.slo).tpot_s or 0.0):g} ms" for one in online]
-    if known.batch:
-        promises = [f"{one.name}: done within {duration(one.deadline_s)}" for one in known.classes if one.deadline_s]
-    paid = [f"a chip's hour costs {number(price)}"] if price is not None else []
+    said = _slo_words(known)
     last_s = max((file.last_s for file in known.workload.files), default=1.0)
-    arrivals = "all requests are there at the beginning" if known.batch and last_s == 0.0 else (
-        f"{known.duration_s / 60:,.3g} min of arrivals from {known.start_s:,.0f} s on")
-    return f"On {counted} with {model}; {'; '.join([*promises, arrivals, *paid])}."
+    if known.batch and last_s == 0.0:
+        said.append("all requests are there at the beginning")
+    else:
+        said.append(f"{known.duration_s / 60:,.3g} min of arrivals from {known.start_s:,.0f} s on")
+    if price is not None:
+        said.append(f"a chip's hour costs {number(price)}")
+    return f"On {counted} with {model}; {'; '.join(said)}."
+
+
+def _slo_words(known: ResolvedScenario) -> list[str]:
+    """SLOs of the online classes, or deadlines where all requests are offline, a phrase each."""
+    if known.batch:
+        return [f"{one.name}: done within {duration(one.deadline_s)}" for one in known.classes if one.deadline_s]
+    online = [one for one in known.classes[2:] if one.online]
+    if not online:
+        return [f"TTFT {known.slo.ttft_s:g} s, TPOT {1000 * known.slo.tpot_s:g} ms"]
+    return [f"{one.name}: TTFT {one.ttft_s:g} s, TPOT {1000 * (one.tpot_s or 0.0):g} ms" for one in online]
 
 
 def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
@@ -59,18 +69,20 @@ def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
     """TTFT and TPOT of each policy and online class, means over seeds; None where no online request arrived."""
     rows = []
     for policy, each in runs.items():
-        named = {name for one in each for name, about in one.get("classes", {}).items() if about["online"]}
+        named = set[str]()
+        for one in each:
+            named |= {name for name, about in one.get("classes", {}).items() if about["online"]}
         for name in sorted(named) or ["online"]:
             parts = [one["classes"][name] if named else one["online"] for one in each]
             if not any(part["arrived"] for part in parts):
                 continue
             cells = []
-            for key in (f"{time}_{end}_s" for time in ("ttft", "tpot") for end in PERCENTILES):
+            for key in PERCENTILES:
                 values = np.array([part[key] for part in parts], float)
                 cells.append(at_least(duration(float(values.mean())), any(key in part["censored"] for part in parts)))
             rows.append((policy, name, *cells))
-    head = (f"{time} {end.upper()}" for time in ("TTFT", "TPOT") for end in PERCENTILES)
-    return Table("Percentiles by class", ("policy", "class", *head), rows, align="llr") if rows else None
+    head = ("policy", "class", *PERCENTILES.values())
+    return Table("Percentiles by class", head, rows, align="llr") if rows else None
 
 
 def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list[Plot]:

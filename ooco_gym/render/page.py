@@ -154,9 +154,13 @@ def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
             (f"TPOT P99 by arrival (ms){dashed}", "tpot_s", 1000.0, 0.99, {slo["tpot_s"] for slo in slos}),
             ("late online requests by arrival (%); dashed: what is allowed", "late", 100.0, None, {budget})):
         quality = online_quality(run, key)
-        inside = [quality[(which == place) & ~np.isnan(quality)] for place in range(len(middles))]
-        values = [factor * float(np.mean(some) if of is None else np.quantile(some, of)) if some.size else np.nan
-                  for some in inside]
+        values = []
+        for place in range(len(middles)):
+            some = quality[(which == place) & ~np.isnan(quality)]
+            value = np.nan
+            if some.size:
+                value = factor * float(np.mean(some) if of is None else np.quantile(some, of))
+            values.append(value)
         promised = [curve("", [0.0, window_s / unit_s], [factor * limit] * 2, -1, "dashes") for limit in sorted(limits)]
         plots.append(plot(title, [*promised, curve(label, middles, values)],
                           f"time since the window's start ({unit})", log="y" if of is not None else ""))

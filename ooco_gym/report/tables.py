@@ -156,17 +156,21 @@ class Table:
 
     def html(self) -> str:
         """The table in HTML, with title and note; an interval in brackets stands on a line of its own."""
-        kinds = ["", *(" class=text" if side == "l" else "" for side in self._sides()[1:])]
-        head = "".join(f"<th{kind}>{html.escape(cell)}</th>" for cell, kind in zip(self.head, kinds, strict=True))
-        wide = len(self.head) > 3
-        kinds = [f'{kind} data-head="{html.escape(name)}"' if wide else kind
-                 for kind, name in zip(kinds, self.head, strict=True)]
+        head, kinds = "", []
+        for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
+            kind = " class=text" if index > 0 and side == "l" else ""
+            head += f"<th{kind}>{html.escape(name)}</th>"
+            kinds.append(f'{kind} data-head="{html.escape(name)}"' if len(self.head) > 3 else kind)
         rows = "".join(_html_row(row, kinds) for row in self.rows)
         title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
         note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
-        kind = ' class="words"' if len(self.head) == 2 else ' class="wide"' if wide else ""
-        return (f'{title}<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-                f"</div>{note}")
+        kind = ""
+        if len(self.head) == 2:
+            kind = ' class="words"'
+        elif len(self.head) > 3:
+            kind = ' class="wide"'
+        table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return f'{title}<div class="scroll">{table}</div>{note}'
 
     def show(self, screen: Console | None = None, unbroken: int = 0) -> None:
         """Prints the table; the first `unbroken` columns never break a cell over lines."""

@@ -30,13 +30,19 @@ def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     agents = [entry for entry in one["requests"] if entry["type"] == "subagent"]
     own_clock = any(request["t"] < agent["t"] for agent in agents for request in agent["requests"])
     parts = [(str(one["id"]), 0.0, one["requests"])]
-    parts += [(f"{one['id']}/{place}", agent["t"] if own_clock else 0.0, agent["requests"])
-              for place, agent in enumerate(agents)]
-    return [{"arrival_s": request["t"] + begun_s, "prompt_tokens": request["in"], "output_tokens": request["out"],
-             "session": session, "think_s": request.get("think_time"), "elapsed_s": request.get("api_time"),
-             "prefix_hashes": scattered(np.array(request.get("hash_ids") or [], np.int64), scope),
-             "block_tokens": one["block_size"]}
-            for session, begun_s, requests in parts for request in requests if request["type"] != "subagent"]
+    for place, agent in enumerate(agents):
+        parts.append((f"{one['id']}/{place}", agent["t"] if own_clock else 0.0, agent["requests"]))
+    rows = []
+    for session, begun_s, requests in parts:
+        for request in requests:
+            if request["type"] == "subagent":
+                continue
+            hashes = np.array(request.get("hash_ids") or [], np.int64)
+            rows.append({"arrival_s": request["t"] + begun_s, "prompt_tokens": request["in"],
+                         "output_tokens": request["out"], "session": session,
+                         "think_s": request.get("think_time"), "elapsed_s": request.get("api_time"),
+                         "prefix_hashes": scattered(hashes, scope), "block_tokens": one["block_size"]})
+    return rows
 
 
 def _tracelab(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
@@ -73,10 +79,15 @@ def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
     """A record of a request; one that failed has no output tokens."""
     about, metrics = one["metadata"], one["metrics"] or {}
-    prompt, failed, output = (metrics.get(name, {}).get("value") for name in (
-        "input_sequence_length", "error_isl", "output_sequence_length"))
-    return [{"arrival_s": about.get("request_start_ns"), "prompt_tokens": failed if prompt is None else prompt,
-             "output_tokens": 0 if one.get("error") or about.get("was_cancelled") else output,
+
+    def value(name: str) -> Any:
+        return metrics.get(name, {}).get("value")
+
+    prompt = value("input_sequence_length")
+    failed = one.get("error") or about.get("was_cancelled")
+    return [{"arrival_s": about.get("request_start_ns"),
+             "prompt_tokens": value("error_isl") if prompt is None else prompt,
+             "output_tokens": 0 if failed else value("output_sequence_length"),
              "session": about.get("x_correlation_id"), "end_s": about.get("request_end_ns"),
              "benchmark_phase": about.get("benchmark_phase"), **_aiperf_times(about, metrics)}]
 
@@ -119,9 +130,10 @@ def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
         return next((float(about[name]) for name in names if name in about), None)
 
     prompt = number("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-    operation, failed = about.get("gen_ai.operation.name"), "error.type" in about or (
-        span.get("status") or {}).get("code") in (2, "STATUS_CODE_ERROR")
-    if operation not in CALLS if operation else prompt is None and span.get("name") != "llm_request":
+    operation, status = about.get("gen_ai.operation.name"), span.get("status") or {}
+    if operation and operation not in CALLS:
+        return None
+    if not operation and prompt is None and span.get("name") != "llm_request":
         return None
     output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
     output = 0 if prompt and output is None else output  # a stream that broke off
@@ -129,8 +141,11 @@ def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
            "ttft_s": number("gen_ai.latency.time_to_first_token"), "e2e_s": number("gen_ai.latency.e2e")}
     if "gen_ai.conversation.id" in about:
         row |= {"session": about["gen_ai.conversation.id"], "end_s": int(span["endTimeUnixNano"])}
-    row |= {"error": str(about.get("error.type", "error"))} if failed else {}
-    return row | ({"model": about["gen_ai.request.model"]} if "gen_ai.request.model" in about else {})
+    if "error.type" in about or status.get("code") in (2, "STATUS_CODE_ERROR"):
+        row["error"] = str(about.get("error.type", "error"))
+    if "gen_ai.request.model" in about:
+        row["model"] = about["gen_ai.request.model"]
+    return row
 
 
 def _guidellm(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:

@@ -44,7 +44,7 @@ def test_plan_says_who_takes_fewer_chips_with_model_window_and_command() -> None
                  "price_per_chip_hour=3", "frontier=1", CLASSES, "search={last: 0.4}", "out=P"]) == 0
     page = Path("P/plan.html").read_text()
     assert "All take 1 h100, 3 an hour." in lead(page) and "llama_3_1_8b" in lead(page) and "of arrivals" in lead(page)
-    assert "the promise of its class" in page and "How to make this again" in page and "ooco-gym plan" in page
+    assert "the SLO of its class" in page and "How to make this again" in page and "ooco-gym plan" in page
     conditions = page.split("<h2>Conditions</h2>")[1]
     assert "60 online and 60 offline requests" in conditions and "<td>mixed_h100_8b</td>" in conditions
 

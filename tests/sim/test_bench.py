@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ooco_gym.cli import main
-from ooco_gym.commands.bench import FIGURES
+from ooco_gym.commands.bench import METRICS
 
 
 def test_figures_are_written_beside_their_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -16,7 +16,7 @@ def test_figures_are_written_beside_their_targets(tmp_path: Path, capsys: pytest
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert summary["schema"] == "ooco-gym/bench/5" and summary["machine"]["cores"] >= 1
     assert summary["values"] == {"warm_start_s": [summary["warm_start_s"]]} and summary["warm_start_s"] > 0
-    names = {figure.name for figure in FIGURES}
+    names = {metric.name for metric in METRICS}
     assert set(summary["targets"]) == names
     assert all(summary[name] is None for name in names - {"warm_start_s"}), "what was not measured is null"
     shown = capsys.readouterr().out

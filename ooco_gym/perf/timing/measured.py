@@ -168,8 +168,8 @@ _EXTENDED, _ROOFLINE = extended.Form(), ooco.Form()
 def _found(shard: Shard, table: Measurements) -> _Found:
     """Looks up every operator of a model on `shard.tp` chips."""
     model, tp = shard.model, shard.tp
-    head = Linear("lm_head", model.hidden, -(-model.vocab // tp))
-    layers = {(one.d_in, one.d_out): table.linear(one.d_in, one.d_out) for one in [*fused_linears(model, tp), head]}
+    linears = [*fused_linears(model, tp), Linear("lm_head", model.hidden, -(-model.vocab // tp))]
+    layers = {(one.d_in, one.d_out): table.linear(one.d_in, one.d_out) for one in linears}
     names = [operator.name for operator in elementwise(model, tp)]
     curves = {name: table.elementwise(name, model, tp) for name in [*names, "residual", "sampler"]}
     heads = heads_of(shard, "decode")[:3]
@@ -177,12 +177,13 @@ def _found(shard: Shard, table: Measurements) -> _Found:
     all_reduce = table.all_reduce(tp) if tp > 1 else None
     one, beside = complete(shard.chip).mixed_attention, table.mixed_attention(*heads)
     mixed = _work_surface(beside, one, heads) if one and beside else None
-    missing = [one.name for one in [*fused_linears(model, tp), head] if not layers[one.d_in, one.d_out]]
+    missing = [one.name for one in linears if not layers[one.d_in, one.d_out]]
     missing += [name for name in names if not curves[name]]
-    missing += [name for name, found in (("prefill attention", prefill), ("decode attention", decode)) if not found]
-    missing += ["all_reduce"] if tp > 1 and not all_reduce else []
-    missing += ["experts"] if model.experts else []
-    missing += ["weights of other than 16 bits"] if model.weight_dtype_bytes else []
+    for name, lacks in (("prefill attention", not prefill), ("decode attention", not decode),
+                        ("all_reduce", tp > 1 and not all_reduce), ("experts", bool(model.experts)),
+                        ("weights of other than 16 bits", bool(model.weight_dtype_bytes))):
+        if lacks:
+            missing.append(name)
     return _Found(layers, {name: curve for name, curve in curves.items() if curve}, decode, prefill, mixed,
                   all_reduce, missing)
 
