@@ -49,7 +49,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     begun = time.perf_counter()
     given = plain(cfg)
     options = by_protocol(given)
-    policies = names_of(options, "policies", "policy")
+    policies = names_of(options)
     options = with_settings(options, policies)
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)

@@ -36,7 +36,7 @@ SCHEMA = "ooco-gym/compare/2"
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns its summary (`docs/outputs.md`)."""
     options = plain(cfg)
-    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    policies, seeds = names_of(options), seeds_of(options["seeds"])
     options = with_settings(options, policies)
     baseline = baseline_of(options, policies)
     scenario = scenario_of(cfg)

@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     options = plain(cfg)
     begun, out, reference = time.monotonic(), Path(options["out"]), options["reference"]
-    heuristics = names_of({**options, "policy": None}, "policies", "policy")
+    heuristics = names_of(options)
     if reference not in heuristics:
         raise UserError(f"reference={reference} must be one of policies={heuristics}")
     whole_number("windows", options["windows"], 2)

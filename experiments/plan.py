@@ -64,7 +64,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     begun = time.perf_counter()
     options = plain(cfg)
-    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    policies, seeds = names_of(options), seeds_of(options["seeds"])
     base = scenario_of(cfg)
     batch = base.from_file and (whole := base.with_(duration_s=None)).with_(
         rate_scale=whole.online_scale()).resolve().batch

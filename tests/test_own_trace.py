@@ -230,7 +230,7 @@ def test_what_online_requests_take_alone_in_a_plan_is_without_the_traces_offline
     rows = "".join(f"{i / 4},{300 if i % 4 == 0 else 24_000},20,{'online' if i % 4 == 0 else 'offline'}\n"
                    for i in range(960))
     Path("heavy.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}")
-    found = run("plan", "policy=vllm_priority", "workload.path=heavy.csv", "seeds=1", "workers=1", "frontier=1",
+    found = run("plan", "policies=[vllm_priority]", "workload.path=heavy.csv", "seeds=1", "workers=1", "frontier=1",
                 "search.last=0.4", "search.precision=0.5", "most=16")
     row = found["results"][0]
     assert "at 1 online requests a second and 3 offline ones of its own and 0 more" in found["question"]

@@ -61,7 +61,7 @@ def test_figures_of_a_trace_that_changed_do_not_come_from_the_cache(tmp_path, mo
     def arrived(tokens, out):
         text = HEAD + "".join(f"{place:03d},{tokens},10\n" for place in range(60))
         rewrite(trace, text) if trace.exists() else trace.write_text(text)
-        assert main(["compare", "policy=ooco", "workload.path=t.csv", "seeds=1", "workers=1",
+        assert main(["compare", "policies=[ooco]", "workload.path=t.csv", "seeds=1", "workers=1",
                      "metrics=[online.prompt_tokens_per_s]", f"out={out}"]) == 0
         return [row["mean"] for row in json.loads(Path(out, "summary.json").read_text())["results"]
                 if row["metric"] == "online.prompt_tokens_per_s"]

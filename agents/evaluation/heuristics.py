@@ -23,14 +23,15 @@ Among other decisions (Colocation) packing is answered by the level nearest to t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import is_partner, make_env
-from agents.evaluation.players import Observations
+from agents.environments import Window, is_partner, make_env
+from agents.evaluation.players import Observations, play
 from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
@@ -75,6 +76,18 @@ class Heuristic:
         if known is None or known[0] is not episode:
             known = self._acting[id(env)] = (episode, self.begin(env))
         return known[1]
+
+
+def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Window],
+                   side_by_side: int = 8) -> list[dict[str, Any]]:
+    """Plays windows with a heuristic by its name; records as `agents.evaluation.players.play` gives them.
+
+    Raises:
+        UserError: nothing of that name, or it has no say in this environment.
+    """
+    with closing(make_env(config)) as env:
+        config, name = as_base_policy(config, name, env)
+    return play(config, Heuristic(name), windows, side_by_side)
 
 
 def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict[str, Any], str]:

@@ -20,20 +20,18 @@ MOST_SEEDS, LONGEST_SEED = 1_000_000, 18  # how many, and digits of one
 
 
 # --- Options --------------------------------------------------------------------------------------------------------
-def names_of(options: Mapping[str, Any], plural: str = "policies", singular: str = "policy") -> list[str]:
-    """Policies to measure: the list under `plural`, or the one under `singular`; each checked against the registry.
+def names_of(options: Mapping[str, Any]) -> list[str]:
+    """The policies to measure, `policies`, each checked against the registry.
 
     Raises:
         UserError: none given, one given twice, or an unknown policy or parameter.
     """
-    one = options.get(singular)
-    given = [one] if one is not None else options.get(plural)
-    names = [given] if isinstance(given, str) else [str(name) for name in given or ()]
+    names = [str(name) for name in options["policies"] or ()]
     if not names:
-        raise UserError(f"{plural} is empty; expected such as {plural}=[ooco,base_pd] or {singular}=ooco")
+        raise UserError("policies is empty; expected such as policies=[ooco,base_pd]")
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise UserError(f"{plural}: '{name}' is there twice; expected different names")
+            raise UserError(f"policies: '{name}' is there twice; expected different names")
         get_policy(name)
     return names
 

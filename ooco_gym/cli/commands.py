@@ -91,6 +91,7 @@ REMOVED = {**dict.fromkeys(
                ("demo seeds", "demo duration_s", "demo start_s"),
                "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
            "demo learn": "'ooco-gym compare' holds heuristics against each other, without a search",
+           **dict.fromkeys(("capacity policy", "compare policy", "plan policy"), "policies=[NAME] takes one, too"),
            "compare sustain": "'ooco-gym capacity' finds the sustained rate",
            "evaluate stochastic": "policies are played by their likeliest actions, as engines play them",
            **dict.fromkeys(

@@ -7,8 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from agents.environments import make_env
-from agents.evaluation.heuristics import Heuristic, as_base_policy
-from agents.evaluation.players import play
+from agents.evaluation.heuristics import as_base_policy
 from ooco_gym.resources import conf_root
 
 GATE = Path(__file__).parents[1] / "data" / "gate_network"  # made by PPO; it wins nothing (docs/learned.md)
@@ -24,9 +23,3 @@ def base_policy(config, name):
     """The environment in which a heuristic plays, and its name there."""
     with closing(make_env(config)) as env:
         return as_base_policy(config, name, env)
-
-
-def play_heuristic(config, name, windows, side_by_side=8):
-    """The records of windows under a heuristic by its name, as `evaluate` plays it."""
-    config, name = base_policy(config, name)
-    return play(config, Heuristic(name), windows, side_by_side)

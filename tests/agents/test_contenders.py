@@ -2,10 +2,10 @@
 
 import gymnasium as gym
 import pytest
-from composing import base_policy, play_heuristic
+from composing import base_policy
 
 from agents.environments import make_env, windows
-from agents.evaluation.heuristics import PARTNER, by_name, heuristics_of
+from agents.evaluation.heuristics import PARTNER, by_name, heuristics_of, play_heuristic
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError

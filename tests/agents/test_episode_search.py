@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("cmaes")
-from composing import play_heuristic
 
 from agents.environments import windows
+from agents.evaluation.heuristics import play_heuristic
 from agents.learning import train
 from agents.search import checkpoints as kept
 from agents.search.command import checked

@@ -16,11 +16,10 @@ from gymnasium import spaces
 
 pytest.importorskip("sb3_contrib")
 
-from composing import play_heuristic
 
 import ooco_gym
 from agents.environments import windows, with_length
-from agents.evaluation.heuristics import RANDOM, by_name
+from agents.evaluation.heuristics import RANDOM, by_name, play_heuristic
 from ooco_gym import UserError
 from ooco_gym.cli import main
 from ooco_gym.envs import imported

@@ -63,7 +63,7 @@ def test_without_online_requests_there_is_nothing_to_rank(capsys):
     assert main(["compare", "policies=[ooco,base_pd]", "seeds=1", "workers=1", *idle, "out=compared"]) == 0
     assert not any(row["feasible"] for row in summary("compared")["results"])
     assert "nothing is ranked" in " ".join(capsys.readouterr().out.split())
-    assert main(["capacity", "policy=ooco", "seeds=1", "workers=1", "tuning.policies={}", *idle, "out=cap"]) == 2
+    assert main(["capacity", "policies=[ooco]", "seeds=1", "workers=1", "tuning.policies={}", *idle, "out=cap"]) == 2
     assert "no online request arrives in the window of seed 1" in capsys.readouterr().err
 
 
@@ -117,7 +117,7 @@ def test_compare_says_what_holds_of_some_policies_alone():
 
 
 def test_capacity_of_one_policy_runs_its_baselines(capsys):
-    arguments = ["capacity", "policy=ooco", *LOAD, "seeds=[1]", "workers=1", "search.first=2", "search.factor=4",
+    arguments = ["capacity", "policies=[ooco]", *LOAD, "seeds=[1]", "workers=1", "search.first=2", "search.factor=4",
                  "search.precision=0.6", "search.last=8", "tuning.seeds=[101]", "tuning.policies={}",
                  "limits.kept_up=0.3"]
     assert main([*arguments, "out=cap"]) == 0
@@ -176,7 +176,7 @@ def test_a_plan_holds_and_one_instance_fewer_does_not(capsys):
     assert main(["simulate", "policy=base_pd", "workload=azure_conv", "rate_scale=0.2", "duration_s=60", "seed=1",
                  "offline.rate=0", "protocol=brief.yaml", f"cluster={pools['cluster_file']}", "out=again"]) == 0
     assert summary("again")["online"]["violation_rate"] == pytest.approx(pools["violations"]["mean"], abs=1e-6)
-    assert main([*trial, "offline.rate=0", "policy=base_pd", "chips=8", "out=given"]) == 0
+    assert main(["plan", "policies=[base_pd]", *trial[2:], "offline.rate=0", "chips=8", "out=given"]) == 0
     assert summary("given")["results"][0]["chips"] == 8
     assert main([*trial, "offline.rate=0", "most=2", "out=no"]) == 2
     assert "most=2 instances are too few for 'base_pd'" in capsys.readouterr().err
@@ -201,8 +201,8 @@ def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():
     (["simulate", *LOAD, "slo.tpot_s=0.001"], "slo.tpot_s=0.001 cannot be met: a decode step"),
     (["compare", "policies=[ooco,base_p]", *LOAD], "did you mean 'base_pd'"),
     (["compare", "policies=[ooco]", "metrics=[online.violations]", "seeds=1", "workers=1", *LOAD], "online.violation"),
-    (["capacity", "policy=ooco", "tpot_from=first_tokn", *LOAD], "did you mean 'first_token'"),
-    (["capacity", "policy=ooco", "limits.violation=0.1", *LOAD], "limits.violations"),
+    (["capacity", "policies=[ooco]", "tpot_from=first_tokn", *LOAD], "did you mean 'first_token'"),
+    (["capacity", "policies=[ooco]", "limits.violation=0.1", *LOAD], "limits.violations"),
 ])
 def test_mistakes_are_one_sentence(arguments, sentence, capsys):
     assert main([*arguments, "out=bad"]) == 2
