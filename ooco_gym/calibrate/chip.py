@@ -71,12 +71,14 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
 def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,
             sources: Mapping[str, str]) -> ChipSpec:
     """The chip with fitted parameters; what was not fitted stays the base's, and `sources` says so."""
-    kept = {item: f"not measured; as chip '{base.name}' has it" for item in
-            (*_FITTED, "allreduce_latency_s", "prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s",
-             "decode_layer_overhead_s") if item not in roofline}
+    kept = {}
+    for item in (*_FITTED, "allreduce_latency_s", "prefill_overhead_s", "decode_overhead_s",
+                 "prefill_layer_overhead_s", "decode_layer_overhead_s"):
+        if item not in roofline:
+            kept[item] = f"not measured; as chip '{base.name}' has it"
     if "allreduce_bytes_per_s" not in roofline and not base.allreduce_bytes_per_s:
-        kept |= dict.fromkeys(("allreduce_bytes_per_s", "allreduce_latency_s"), "not measured; that of link "
-                              f"'{link_of(base).name}' counts (docs/timing.md)")
+        of_link = f"not measured; that of link '{link_of(base).name}' counts (docs/timing.md)"
+        kept |= {"allreduce_bytes_per_s": of_link, "allreduce_latency_s": of_link}
     sheet = {item: base.sources.get(item, f"as chip '{base.name}' has it, or as given") for item in DATASHEET}
     return replace(base, name=name, extended=extended if extended.to_mapping() else None, **dict(roofline), like="",
                    mixed_like="", not_measured="", sources={**sheet, **kept, **sources})

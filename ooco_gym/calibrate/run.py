@@ -220,8 +220,11 @@ def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
         kernel = OPERATORS[op].kernel if op in OPERATORS else op
         said[f"extended.{kernel}"] = f"fitted to {fitted.rows} rows{result.said(op, 'extended')}"
     said["validity"] = "the sizes that were measured; beyond them the forms extrapolate"
-    return said | {f"error.{form}": f"on iterations composed of measured operators{words}"
-                   for form in ("ooco", "extended") if (words := result.said(ITERATIONS, form))}
+    for form in ("ooco", "extended"):
+        words = result.said(ITERATIONS, form)
+        if words:
+            said[f"error.{form}"] = f"on iterations composed of measured operators{words}"
+    return said
 
 
 def extended_of(result: Calibration) -> kernels.ExtendedParameters:

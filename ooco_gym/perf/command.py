@@ -196,7 +196,10 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
     latency = sum(float(cost.seconds) for cost in costs)
     resources: dict[str, float] = dict.fromkeys((COMPUTE, MEMORY, COMMUNICATION, OVERHEAD), 0.0)
     for cost in costs:
-        limit = cost.kind if cost.kind in (COMMUNICATION, OVERHEAD) else COMPUTE if cost.compute_bound else MEMORY
+        if cost.kind in (COMMUNICATION, OVERHEAD):
+            limit = cost.kind
+        else:
+            limit = COMPUTE if cost.compute_bound else MEMORY
         resources[limit] += float(cost.seconds) / latency
     held = float(requests[:, 1].sum())
     full = held + requests[:, 1].mean() > deployment.kv_tokens

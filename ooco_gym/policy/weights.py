@@ -129,14 +129,20 @@ class SetsParameters:
             base = float(policy.values[one.name])
             parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
                                "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
-        moved, own = {one.name for one in self.parameters}, load_yaml("policy", self.rule)
-        constants = {name: float(policy.values[name]) for name, value in own.items()
-                     if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value}
+        moved = {one.name for one in self.parameters}
+        constants = {}
+        for name, value in load_yaml("policy", self.rule).items():
+            if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value:
+                constants[name] = float(policy.values[name])
         interval_s = float(policy.values.get("interval_s") or 0.0)
         facts = {"environment": self.environment, **known}
         seen = facts.pop("seen", {})  # in training, by the feature
-        rows = [feature_row(feature) for feature in self.features]
-        rows = [{**row, "seen": list(map(float, seen[row["name"]]))} if row["name"] in seen else row for row in rows]
+        rows = []
+        for feature in self.features:
+            row = feature_row(feature)
+            if row["name"] in seen:
+                row = {**row, "seen": [float(value) for value in seen[row["name"]]]}
+            rows.append(row)
         return write_parameters_bundle(
             folder, parameters=parameters, features=rows, weights=weights, rule=self.rule,
             interval_s=interval_s if interval_s > 0 else None, constants=constants, **facts, **how)

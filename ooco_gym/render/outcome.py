@@ -235,14 +235,20 @@ class Outcome:
         """When a batch of offline requests alone is done, and how many deadlines are missed, in a sentence each."""
         if not self.batch:
             return ""
-        late = {key: one[DUE]["mean"] for key, one in self.found.items() if not missing(one[DUE]["mean"])}
-        due = "" if not late else " All deadlines are kept." if not any(late.values()) else (
-            f" Deadlines are missed: {self._each(late)}.")
+        said = []
         ends = {key: one[MAKESPAN]["mean"] for key, one in self.found.items() if not missing(one[MAKESPAN]["mean"])}
+        if ends:
+            said.append(self._ends(ends))
         left = {key: one[LEFT]["mean"] for key, one in self.found.items() if key not in ends}
-        open_ = (f" Offline requests were unfinished when the run ended: {self._each(left)}; without duration_s, or "
-                 "with a larger drain_s, it plays on.") if left else ""
-        return f"{self._ends(ends) if ends else ''}{open_}{due}".strip()
+        if left:
+            said.append(f"Offline requests were unfinished when the run ended: {self._each(left)}; without "
+                        "duration_s, or with a larger drain_s, it plays on.")
+        late = {key: one[DUE]["mean"] for key, one in self.found.items() if not missing(one[DUE]["mean"])}
+        if any(late.values()):
+            said.append(f"Deadlines are missed: {self._each(late)}.")
+        elif late:
+            said.append("All deadlines are kept.")
+        return " ".join(said)
 
     @staticmethod
     def _each(counts: Mapping[Key, float]) -> str:

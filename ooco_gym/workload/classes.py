@@ -119,21 +119,22 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
     Raises:
         UserError: a request's class is not among `classes`.
     """
-    names, ids = tuple(one.name for one in classes), class_ids(trace)
-    unknown = [index for index, name in enumerate(ids[1]) if name not in names and (ids[0] == index).any()]
+    names = tuple(one.name for one in classes)
+    ids, own_names = class_ids(trace)
+    unknown = [index for index, name in enumerate(own_names) if name not in names and (ids == index).any()]
     if unknown:
-        name, at_s = ids[1][unknown[0]], float(trace.arrival_s[np.argmax(ids[0] == unknown[0])])
-        others = ", ".join(_as_entry(ids[1][index]) for index in unknown)
+        name, at_s = own_names[unknown[0]], float(trace.arrival_s[np.argmax(ids == unknown[0])])
+        others = ", ".join(_as_entry(own_names[index]) for index in unknown)
         raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
                         f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}; add "
                         f"'classes={{{others}}}', where {{}} means online under the SLO, {{ttft_s: 1, tpot_s: 0.05}} a "
                         "promise of its own and {online: false} offline")
-    place = np.array([names.index(name) if name in names else 0 for name in ids[1]], np.int8)[ids[0]]
+    place = np.array([names.index(name) if name in names else 0 for name in own_names], np.int8)[ids]
     columns: dict[str, Any] = {}
-    for own, key in (("ttft_slo_s", "ttft_s"), ("tpot_slo_s", "tpot_s"), ("deadline_s", "deadline_s")):
-        theirs = np.array([np.nan if getattr(one, key) is None else getattr(one, key) for one in classes])[place]
-        values = getattr(trace, own)
-        columns[own] = theirs if values is None else np.where(np.isnan(values), theirs, values)
+    for column, key in (("ttft_slo_s", "ttft_s"), ("tpot_slo_s", "tpot_s"), ("deadline_s", "deadline_s")):
+        of_class = np.array([getattr(one, key) for one in classes], float)[place]  # None becomes NaN
+        own = getattr(trace, column)
+        columns[column] = of_class if own is None else np.where(np.isnan(own), of_class, own)
     if np.isnan(columns["deadline_s"]).all():
         columns["deadline_s"] = None
     online = np.array([one.online for one in classes])[place]

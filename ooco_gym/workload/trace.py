@@ -183,26 +183,40 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
     for column in dict.fromkeys(name for trace in traces for name in trace.columns() if name != "class_id"):
         filled = [trace.columns().get(column, np.full(len(trace), COLUMNS[column].missing)) for trace in traces]
         columns[column] = np.concatenate(filled)[order]
-    hashes, block_tokens = None, BLOCK_TOKENS
+    hashes, block_tokens, names = None, BLOCK_TOKENS, ()
     if any(trace.prefix_hashes is not None for trace in traces):
         block_tokens = min(trace.block_tokens for trace in traces if trace.prefix_hashes is not None)
-        parts = [with_blocks(trace, block_tokens).prefix_hashes
-                 or (np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.int64)) for trace in traces]
-        counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        hashes = take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
-    names: tuple[str, ...] = ()
+        hashes = take_hashes(_joined_hashes(traces, block_tokens), order)
     if any(trace.class_id is not None for trace in traces):
-        each = [class_ids(trace) for trace in traces]
-        names = tuple(dict.fromkeys(name for _, own in each for name in own))
-        check_class_count(names)
-        parts_ids = []
-        for ids, own in each:
-            parts_ids.append(np.array([names.index(name) for name in own], np.int8)[ids])
-        columns["class_id"] = np.concatenate(parts_ids)[order]
+        ids, names = _joined_classes(traces)
+        columns["class_id"] = ids[order]
     return Trace(**columns, prefix_hashes=hashes, class_names=names, block_tokens=block_tokens,
                  name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))
+
+
+def _joined_hashes(traces: Sequence[Trace], block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prefix hashes of traces one after another, all of blocks of this size: offsets and values."""
+    counts, values = [], []
+    for trace in traces:
+        hashes = with_blocks(trace, block_tokens).prefix_hashes
+        if hashes is None:
+            counts.append(np.zeros(len(trace), np.int64))
+        else:
+            counts.append(np.diff(hashes[0]))
+            values.append(hashes[1])
+    return np.concatenate([[0], np.cumsum(np.concatenate(counts))]), np.concatenate(values)
+
+
+def _joined_classes(traces: Sequence[Trace]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class ids of traces one after another, and the names that they index."""
+    each = [class_ids(trace) for trace in traces]
+    names = tuple(dict.fromkeys(name for _, own in each for name in own))
+    check_class_count(names)
+    parts = []
+    for ids, own in each:
+        parts.append(np.array([names.index(name) for name in own], np.int8)[ids])
+    return np.concatenate(parts), names
 
 
 def class_ids(trace: Trace) -> tuple[np.ndarray, tuple[str, ...]]:
