@@ -182,14 +182,22 @@ def read_result(path: Path, suite: Mapping[str, Any]) -> dict[str, Any]:
     """Reads a result file of this suite.
 
     Raises:
-        UserError: it is none, or of another suite.
+        UserError: it is none, of another suite, or has scores that are not those of its windows.
     """
     result = read_mapping(path)
     if result.get("schema") != SCHEMA:
         raise UserError(f"'{path}' is no result of 'ooco-gym suite run' (schema {result.get('schema')}; expected "
                         f"{SCHEMA})")
-    if result["suite_sha256"] != _digest(suite):
-        raise UserError(f"'{path}' is of suite {result['suite']} with other tasks than suite {suite['name']} has here")
+    if result.get("suite_sha256") != _digest(suite):
+        raise UserError(f"'{path}' is of suite {result.get('suite')} with other tasks than suite {suite['name']} has "
+                        "here")
+    try:
+        same = as_json(scores(suite, result["tasks"], result["references"])) == {
+            key: result[key] for key in ("track", "by_task", "iqm", "improvement")}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # of what is no number, or not there
+        same = False
+    if not same:
+        raise UserError(f"'{path}': its scores are not those of its windows; it was edited")
     return result
 
 

@@ -40,10 +40,13 @@ def test_a_result_is_scored_against_its_reference(result):
     assert summary["iqm"]["ci_low"] <= summary["iqm"]["value"] <= summary["iqm"]["ci_high"]
 
 
-def test_a_result_of_another_suite_is_refused(result, tmp_path):
+@pytest.mark.parametrize(("change", "words"), [
+    ({"suite_sha256": "0"}, "other tasks than suite v1"),
+    ({"iqm": {"value": 9.0}}, "its scores are not those of its windows")])
+def test_a_result_of_another_suite_or_with_other_scores_is_refused(change, words, result, tmp_path):
     held = json.loads(result[1].read_text())
-    write_json(tmp_path / "result.json", {**held, "suite_sha256": "0"})
-    with pytest.raises(UserError, match="other tasks than suite v1"):
+    write_json(tmp_path / "result.json", {**held, **change})
+    with pytest.raises(UserError, match=words):
         suite.main(config(tmp_path, action="table", results=str(tmp_path)))
 
 
