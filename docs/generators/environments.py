@@ -360,7 +360,7 @@ def _worth(root: Path) -> list[str]:
             table(("id", "chance loses", "random actions", "partner", "best heuristic"), [row for _, row in rows]), ""]
 
 
-SOLVED = 0.03  # of a window's service: a smaller gain is not looked for
+SOLVED = 0.03  # of the best heuristic's service: a smaller difference is none to learn for
 
 
 def _to_learn(root: Path) -> list[str]:
@@ -373,8 +373,9 @@ def _to_learn(root: Path) -> list[str]:
             "placebo's. *Would show*: the smallest gain that this interval can tell from none, if gains of single "
             "decisions added up, in % of a window's service; where decisions are many, one is lost in what follows by "
             "chance. *Learned*: over whole windows, beside the best heuristic.", "",
-            "**begin**: one of the two gains is clear of zero (the model's also of its placebo). **solved**: none is, "
-            f"and one of {SOLVED:.0%} would have shown. **open**: it would not have.", "",
+            "**begin**: what was learned is ahead of the best heuristic, or tied with it and far ahead of the partner, "
+            f"so that a curve rises. **solved**: what was learned is within {SOLVED:.0%} of a rule that anyone can "
+            "write. **open**: all others.", "",
             table(("id", "word", "decisions a second", "played out", "model", "placebo", "would show", "learned"),
                   rows), ""]
 
@@ -389,16 +390,17 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of an environment: its word, decisions a second, how many were played out, gains, what would show."""
     model, placebo, learned = found["model"], found["placebo"], found.get("learned")
     shows = resolution(found)
-    if found["learnable"] or (learned and learned["low"] > 0.0):
+    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_partner" in learned)):
         word = "begin"
     else:
-        word = "solved" if shows < SOLVED else "open"
+        word = "solved" if learned and abs(learned["low"]) < SOLVED > abs(learned["high"]) else "open"
     gains = [_in_deviations(one, found["spread"]) for one in (model, placebo)]
     told = "not tried"
     if learned:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
+        told += f", {learned['over_partner']:+.0%} over the partner" if "over_partner" in learned else ""
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
-            percent(shows, 0), told)
+            percent(shows, 0) if shows < 10.0 else f"{shows:,.0f} times", told)
 
 
 def _in_deviations(gain: Mapping[str, float], spread: float) -> str:
