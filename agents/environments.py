@@ -118,12 +118,12 @@ def decision_names(env: Any) -> tuple[str, ...]:
     return tuple(decision.name for decision in inside.decisions) if isinstance(inside, DecisionEnv) else ()
 
 
-def is_partner(policy: str, env: Any) -> bool:
+def is_base_policy(policy: str, env: Any) -> bool:
     """Whether a policy, by name and parameters, is the one that takes all other decisions in `env`."""
-    partner = getattr(getattr(env.unwrapped, "config", None), "partner", None)
-    if partner is None or isinstance(partner, str):
-        return policy == partner
-    mine, other = policy_of(policy), policy_of(partner)
+    base_policy = getattr(getattr(env.unwrapped, "config", None), "base_policy", None)
+    if base_policy is None or isinstance(base_policy, str):
+        return policy == base_policy
+    mine, other = policy_of(policy), policy_of(base_policy)
     return (mine.name, mine.values) == (other.name, other.values)
 
 

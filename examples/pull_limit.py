@@ -22,7 +22,7 @@ from ooco_gym.sim.state import ASK
 MOST = 32.0  # requests
 TABLE = (PRESENT,
          Feature("limit", "requests", "linear", MOST, 0.0, 1.0, "most requests that one pull takes"),
-         Feature("partner", "", "as is", 1.0, 0.0, 1.0, "1 where it is the partner's own"))
+         Feature("base_policy", "", "as is", 1.0, 0.0, 1.0, "1 where it is the base policy's own"))
 COLUMN = columns(TABLE)
 _OOCO = get_policy("ooco")
 _MAX_PULL = [param.name for param in _OOCO.params].index("max_pull")  # index in State.params
@@ -36,7 +36,7 @@ def offer_limits(state, buffers, i):
         limit, out = buffers.levels[0, k], buffers.candidates[i, k]
         out[COLUMN.present] = 1.0
         out[COLUMN.limit] = share(limit, MOST)
-        out[COLUMN.partner] = limit == _TUNED
+        out[COLUMN.base_policy] = limit == _TUNED
         buffers.chosen[i, k] = k
         buffers.mask[i, FIXED + k] = 1
     return buffers.levels.shape[1]
@@ -51,7 +51,7 @@ def answer_limit(state, buffers, i):
 
 @step_kernel
 def keep_tuned(state, buffers, i):
-    """The limit as the partner was tuned."""
+    """The limit as the base policy was tuned."""
     state.params[_MAX_PULL] = _TUNED
     return ASK
 
@@ -60,15 +60,15 @@ def limits(policy: Policy, config: EpisodeConfig) -> np.ndarray:
     """The limits to choose among: float64[1, limits].
 
     Raises:
-        UserError: the partner is another policy than ooco as it is tuned.
+        UserError: the base policy is another policy than ooco as it is tuned.
     """
     if policy.name != "ooco" or policy.values["max_pull"] != _TUNED:
-        raise UserError(f"partner '{policy.name}': the limit of pulls is a parameter of ooco; take partner=ooco")
+        raise UserError(f"base policy '{policy.name}': the limit of pulls is ooco's parameter; take base_policy=ooco")
     return np.array([sorted(config.levels)])
 
 
 DECISION = Decision(
-    "pull_limit", CLOCK, offer_limits, answer_limit, partner=keep_tuned, levels=limits,
+    "pull_limit", CLOCK, offer_limits, answer_limit, base_policy=keep_tuned, levels=limits,
     question="How many requests may one pull take in the next interval?", take="pull at most so many requests",
     candidates="limits", table=TABLE, marks=((504, 232),))
 

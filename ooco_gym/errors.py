@@ -80,6 +80,8 @@ def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None
     names = list(known)
     for key in keys:
         if key not in names:
+            if now := FORMER["key"].get(str(key)):
+                raise UserError(f"{where}: the key '{key}' is now '{now}'")
             raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), names)}")
 
 
@@ -89,6 +91,8 @@ _ENVIRONMENTS = {"control": "onlinetuning", "gating_v0": "prefillgate", "preempt
 FORMER = {
     "env": _ENVIRONMENTS,
     "environment": _ENVIRONMENTS,
+    "key": {"partner": "base_policy"},
+    "heuristic": {"partner": "base_policy"},
     "policy": {"echo_pd": "policy=echo on mixed instances, policy=slack on pools",
                "hygen_pd": "policy=hygen on mixed instances, policy=slack on pools",
                "sjf": "policy=past_future with lengths=…, which goes by predicted lengths, too"},

@@ -121,19 +121,20 @@ def test_niyama_serves_the_nearer_deadline_first(tmp_path: Path) -> None:
 
 
 def test_an_environment_with_classes_goes_on_alike_from_a_snapshot() -> None:
-    """The partner looks deadlines up, which no copy of an episode writes; misses are those of each class's own SLO."""
+    """The base policy looks deadlines up, which no copy of an episode writes; misses are those of each class's own
+    SLO."""
     import gymnasium as gym
 
     classes = {"chat": {"ttft_s": 0.2, "tpot_s": 0.03}, "agent": {"ttft_s": 20.0, "tpot_s": 1.0},
                "batch": {"online": False, "deadline_s": 30.0}}
-    env = gym.make("ooco_gym/Batching-v1", partner="niyama", window_s=30.0, warmup_s=10.0, scenario={
+    env = gym.make("ooco_gym/Batching-v1", base_policy="niyama", window_s=30.0, warmup_s=10.0, scenario={
         "workload": "sharegpt@chat+0.02*azure_code@agent", "classes": classes,
         "offline": {"rate": 3.0, "class": "batch"}})
     agent: Any = env.unwrapped
 
     def steps(count: int) -> list[tuple[float, float]]:
         return [(float(reward), info["cost"]) for _, reward, *_, info in (
-            env.step(agent.partner_action()) for _ in range(count))]
+            env.step(agent.base_action()) for _ in range(count))]
 
     env.reset(seed=1000)
     steps(100)

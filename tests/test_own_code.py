@@ -106,15 +106,15 @@ def test_it_runs_where_the_command_line_names_it_too(mine: Path, capsys: pytest.
 
 @pytest.mark.parametrize("words", [("evaluate", "env=prefillgate", "policies=[RUN]", *SHORT), ("export", "policy=RUN"),
                                    ("suite", "run", "policy=RUN", "windows=1")])
-@pytest.mark.parametrize("place", ["id", "partner", "module"])
+@pytest.mark.parametrize("place", ["id", "base_policy", "module"])
 def test_the_configuration_of_a_run_runs_no_python_of_its_own(mine: Path, capsys: pytest.CaptureFixture[str],
                                                               words: tuple[str, ...], place: str) -> None:
     """Neither an environment's file or module, nor a policy beside it."""
     own = next(mine.glob("own_*.py"))
-    env = {"id": {"id": f"{own}:{own.stem}/PrefillGate-v1"}, "partner": {"partner": f"{mine}/rule.py"},
+    env = {"id": {"id": f"{own}:{own.stem}/PrefillGate-v1"}, "base_policy": {"base_policy": f"{mine}/rule.py"},
            "module": {"id": f"{own.stem}:{own.stem}/PrefillGate-v1"}}[place]
     run_folder(mine, **env)
-    code = {"id": str(own), "partner": str(mine / "rule.py"), "module": own.stem}[place]
+    code = {"id": str(own), "base_policy": str(mine / "rule.py"), "module": own.stem}[place]
     refused(capsys, code, *words)
     assert not [*mine.glob("*.ran")]
 

@@ -82,8 +82,8 @@ def episode(env: Any, player: Player, game: Window, random: float, generator: np
     while not over:
         explores = random > 0.0 and generator.random() < random
         action = _random(env, observation, generator) if explores else player.act([env], [observation])[0]
-        if not env.action_space.contains(action):  # what stands for the partner's own action
-            action = env.unwrapped.partner_action()
+        if not env.action_space.contains(action):  # what stands for the base policy's own action
+            action = env.unwrapped.base_action()
         observation, reward, terminated, truncated, info = env.step(action)
         over = terminated or truncated
         actions.append(action)

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
-from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of
+from agents.evaluation.heuristics import BASE, RANDOM, Heuristic, as_base_policy, by_name, heuristics_of
 from agents.evaluation.players import (
     BatchPlayer,
     FunctionPlayer,
@@ -204,7 +204,7 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                 players = [(dict(config), entrant.policy, None)]
             else:
                 where, name = as_base_policy(config, entrant.policy, env)
-                if name == entrant.policy:  # in the partner's seat a file's policy has no rule that could be asked here
+                if name == entrant.policy:  # a file's policy that is the base policy has no rule that is asked here
                     check_heuristic(name, env)
                 players = [(where, name, None)]
             for where, policy, run in players:
@@ -222,7 +222,7 @@ def check_heuristic(policy: str, env: Any) -> None:
     inside, known = env.unwrapped, getattr(env.unwrapped, "rules", ())
     if hasattr(inside, "episodes"):
         by_name(inside, policy)
-    elif policy.partition(":")[0] not in known and policy not in (PARTNER, RANDOM):
+    elif policy.partition(":")[0] not in known and policy not in (BASE, RANDOM):
         raise UserError(f"'{policy}' is neither a known policy{nearest(policy, known)} nor a run folder; "
                         f"known: {', '.join(known) or 'none in this environment'}")
 
@@ -289,7 +289,7 @@ def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Ma
 
 # --- From Python ----------------------------------------------------------------------------------------------------
 def evaluate(act: Callable[[Any], Any], env: Any, split: str = "test", episodes: int | None = None,
-             beside: Sequence[str] = ("partner",), name: str = "mine", **more: Any) -> dict[str, Any]:
+             beside: Sequence[str] = ("base_policy",), name: str = "mine", **more: Any) -> dict[str, Any]:
     """Plays a function on held-out windows beside heuristics, as `ooco-gym evaluate` does: paired, with intervals.
 
     Args:

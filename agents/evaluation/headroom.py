@@ -77,7 +77,7 @@ def shuffled(decisions: Sequence[Played], seed: int) -> list[Played]:
 
 def best_constant(decisions: Sequence[Played]) -> int:
     """The choice with the best mean outcome, each decision's mean taken off; one that is rarely legal counts as what
-    is taken in its place, the partner's."""
+    is taken in its place, the base policy's."""
     totals: dict[int, float] = {}
     base = 0.0
     for one in decisions:
@@ -89,7 +89,7 @@ def best_constant(decisions: Sequence[Played]) -> int:
 
 
 def _place(one: Played, choice: int) -> int:
-    """Where a choice is among the actions; the partner's place where it is not legal."""
+    """Where a choice is among the actions; the base policy's place where it is not legal."""
     same = np.flatnonzero(one.choices == choice)
     return int(same[0]) if same.size else 0
 
@@ -169,7 +169,7 @@ def _play(env: Any, seed: int, window: int, before: Callable[[int], None] | None
     while env.episodes.open(0):
         if before is not None:
             before(taken)
-        env.step(env.partner_action())
+        env.step(env.base_action())
         taken += 1
     return taken
 

@@ -3,7 +3,7 @@
 `by_name` knows, in an environment:
 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
-- `partner`: the policy that takes all other decisions takes these, too;
+- `base_policy`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
 - where a length predictor speaks (`EvictionPredicted-v1`, `MigrationPredicted-v1`), the rules of `ooco_lengths` that go
   by what it says;
@@ -16,8 +16,8 @@
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
 Packing and OnlineTuning, it has settings instead, and Batching, Admission, PreemptionVictim and Serving ask for parts
-of what it does: there the whole policy takes the partner's seat, and the partner's action is taken (`as_base_policy`).
-Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
+of what it does: there the whole policy takes the base policy's seat, and the base policy's action is taken
+(`as_base_policy`). Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import Window, is_partner, make_env
+from agents.environments import Window, is_base_policy, make_env
 from agents.evaluation.players import Observations, play
 from ooco_gym.envs import admission, preemption_victim
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.envs.decision import actual, are_settings
-from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.errors import FORMER, UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
 from ooco_gym.sim import state as s
 
-RANDOM, PARTNER, PACK = "random actions", "partner", "pack"
+RANDOM, BASE, PACK = "random actions", "base_policy", "pack"
 TOKENS = 1  # column of a candidate that is a request: its context
 SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
 BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # settings of `ooco_lengths`, by decision
@@ -93,24 +93,24 @@ def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Windo
 def as_base_policy(config: Mapping[str, Any], name: str, env: Any) -> tuple[dict[str, Any], str]:
     """The environment in which a heuristic plays, and the heuristic's name there.
 
-    Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
+    Where only the clock asks, a published policy takes the base policy's seat: it then warms the window up as well.
 
     Args:
         env: an environment of that configuration.
 
     Raises:
-        UserError: a policy that cannot be the partner.
+        UserError: a policy that cannot be the base policy.
     """
     here = env.unwrapped
     settings = hasattr(here, "episodes") and are_settings(here.decisions)
-    if not settings or not is_policy(name) or is_partner(name, here):
+    if not settings or not is_policy(name) or is_base_policy(name, here):
         return dict(config), name
-    moved = {**config, "partner": name}
+    moved = {**config, "base_policy": name}
     controls = here.episodes.controls
     if controls is not None and not set(controls.names) & set(policy_of(name).values):
         moved["controls"] = _nothing_to_turn(name)
     make_env(moved).close()  # a policy without the settings that are turned here says so
-    return moved, PARTNER
+    return moved, BASE
 
 
 def _nothing_to_turn(name: str) -> dict[str, list[Any]]:
@@ -120,21 +120,29 @@ def _nothing_to_turn(name: str) -> dict[str, list[Any]]:
     return {param.name: [policy.values[param.name]]}
 
 
+def _of_another_package(env: Any, name: str) -> Heuristic:
+    """The heuristic of a name in an environment of another package, which has its own rules.
+
+    Raises:
+        UserError: the environment has no rules.
+    """
+    if name == RANDOM:
+        return Heuristic(name, _random_of_masks)
+    is_base = is_base_policy(name, env)
+    if not hasattr(env, "base_action" if is_base else "rule_action"):
+        raise UserError(f"'{name}' has no say in {type(env).__name__}, which has no method rule_action: play learned "
+                        f"policies there, or {RANDOM}; train begins from random play with agent.imitate.rule=null")
+    return Heuristic(name, lambda env: env.base_action if is_base else partial(env.rule_action, name))
+
+
 def by_name(env: Any, name: str) -> Heuristic:
     """The heuristic of a name in a bare environment, made by `as_base_policy`'s configuration.
 
     Raises:
         UserError: nothing of that name here, or a published policy where only the clock asks.
     """
-    if not hasattr(env, "episodes"):  # an environment of another package: its own rules
-        if name == RANDOM:
-            return Heuristic(name, _random_of_masks)
-        if not hasattr(env, "partner_action" if is_partner(name, env) else "rule_action"):
-            raise UserError(f"'{name}' has no say in {type(env).__name__}, which has no method rule_action: play "
-                            f"learned policies there, or {RANDOM}; train begins from random play with "
-                            "agent.imitate.rule=null")
-        return Heuristic(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
-                                                                                                    name))
+    if not hasattr(env, "episodes"):
+        return _of_another_package(env, name)
     kinds = {decision.kind for decision in env.decisions}
     if name == RANDOM or (name == "random" and s.GATE not in kinds):
         return Heuristic(name, _random)
@@ -143,22 +151,24 @@ def by_name(env: Any, name: str) -> Heuristic:
         return plain[name]
     if is_policy(name):
         policy_of(name)
-        if is_partner(name, env):
-            return Heuristic(name, plain[PARTNER].begin)
+        if is_base_policy(name, env):
+            return Heuristic(name, plain[BASE].begin)
         if are_settings(env.decisions):
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
-                            "the partner's seat (agents.evaluation.heuristics.as_base_policy)")
+                            "the base policy's seat (agents.evaluation.heuristics.as_base_policy)")
         return _published(name)
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
+    if now := FORMER["heuristic"].get(name):
+        raise UserError(f"the heuristic '{name}' is now '{now}'")
     raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)} and no run folder; it knows: "
                     f"{', '.join(known)}")
 
 
 def heuristics_of(env: Any) -> list[Heuristic]:
-    """The partner, each published rule that answers this environment's decisions and is not another's, and plain ones.
-    Where only the clock asks there are no published ones, since they have settings, not rules."""
+    """The base policy, each published rule that answers this environment's decisions and is not another's, and plain
+    ones. Where only the clock asks there are no published ones, since they have settings, not rules."""
     kinds = {decision.kind for decision in env.decisions}
     plain = _plain(env, kinds)
     rules = [] if are_settings(env.decisions) else _distinct(env, kinds)
@@ -166,8 +176,8 @@ def heuristics_of(env: Any) -> list[Heuristic]:
 
 
 def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
-    """The partner first, then rules and constants that need no policy."""
-    listed = [Heuristic(PARTNER, lambda env: env.partner_action)]
+    """The base policy first, then rules and constants that need no policy."""
+    listed = [Heuristic(BASE, lambda env: env.base_action)]
     controls, buffers = env.episodes.controls, env.episodes.buffers
     if controls is not None:  # each parameter at each of its other levels
         return listed + [_constant(controls, f"{name}={value:g}") for part, name in enumerate(controls.names)
@@ -198,15 +208,15 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
 
 
 def decline(env: Any) -> int:
-    """The decision's own *no* where that is legal, else the partner's."""
-    return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.PARTNER_ACTION
+    """The decision's own *no* where that is legal, else the base policy's."""
+    return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.BASE_ACTION
 
 
 def by_length(env: Any, longest: bool) -> int:
-    """The shortest (or longest) request offered, where requests are; else the partner's."""
+    """The shortest (or longest) request offered, where requests are; else the base policy's."""
     buffers = env.episodes.buffers
     if buffers.turns[0, b.KIND] not in SIZED:
-        return b.PARTNER_ACTION
+        return b.BASE_ACTION
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if not len(there):
         return b.DECLINE_ACTION
@@ -234,11 +244,11 @@ _TABLES = {one.kind: one.table for one in (admission.DECISION, preemption_victim
 
 
 def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
-    """The lowest-ranked candidate at a kind of decision; at others the partner's action."""
+    """The lowest-ranked candidate at a kind of decision; at others the base policy's action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if buffers.turns[0, b.KIND] != kind or not len(there):
-        return b.PARTNER_ACTION
+        return b.BASE_ACTION
     ranks = []
     for row in buffers.candidates[0, there]:
         features = zip(_TABLES[kind], row, strict=False)
@@ -252,13 +262,13 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
     Not those that may compute with weights: they are learned, or rules beside what was learned.
     """
     points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
-    partner = policy_of(env.config.partner)
-    seen: list[tuple[Any, ...]] = [tuple((partner.hooks()[point], None) for point in points)]
+    base_policy = policy_of(env.config.base_policy)
+    seen: list[tuple[Any, ...]] = [tuple((base_policy.hooks()[point], None) for point in points)]
     names = []
     for name in list_policies():
         policy, told = get_policy(name), aliases().get(name, {})
         rules = tuple((policy.hooks()[point], told.get(HOOKS[point])) for point in points)
-        if policy.mixed == partner.mixed and policy.layout is None and rules not in seen:
+        if policy.mixed == base_policy.mixed and policy.layout is None and rules not in seen:
             seen.append(rules)
             names.append(name)
     return names
@@ -274,16 +284,16 @@ def _published(rule: str) -> Heuristic:
 
 
 def _nearest_level(env: Any, rule: str) -> int:
-    """The action that packs as a policy is set to; the partner's where it is set alike, or has no such setting."""
-    own, partner = (policy_of(one) for one in (rule, env.config.partner))
+    """The action that packs as a policy is set to; the base policy's where it is set alike, or has no such setting."""
+    own, base_policy = (policy_of(one) for one in (rule, env.config.base_policy))
     if PACK not in {decision.name for decision in env.decisions}:
-        return b.PARTNER_ACTION
-    (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, partner))
+        return b.BASE_ACTION
+    (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, base_policy))
     if place < 0 or there < 0:
-        return b.PARTNER_ACTION
-    share, tuned = own.vector()[place] * scale, partner.vector()[there] * unit
+        return b.BASE_ACTION
+    share, tuned = own.vector()[place] * scale, base_policy.vector()[there] * unit
     gaps = np.abs(env.episodes.buffers.levels[0] * unit - share)
-    return b.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else b.FIXED + int(np.argmin(gaps))
+    return b.BASE_ACTION if abs(tuned - share) <= gaps.min() else b.FIXED + int(np.argmin(gaps))
 
 
 def _constant(controls: Any, name: str) -> Heuristic:

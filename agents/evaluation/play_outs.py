@@ -61,7 +61,7 @@ def legal_actions(env: Any) -> np.ndarray:
     controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
     if controls is None:
         legal = np.flatnonzero(mask)
-        return np.concatenate([[b.PARTNER_ACTION], legal[legal != b.PARTNER_ACTION]])[:, None].astype(np.int64)
+        return np.concatenate([[b.BASE_ACTION], legal[legal != b.BASE_ACTION]])[:, None].astype(np.int64)
     moves = [controls.tuned]
     for part, count in enumerate(controls.counts):
         for level in range(int(count)):

@@ -37,7 +37,7 @@ from agents.policies.runs import CONFIG_FILE, POLICY_FILE, SUMMARY_FILE, load_ru
 from ooco_gym.cli.sweep import Sweep
 from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
-from ooco_gym.envs.features import PARTNER_ACTION
+from ooco_gym.envs.features import BASE_ACTION
 from ooco_gym.errors import UserError, finite
 from ooco_gym.policy import Policy as RulePolicy
 from ooco_gym.policy.registry import module_of_file
@@ -101,7 +101,7 @@ class FunctionPlayer:
         space = env.action_space
         if isinstance(space, spaces.Discrete):
             number = int(finite(f"the answer of '{self.name}'", action))
-            always = number == PARTNER_ACTION and bool(decision_names(env))
+            always = number == BASE_ACTION and bool(decision_names(env))
             if not space.contains(number) or not (mask[number] or always):
                 raise UserError(f"'{self.name}' answers {action!r}, which is not legal here; expected one of "
                                 f"{np.flatnonzero(mask).tolist()}, where observation['action_mask'] is 1")

@@ -20,7 +20,7 @@ from agents.evaluation.players import BatchPlayer, play
 from agents.evaluation.scoring import feasible_first
 from agents.learning.vector import GymnasiumVecEnv
 from agents.policies.networks import Actor
-from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
+from ooco_gym.envs.buffers import BASE_ACTION, DECLINE_ACTION
 from ooco_gym.files import atomic_write
 from ooco_gym.report.terminal import Bar, progress
 
@@ -159,9 +159,9 @@ class LogMetrics(Callback):
         for key, value in self._sums.items():
             self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s",
                                value / max(elapsed_s, 1e-9))
-        if actions.ndim == 1:  # a vector of levels says no 'no', and leaves nothing to the partner
+        if actions.ndim == 1:  # a vector of levels says no 'no', and leaves nothing to the base policy
             self.logger.record("rollout/no_share", float(np.mean(actions == DECLINE_ACTION)))
-            self.logger.record("rollout/partner_share", float(np.mean(actions == PARTNER_ACTION)))
+            self.logger.record("rollout/base_share", float(np.mean(actions == BASE_ACTION)))
         self.logger.record("rollout/simulated_s", elapsed_s)
         self.logger.record("time/decisions_per_s", len(actions) / max(time.monotonic() - self._started, 1e-9))
         self.episodes += len(self._ended)

@@ -60,7 +60,7 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
 
     Args:
         rule: a heuristic by its name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate:
-            shortest}`; the partner takes those that are not named.
+            shortest}`; the base policy takes those that are not named.
 
     Raises:
         UserError: no heuristic or decision of that name.
@@ -75,7 +75,7 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
 
     def act() -> Any:
         kind = int(env.episodes.buffers.turns[0, b.KIND])
-        return acting[kind]() if kind in acting else env.partner_action()
+        return acting[kind]() if kind in acting else env.base_action()
 
     return act
 

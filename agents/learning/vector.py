@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from ooco_gym.errors import UserError
 
 # Methods of one environment, and those of a native vector environment that answer for all places at once.
-BATCHED = {"action_masks": "action_masks", "rule_action": "rule_actions", "partner_action": "partner_actions"}
+BATCHED = {"action_masks": "action_masks", "rule_action": "rule_actions", "base_action": "base_actions"}
 _FINAL = ("final_obs", "final_info")
 
 

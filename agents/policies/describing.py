@@ -11,7 +11,7 @@ from agents.environments import make_env, observed_shapes
 from agents.policies.runs import LoadedRun, recipe_of
 from ooco_gym.envs.buffers import FIXED
 from ooco_gym.envs.config import TIMING
-from ooco_gym.envs.decision import PARTNER, kinds, meaning
+from ooco_gym.envs.decision import BASE, kinds, meaning
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.networks import FARTHEST
 from ooco_gym.runtime.writing import LICENCE
@@ -42,7 +42,7 @@ def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = No
         "kind": "candidates", "name": name or "-".join(decisions) or run.config["env"]["id"],
         "decision_point": {"name": ", ".join(decisions) or "action", "meaning":
                            "a level for each part" if parts else "one of the actions, of those that are legal"},
-        "rule": str(run.config["env"].get("partner", "")),
+        "rule": str(run.config["env"].get("base_policy", "")),
         "environment": run.config["env"]["id"], "decisions": list(decisions),
         "history": 1, "inputs": inputs,
         "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
@@ -83,14 +83,14 @@ def action_parts(env: Any) -> list[dict[str, Any]]:
     controls = getattr(getattr(env.unwrapped, "episodes", None), "controls", None)
     if controls is None:
         return []
-    partner = policy_of(env.unwrapped.config.partner)
-    params = {param.name: param for param in partner.params}
+    base_policy = policy_of(env.unwrapped.config.base_policy)
+    params = {param.name: param for param in base_policy.params}
     parts = []
     for place, name in enumerate(controls.names):
         values = controls.levels[place, : controls.counts[place]].tolist()
         choices = params[name].choices
         parts.append({"name": name, "levels": [choices[int(value)] for value in values] if choices else values,
-                      "tuned": int(controls.tuned[place]), "of": partner.name, "meaning": params[name].doc})
+                      "tuned": int(controls.tuned[place]), "of": base_policy.name, "meaning": params[name].doc})
     return parts
 
 
@@ -104,11 +104,12 @@ def feature_table(env: Any, space: Any, key: str, width: int) -> list[dict[str, 
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 
-_ANY = ("the decision's own no", PARTNER)
+_ANY = ("the decision's own no", BASE)
 
 
 def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:
-    """The meaning of each action, by decision: the decision's no, the partner's answer, then one for each candidate.
+    """The meaning of each action, by decision: the decision's no, the base policy's answer, then one for each
+    candidate.
 
     Args:
         places: candidates (K).

@@ -1,8 +1,8 @@
 """Networks: the encoder that scales observations, the scorer of actions with a value, and the actor of both.
 
-A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
-order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps that symmetry:
-permuting the candidates permutes their scores and changes neither those of the fixed actions nor the value.
+A decision "one of the fixed actions (no, or what the base policy would do), or one of K candidates" does not depend
+on the order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) keeps that
+symmetry: permuting the candidates permutes their scores and changes neither those of the fixed actions nor the value.
 
 Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. The scorer takes its flat
 features. The scores of illegal actions are `MASKED`, so that any algorithm of Stable-Baselines3 takes legal actions

@@ -97,8 +97,8 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
     if agent["policy"] is None:
         with closing(make_env(config["env"])) as env:
             inside: Any = env.unwrapped
-            partner = inside.config.partner
-        agent["policy"] = partner if isinstance(partner, str) else spelling_of(partner)
+            base_policy = inside.config.base_policy
+        agent["policy"] = base_policy if isinstance(base_policy, str) else spelling_of(base_policy)
     for key in ("policy", "reference"):
         if agent[key] is not None:
             get_policy(str(agent[key]))

@@ -41,7 +41,7 @@ PAGES = {
                 "this page you know what each environment asks, sees and plays."),
 }
 OWN = ("Action Space", "Candidates", "Observation Space", "Default Scenario")
-SHOWN = ("extends", "scenario", "partner", "window_s", "warmup_s", "candidates", "interval_s", "levels",
+SHOWN = ("extends", "scenario", "base_policy", "window_s", "warmup_s", "candidates", "interval_s", "levels",
          "shares", "controls", "action", "reward", "vary")
 COMMON = ("Observation Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments", "Rendering",
           "Snapshots", "References", "Version History")
@@ -54,9 +54,9 @@ def page(which: str) -> str:
     parts = [NOTE, f"# {title}", "", says, "", f"![Where the decisions are taken]({pictured}.svg)", "",
              "`gym.make(\"ooco_gym/NAME\")` makes one, `gym.make_vec(\"ooco_gym/NAME\", num_envs=64)` many. Rewards, "
              "arguments, splits, rendering and snapshots are [the same in all](common.md). An action of "
-             "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the partner would do; or `2 + k`, candidate k. "
-             "Action 1 is in the mask only where no other action is the same act (`partner` marks the candidate that "
-             "is), and always accepted. A, K, F, C, D are the sizes of the "
+             "`Discrete(2 + K)` is 0, the decision's own *no*; 1, what the base policy would do; or `2 + k`, candidate "
+             "k. Action 1 is in the mask only where no other action is the same act (`base_policy` marks the candidate "
+             "that is), and always accepted. A, K, F, C, D are the sizes of the "
              "[observation](common.md#observation-space).", ""]
     named = [name for name in ENVIRONMENTS if page_of(name) == which]
     if which == "engines":
@@ -133,7 +133,7 @@ def _said(env: Any) -> str:
 
 
 def _levels(env: Any) -> str:
-    policy, controls = env.episodes._partner, env.episodes.controls
+    policy, controls = env.episodes._base_policy, env.episodes.controls
     params = {param.name: param for param in policy.params}
     rows = []
     for index, name in enumerate(controls.names):
@@ -143,7 +143,7 @@ def _levels(env: Any) -> str:
         shown[controls.tuned[index]] = f"**{shown[controls.tuned[index]]}**"
         rows.append((f"`{name}`", ", ".join(shown), params[name].doc))
     heads = ("parameter", "levels, from 0 on (bold: as tuned)", "meaning")
-    return f"With the default partner (`{policy.name}`), a dimension each:\n\n" + table(heads, rows)
+    return f"With the default base policy (`{policy.name}`), a dimension each:\n\n" + table(heads, rows)
 
 
 def _shapes(env: Any) -> str:
@@ -257,7 +257,7 @@ def _observations() -> list[str]:
             "### `decision`: the kinds that an environment asks, one hot",
             table(("kind", "asked"), [(f"`{name}`", kinds()[name].question) for name in _asked()]),
             "### `action_mask`",
-            "1 where an action is legal. At a decision two actions at least are, beside the partner's. The same as "
+            "1 where an action is legal. At a decision two actions at least are, beside the base policy's. The same as "
             "`info[\"action_mask\"]`, and, as bool, as `action_masks()`. Where an action is a vector of levels, the "
             "levels of each dimension follow those of the one before, and all are always legal."]
 
@@ -331,7 +331,7 @@ def index(root: Path) -> str:
                      _times(env)))
     return "\n".join([
         NOTE, "# Environments", "",
-        f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its partner policy "
+        f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its base policy "
         "decides. Observations, rewards, episodes and arguments are [the same in all](common.md). After this page you "
         "can choose one, and name the published rule to hold an agent against. An id is `ooco_gym/` "
         "and the name below.", "",
@@ -346,10 +346,10 @@ def _worth(root: Path) -> list[str]:
     for name in (one for one in ENVIRONMENTS if one in played):  # a new one is in `results/choice.json` once measured
         found = played[name]
         by_name = {row["policy"]: row for row in found["rows"]}
-        chance, partner, best = (by_name[one] for one in ("random actions", "partner", found["best_heuristic"]))
+        chance, base_policy, best = (by_name[one] for one in ("random actions", "base_policy", found["best_heuristic"]))
         service = best["offline_reference_gpu_s_per_s"]["mean"] * found["window_s"]
         worth = (best["reward_total"]["mean"] - chance["reward_total"]["mean"]) / service
-        rows.append((worth, (f"`{name}`", percent(worth, 0), *map(_service_and_late, (chance, partner)),
+        rows.append((worth, (f"`{name}`", percent(worth, 0), *map(_service_and_late, (chance, base_policy)),
                              f"{_service_and_late(best)}, `{best['policy']}`")))
     rows.sort(key=lambda row: -row[0])
     return ["## Where choice matters", "",
@@ -357,7 +357,8 @@ def _worth(root: Path) -> list[str]:
             "on 10 windows of 600 s of held-out seeds that all of a row share (`ooco-gym evaluate env=… policies=[all] "
             "episodes=10 window_s=600`). *Chance loses*: the reward by which random actions are behind the best "
             "heuristic, over that of its service; above 100 % they violate SLOs.", "",
-            table(("id", "chance loses", "random actions", "partner", "best heuristic"), [row for _, row in rows]), ""]
+            table(("id", "chance loses", "random actions", "base policy", "best heuristic"), [row for _, row in rows]),
+            ""]
 
 
 SOLVED = 0.03  # of the best heuristic's service: a smaller difference is none to learn for
@@ -373,9 +374,9 @@ def _to_learn(root: Path) -> list[str]:
             "placebo's. *Would show*: the smallest gain that this interval can tell from none, if gains of single "
             "decisions added up, in % of a window's service; where decisions are many, one is lost in what follows by "
             "chance. *Learned*: over whole windows, beside the best heuristic.", "",
-            "**begin**: what was learned is ahead of the best heuristic, or tied with it and far ahead of the partner, "
-            f"so that a curve rises. **solved**: what was learned is within {SOLVED:.0%} of a rule that anyone can "
-            "write. **open**: all others.", "",
+            "**begin**: what was learned is ahead of the best heuristic, or tied with it and far ahead of the base "
+            f"policy, so that a curve rises. **solved**: what was learned is within {SOLVED:.0%} of a rule that anyone "
+            "can write. **open**: all others.", "",
             table(("id", "word", "decisions a second", "played out", "model", "placebo", "would show", "learned"),
                   rows), ""]
 
@@ -390,7 +391,7 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of an environment: its word, decisions a second, how many were played out, gains, what would show."""
     model, placebo, learned = found["model"], found["placebo"], found.get("learned")
     shows = resolution(found)
-    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_partner" in learned)):
+    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_base" in learned)):
         word = "begin"
     else:
         word = "solved" if learned and abs(learned["low"]) < SOLVED > abs(learned["high"]) else "open"
@@ -398,7 +399,7 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     told = "not tried"
     if learned:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
-        told += f", {learned['over_partner']:+.0%} over the partner" if "over_partner" in learned else ""
+        told += f", {learned['over_base']:+.0%} over the base policy" if "over_base" in learned else ""
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
             percent(shows, 0) if shows < 10.0 else f"{shows:,.0f} times", told)
 
@@ -455,13 +456,13 @@ def _rules() -> list[str]:
             rows.append((f"`{name}`", kind.question,
                          ", ".join(f"`{policy}`" for having in rules for policy in having)))
     parts = ["## Rules by decision", "", "Published policies with an answer of their own where the simulator asks (of "
-             "`pack` a setting, which plays from the partner's seat); their docstrings say what they answer. Each "
+             "`pack` a setting, which plays from the base policy's seat); their docstrings say what they answer. Each "
              "plays as an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
              "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`). A name "
              "with `…=…` is a policy with a parameter set.", "",
              table(("decision", "asked", "policies"), rows), ""]
-    return [*parts, "What `control` turns are the parameters of the partner itself. Policies of "
-            "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the partner's "
+    return [*parts, "What `control` turns are the parameters of the base policy itself. Policies of "
+            "[mixed instances](../use.md#policies) compose whole iterations: they play `batch` from the base policy's "
             "seat, those that leave it open also `admit`, most also `reclaim`, all of them all of "
             "[Serving](engines.md#serving-v1)."]
 

@@ -1,7 +1,7 @@
 """Draws where in the cluster an environment's decisions are taken: SVG text, the same bytes for the same code.
 
 `cluster.svg` beside this file is the scheme of the cluster, `engine.svg` that of a mixed instance. Of the first the
-groups `many` and `one` show pools of several instances or of one, its group `knobs` shows the partner's parameters.
+groups `many` and `one` show pools of several instances or of one, its group `knobs` shows the base policy's parameters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from ooco_gym.envs.decision import PARTNER, kinds
+from ooco_gym.envs.decision import BASE, kinds
 
 WIDTH, HEIGHT, LINE = 860, 344, 20  # of the scheme, and of a row below it
 ASKED = "#D55E00"
@@ -44,7 +44,7 @@ def _key(decisions: Sequence[str]) -> list[tuple[str, str, bool]]:
     for number, kind in enumerate((kinds()[name] for name in decisions), start=1):
         rows.append((str(number) if len(decisions) > 1 else "?", kind.question, True))
         if len(decisions) == 1 and kind.take:
-            rows += [("0", kind.no, False), ("1", PARTNER, False),
+            rows += [("0", kind.no, False), ("1", BASE, False),
                      ("2 + k", f"{kind.take} (k: {kind.candidates})", False)]
     return rows
 

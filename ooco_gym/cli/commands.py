@@ -145,7 +145,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
         return None
     if (conf_root() / OPEN / group / f"{value}.yaml").is_file():
         return load_yaml(f"{OPEN}/{group}", value)
-    if group == "policy" and head == "learned":  # folders of learned policies take their seats beside a partner
+    if group == "policy" and head == "learned":  # folders of learned policies take their seats beside a base policy
         return {PLAIN: value}
     if group == "policy" and head not in known:
         from ooco_gym.policy.registry import as_mapping  # takes a moment

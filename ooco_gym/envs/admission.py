@@ -180,14 +180,14 @@ def answer_entry(state, buffers, i):
 
 
 @step_kernel
-def enter_as_partner(state, buffers, i):
-    """What the partner would admit to this iteration from here on."""
+def enter_as_base_policy(state, buffers, i):
+    """What the base policy would admit to this iteration from here on."""
     admit_rest(state, state.pending.instance, buffers.iteration[i])
     return close(state, state.pending.instance, buffers.iteration[i])
 
 
 DECISION = Decision(
-    "admit", b.ADMIT, offer_entries, answer_entry, window=WINDOW, partner=enter_as_partner,
+    "admit", b.ADMIT, offer_entries, answer_entry, window=WINDOW, base_policy=enter_as_base_policy,
     question="Which offline request enters the iteration?",
     no="none, or no more (where the iteration has other work)", take="admit this request, and be asked again",
     candidates="waiting offline requests", table=tuple(map(feature_of, ENTRY)), cluster=tuple(map(feature_of, ENGINE)),
@@ -199,20 +199,21 @@ class AdmissionEnv(DecisionEnv):
 
     ## Description
     vLLM's scheduler admits what waits in the order of arrival and stops at the first request that does not fit. Here
-    the partner composes the iteration: online decodes and prompts, offline requests that run. Where it leaves time,
+    the base policy composes the iteration: online decodes and prompts, offline requests that run. Where it leaves time,
     tokens, a seat and memory for one that waits, it is asked which, until none fits any more. A request that enters
-    gets as long a chunk of its prompt as the partner's limits allow. The partner must be a policy that composes
+    gets as long a chunk of its prompt as the base policy's limits allow. The base policy must be a policy that composes
     iterations by `fill` (`ooco_gym/policy/latency_budget.py`), as `deadline` does.
 
     ## Action Space
     `Discrete(2 + K)`: 0 admits none, or no more (not legal where the iteration would be empty), 1 goes on as the
-    partner would, to the end of this iteration, `2 + k` admits candidate k and is asked again. No time passes between.
+    base policy would, to the end of this iteration, `2 + k` admits candidate k and is asked again. No time passes
+    between.
 
     ## Candidates
-    The request that the partner would try next; of the first 8 in the queue the one with the most tokens in the prefix
-    cache, where that is on; then length quantiles, shortest first, of those of the first 32 that fit the memory. What
-    does not fit in as a whole, or only with a shorter chunk than the partner would begin with, is left out. Nothing
-    tells how many tokens a request will generate: `output` is the mean of those that finished.
+    The request that the base policy would try next; of the first 8 in the queue the one with the most tokens in the
+    prefix cache, where that is on; then length quantiles, shortest first, of those of the first 32 that fit the
+    memory. What does not fit in as a whole, or only with a shorter chunk than the base policy would begin with, is
+    left out. Nothing tells how many tokens a request will generate: `output` is the mean of those that finished.
     """
 
     id: ClassVar[str] = "ooco_gym/Admission-v1"

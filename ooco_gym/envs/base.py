@@ -48,14 +48,14 @@ class DecisionEnv(gym.Env):
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
-    a warm-up under the partner. Without options the window is drawn from the seed.
+    a warm-up under the base policy. Without options the window is drawn from the seed.
 
     ## Episode End
-    An episode is truncated after `window_s` and never terminated. The load then goes on under the partner until every
-    online request of the window has finished or missed its SLO; what that adds is in the last reward. A decision is
-    asked only where two actions at least are legal beside the partner's. A window without a decision ends with its
-    first step, in which only the partner's action is legal. A cluster or partner with which no decision can ever come
-    up is refused.
+    An episode is truncated after `window_s` and never terminated. The load then goes on under the base policy until
+    every online request of the window has finished or missed its SLO; what that adds is in the last reward. A
+    decision is asked only where two actions at least are legal beside the base policy's. A window without a decision
+    ends with its first step, in which only the base policy's action is legal. A cluster or base policy with which no
+    decision can ever come up is refused.
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
@@ -68,8 +68,8 @@ class DecisionEnv(gym.Env):
     decisions by the clock, `shift` one of the scenario's distribution shifts; `levels`, `shares`, `action`, `controls`,
     `vary` and `shifts` are as in `conf/env`. With `flat` an observation is one vector, and the mask is in
     `info["action_mask"]` and `action_masks()` as ever.
-    An illegal action does what the partner would do: `info["illegal_action"]` is then True, and the episode's summary
-    has their number as `illegal_actions`.
+    An illegal action does what the base policy would do: `info["illegal_action"]` is then True, and the episode's
+    summary has their number as `illegal_actions`.
 
     ## Rendering
     `rgb_array` (needs the extra `render`) is a picture of the cluster as it stands: what each instance runs, its
@@ -228,9 +228,13 @@ class DecisionEnv(gym.Env):
         return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
 
     # --- For agents and evaluation ---------------------------------------------------------------------------------
+    def base_action(self) -> Any:
+        """The action that does what the base policy would do."""
+        return self.episodes.base_actions()[0]
+
     def partner_action(self) -> Any:
-        """The action that does what the partner would do."""
-        return self.episodes.partner_actions()[0]
+        """Raises UserError: the former name of `base_action`."""
+        raise UserError("partner_action() is now base_action(), and the argument partner is base_policy")
 
     def rule_action(self, name: str) -> Any:
         """The action that expresses what another policy's rule would do now.

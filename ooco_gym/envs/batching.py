@@ -154,7 +154,7 @@ def offer_times(state, buffers, i):
         buffers.chosen[i, k] = k
         buffers.mask[i, b.FIXED + k] = 1
     buffers.mask[i, b.DECLINE_ACTION] = decodes
-    buffers.mask[i, b.PARTNER_ACTION] = 1
+    buffers.mask[i, b.BASE_ACTION] = 1
     return count + decodes
 
 
@@ -214,10 +214,10 @@ class BatchingEnv(DecisionEnv):
     iteration; iterations of online decodes alone leave no choice.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 online decodes alone (legal where there are any), 1 what the partner would do, `2 + k` a time
-    with two shares: K are all combinations of `levels` and `shares`, but for those where both shares are 0. With
+    `Discrete(2 + K)`: 0 online decodes alone (legal where there are any), 1 what the base policy would do, `2 + k` a
+    time with two shares: K are all combinations of `levels` and `shares`, but for those where both shares are 0. With
     `action="box"` `Box(-1, 1, (3,))`: time (from the least to the largest of `levels`), online share, offline share
-    (from 0 to 1); where one of them is not a number, the partner's answer is taken.
+    (from 0 to 1); where one of them is not a number, the base policy's answer is taken.
 
     ## Candidates
     All combinations, by time. Online prompts get their share of the time beside online decodes; offline work then fills

@@ -19,7 +19,7 @@ from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 # requests enter one that is composed but for them; and by the clock one of some levels, or a vector of levels ---------
 NO_KIND, RECLAIM, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 6)
 OF_ENGINES = (COMPOSE, RECLAIM, ADMIT)  # decisions of one mixed instance, in the order in which they are asked
-DECLINE_ACTION, PARTNER_ACTION, FIXED = contract.DECLINE_ACTION, contract.PARTNER_ACTION, contract.FIXED
+DECLINE_ACTION, BASE_ACTION, FIXED = contract.DECLINE_ACTION, contract.BASE_ACTION, contract.FIXED
 ILLEGAL = -1
 BOX_ONE = 1 << 30  # of an action that is a vector of numbers from 0 to 1: they are kept as whole ones up to this
 
@@ -42,10 +42,10 @@ class StepBuffers(NamedTuple):
     """N episodes, K candidates, A = FIXED + K actions, P dimensions of an action. Everything is written in place."""
 
     handles: np.ndarray  # int64[N], addresses of the episodes' states
-    rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the partner's
-    offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the partner decides
+    rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the base policy's
+    offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the base policy decides
     answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
-    partners: np.ndarray  # int64[KINDS], of CLOCK, RECLAIM, ADMIT: address of the function that does what the partner
+    bases: np.ndarray  # int64[KINDS], of CLOCK, RECLAIM, ADMIT: address of the function that does what the base policy
     # would do
     observers: np.ndarray  # int64[KINDS], address of the function that completes an observation; 0: the common one
     shown: np.ndarray  # int64[C], which of features.CLUSTER are in `cluster`, where the common code fills it
@@ -53,7 +53,7 @@ class StepBuffers(NamedTuple):
     actions: np.ndarray  # int64[N, P]
     turns: np.ndarray  # int64[N, TURN], where each episode stands
     chosen: np.ndarray  # int32[N, K], what the candidates are: positions, requests, instances or levels; -1: none
-    planned: np.ndarray  # int32[N, MOST_PICKS], what the partner would pick
+    planned: np.ndarray  # int32[N, MOST_PICKS], what the base policy would pick
     picked: np.ndarray  # int32[N, MOST_PICKS], what has been picked
     levels: np.ndarray  # float64[values, levels], values of what is controlled by the clock, or of each candidate
     params: np.ndarray  # int64[P], their indices in State.params
@@ -64,7 +64,7 @@ class StepBuffers(NamedTuple):
     own_scales: np.ndarray  # float64[own figures, 4] (`custom.scales_of`)
     account: np.ndarray  # float64[N, ACCOUNT + 3 own terms]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
-    tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window
+    tuned: np.ndarray  # float64[N], the packing setting as the base policy was tuned (or profiled) for the window
     notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
     held: np.ndarray  # int64[N, instances, HELD], the answers that stay in force on each
     iteration: np.ndarray  # int64[N, OPEN_FIGURES + K], of ADMIT: the iteration as composed (`latency_budget.
@@ -119,8 +119,8 @@ def step_kernel(function: Any) -> Any:
     """Compiles what an environment adds for one kind of decision: a function of (state, buffers, episode i).
 
     An *offer* writes `buffers.chosen[i]`, the features of the candidates and what of the mask is legal beside the
-    partner's action, and returns how many actions that is. An *answer* turns the action `buffers.actions[i]` into an
-    answer for the simulator, or MORE where another pick follows.
+    base policy's action, and returns how many actions that is. An *answer* turns the action `buffers.actions[i]` into
+    an answer for the simulator, or MORE where another pick follows.
     """
     return jit(STEP_SIGNATURE, no_cpython_wrapper=True)(function)
 

@@ -11,17 +11,17 @@ from ooco_gym.envs.vector import register
 
 
 class ColocationEnv(DecisionEnv):
-    """The whole of a co-located cluster by one agent; a partner policy only composes the batches.
+    """The whole of a co-located cluster by one agent; a base policy only composes the batches.
 
     ## Description
     Prefills that start, eviction, interruption, migration, packing and, where there is a choice, routing: each is asked
     when it is due, and `decision` says which it is. What one decides, the others meet: pulls fill the memory that
-    pushes need, gates start what arrivals stop. The partner composes strict batches within the margin that packing
+    pushes need, gates start what arrivals stop. The base policy composes strict batches within the margin that packing
     sets.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (hold, let the newcomer wait, keep on, no more picks, stay), 1 does
-    what the partner would do, `2 + k` takes candidate k. Each is as in its own environment.
+    what the base policy would do, `2 + k` takes candidate k. Each is as in its own environment.
 
     ## Candidates
     Those of the decision that is due.

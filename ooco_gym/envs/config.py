@@ -1,4 +1,4 @@
-"""What an episode is made of: scenario, partner, window, reward; read from `conf/env` and `conf/reward`."""
+"""What an episode is made of: scenario, base policy, window, reward; read from `conf/env` and `conf/reward`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INSTEAD = {"duration_s": "window_s sets their length", "warmup_s": "the environ
             "seed": "reset(seed=…) sets it"}
 CONDITION = "condition"  # of what varies: whole conditions, each a mapping of scenario fields
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
-_DEFAULTS = {"partner": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
+_DEFAULTS = {"base_policy": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
              "interval_s": 1.0, **dict.fromkeys(("levels", "shares", "action", "controls", "vary", "shifts"))}
 _KEYS = ("id", "name", "description", "scenario", "splits", *_DEFAULTS)
 
@@ -38,7 +38,7 @@ class EpisodeConfig:
 
     Attributes:
         scenario: the load and the cluster; seed and time of day change from window to window.
-        partner: policy that takes all other decisions, as `policy_of` takes it.
+        base policy: policy that takes all other decisions, as `policy_of` takes it.
         window_s, warmup_s: lengths, in seconds.
         candidates: how many are offered at a decision (K).
         weights: float64[terms], of the reward's terms, those of the environment's own last.
@@ -46,14 +46,14 @@ class EpisodeConfig:
         levels: shares of the TPOT SLO to which steps may be packed.
         shares: of the time that an iteration may take: `online` prompts' and `offline` work's, lists to choose from.
         box: an action is a vector of numbers rather than one of the candidates.
-        controls: parameters of the partner that may be turned, and the size of a step of each.
+        controls: parameters of the base policy that may be turned, and the size of a step of each.
         vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices. What a shift sets stays
             as it is; so does what a file varies and the argument `scenario` sets. `condition` is a list of mappings,
             one of which is drawn; where one of their fields is set from outside, none is.
     """
 
     scenario: Scenario
-    partner: Any
+    base_policy: Any
     window_s: float
     warmup_s: float
     candidates: int
@@ -87,7 +87,7 @@ class EpisodeConfig:
         return [self.scenario.cluster, *self.vary.get("cluster", ()), *conditions]
 
 
-def episode_config(default: str, *, scenario: Any = None, partner: Any = None, window_s: float | None = None,
+def episode_config(default: str, *, scenario: Any = None, base_policy: Any = None, window_s: float | None = None,
                    warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                    interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
                    levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
@@ -113,7 +113,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
                         "or a Scenario")
     usual = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
-    given = {"partner": partner, "window_s": window_s, "warmup_s": warmup_s, "candidates": candidates,
+    given = {"base_policy": base_policy, "window_s": window_s, "warmup_s": warmup_s, "candidates": candidates,
              "reward": reward, "interval_s": interval_s, "levels": levels, "shares": shares, "action": action,
              "controls": controls, "vary": vary, "shifts": shifts}
     base = {**_DEFAULTS, **usual, **{key: value for key, value in given.items() if value is not None}}
@@ -125,11 +125,11 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
     chosen = _scenario(base, scenario, short, shift)
     size = whole_number("candidates", base["candidates"], 1, MOST_CANDIDATES)
     return EpisodeConfig(
-        chosen, _partner(base["partner"]), _seconds("window_s", base["window_s"], 0.001),
+        chosen, _base_policy(base["base_policy"]), _seconds("window_s", base["window_s"], 0.001),
         _seconds("warmup_s", base["warmup_s"], 0.0), min(most_candidates, size), reward_weights(base["reward"], terms),
         _seconds("interval_s", base["interval_s"], 0.001), _levels(base["levels"]),
         _mapping("shares", base["shares"], "online and offline to lists of shares"), base["action"] == "box",
-        _mapping("controls", base["controls"], "parameters of the partner to the size of a step"),
+        _mapping("controls", base["controls"], "parameters of the base policy to the size of a step"),
         _vary(chosen, _unless_given(base, {} if vary is not None else scenario, short, shift, chosen.from_file, usual)))
 
 
@@ -198,11 +198,11 @@ def _mapping(name: str, value: Any, what: str) -> dict[str, Any]:
     return dict(value or {})
 
 
-def _partner(value: Any) -> Any:
+def _base_policy(value: Any) -> Any:
     named = isinstance(value, Mapping) and isinstance(value.get("name", ""), str)
     if not named and not isinstance(value, (str, Policy)):
-        raise UserError(f"partner={value!r} must be a policy's name, such as ooco or ooco:slo_margin=0.8, a mapping "
-                        "with 'name' and parameters, or a Policy")
+        raise UserError(f"base_policy={value!r} must be a policy's name, such as ooco or ooco:slo_margin=0.8, a "
+                        "mapping with 'name' and parameters, or a Policy")
     return value
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ooco_gym.compile import address_of, inlined, inner
 from ooco_gym.envs import ENVIRONMENTS
-from ooco_gym.envs.buffers import ADMIT, CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, RECLAIM, STEP_SIGNATURE
+from ooco_gym.envs.buffers import ADMIT, BASE_ACTION, CLOCK, DECLINE_ACTION, FIXED, PICKED, RECLAIM, STEP_SIGNATURE
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.features import CLUSTER, PRESENT, Feature
 from ooco_gym.policy.policy import Policy
@@ -55,7 +55,7 @@ class OpenDecision(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """P parameters of the partner that one action sets, and their levels."""
+    """P parameters of the base policy that one action sets, and their levels."""
 
     names: list[str]
     levels: np.ndarray  # float64[P, levels]
@@ -79,8 +79,9 @@ class Decision:
         offer, answer: step kernels (`buffers.step_kernel`).
         action_of: the action for what a rule answers, for heuristics; None: it comes by the clock, and rules have
             settings for it, but no answer.
-        window: waiting requests that the simulator must look at, where the partner looks at fewer.
-        partner: of `CLOCK`, `RECLAIM` and `ADMIT`: step kernel that does what the partner would do, and returns ASK.
+        window: waiting requests that the simulator must look at, where the base policy looks at fewer.
+        base policy: of `CLOCK`, `RECLAIM` and `ADMIT`: step kernel that does what the base policy would do, and
+            returns ASK.
         levels: the values to choose among, for `StepBuffers.levels`: float64[values of one, candidates] (of `CLOCK`:
             float64[1, levels], ascending); None: there are as many candidates as the configuration says.
         controls: of `CONTROL`: the parameters and their levels.
@@ -104,7 +105,7 @@ class Decision:
     answer: Any
     action_of: Callable[[OpenDecision], int] | None = None
     window: int = 0
-    partner: Any = None
+    base_policy: Any = None
     levels: Callable[[Policy, EpisodeConfig], np.ndarray] | None = None
     controls: Callable[[Policy, EpisodeConfig], Controls] | None = None
     question: str = ""
@@ -119,8 +120,8 @@ class Decision:
     marks: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind in (ADMIT, CLOCK, RECLAIM) and self.partner is None:
-            raise ValueError(f"decision '{self.name}' has no rule of its own: `partner` must say what the partner does")
+        if self.kind in (ADMIT, CLOCK, RECLAIM) and self.base_policy is None:
+            raise ValueError(f"decision '{self.name}' has no rule of its own: `base_policy` must say what that does")
         if self.cluster is not CLUSTER and self.observe is None:
             raise ValueError(f"decision '{self.name}' has a cluster table of its own: `observe` must fill it")
         known = _KNOWN.get(self.name)
@@ -141,7 +142,7 @@ def kinds() -> Mapping[str, Decision]:
 
 def are_settings(decisions: Sequence[Decision]) -> bool:
     """Whether no rule of a policy answers any of these decisions, which are parts of what it does or its settings: a
-    published policy then plays them from the partner's seat."""
+    published policy then plays them from the base policy's seat."""
     return all(decision.action_of is None for decision in decisions)
 
 
@@ -236,7 +237,7 @@ def add_spread(ordered, chosen, count, left, low, high):
 
 
 # --- Words: what decisions and actions are called on pages and in pictures -----------------
-PARTNER = "do what the partner would do"
+BASE = "do what the base policy would do"
 
 
 def actual(feature: Feature, value: float) -> float:
@@ -248,10 +249,10 @@ def actual(feature: Feature, value: float) -> float:
     return value * feature.limit if feature.scale == "linear" else value
 
 
-def meaning(decision: str, action: int, partner: str = "the partner") -> str:
+def meaning(decision: str, action: int, base_policy: str = "the base policy") -> str:
     """What an action (0, 1 or 2 + k) of a choice means; `decision` is the name of its kind, but `control`."""
     if action == DECLINE_ACTION:
         return kinds()[decision].no
-    if action == PARTNER_ACTION:
-        return PARTNER.replace("the partner", partner)
+    if action == BASE_ACTION:
+        return BASE.replace("the base policy", base_policy)
     return f"candidate {action - FIXED}: {kinds()[decision].take}"

@@ -55,9 +55,9 @@ class Episodes:
                  terms: Sequence[Term] = (), figures: Sequence[Figure] = (), threads: int = 1) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
-        partner = policy_of(config.partner)
-        _refuse_nothing_to_decide(self.decisions, partner, config)
-        self._partner = self._prepared(partner)
+        base_policy = policy_of(config.base_policy)
+        _refuse_nothing_to_decide(self.decisions, base_policy, config)
+        self._base_policy = self._prepared(base_policy)
         self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
         self._lay_out(count, terms, figures)
@@ -72,18 +72,19 @@ class Episodes:
         self._latest: ResolvedScenario | None = None  # of the latest window: the next one loads only what differs
         self._first: s.State | None = None  # of the first episode: the others have its cost tables
 
-    def _prepared(self, partner: Policy) -> Policy:
-        """The partner, looking at as many waiting requests as there are to choose from."""
+    def _prepared(self, base_policy: Policy) -> Policy:
+        """The base policy, looking at as many waiting requests as there are to choose from."""
         window = max(decision.window for decision in self.decisions)
         if not window:
-            return partner
-        if partner.mixed and b.ADMIT in self._by_kind:  # no rule of its own looks at them
-            partner = replace(partner, params=(*partner.params, Param("gate_window", "waiting requests", 1, 1024)))
-        if any(param.name == "gate_window" for param in partner.params):
-            return replace(partner, values={**partner.values, "gate_window": window})
-        why = ("its class-blind queue leaves nothing to decide" if partner.class_blind else
+            return base_policy
+        if base_policy.mixed and b.ADMIT in self._by_kind:  # no rule of its own looks at them
+            gate_window = Param("gate_window", "waiting requests", 1, 1024)
+            base_policy = replace(base_policy, params=(*base_policy.params, gate_window))
+        if any(param.name == "gate_window" for param in base_policy.params):
+            return replace(base_policy, values={**base_policy.values, "gate_window": window})
+        why = ("its class-blind queue leaves nothing to decide" if base_policy.class_blind else
                "it has no parameter gate_window, which sets how many waiting requests it looks at")
-        raise UserError(f"partner '{partner.name}' has no gate to be asked here: {why}")
+        raise UserError(f"base policy '{base_policy.name}' has no gate to be asked here: {why}")
 
     def _lay_out(self, count: int, terms: Sequence[Term], figures: Sequence[Figure]) -> None:
         config = self.config
@@ -91,11 +92,11 @@ class Episodes:
         self.controls: Controls | None = None
         for decision in self.decisions:
             if decision.controls is not None:
-                self.controls = decision.controls(self._partner, config)
+                self.controls = decision.controls(self._base_policy, config)
                 levels, dimensions = self.controls.levels, len(self.controls.names)
                 size, actions = dimensions, int(self.controls.counts.sum())
             elif decision.levels is not None:
-                levels = decision.levels(self._partner, config)
+                levels = decision.levels(self._base_policy, config)
                 size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
         if config.box:
             dimensions = len(levels)
@@ -124,8 +125,8 @@ class Episodes:
             self.buffers.slots[decision.kind] = slot
             if decision.observe is not None:
                 self.buffers.observers[decision.kind] = address(decision.observe)
-            if decision.partner is not None:
-                self.buffers.partners[decision.kind] = address(decision.partner)
+            if decision.base_policy is not None:
+                self.buffers.bases[decision.kind] = address(decision.base_policy)
         self._told = list(self.buffers.account[:, _INFO])  # views of its rows, which a step reads
         self._handle = b.buffers_handle(self.buffers)
         self._run = address_of(run, RUN_SIGNATURE)
@@ -171,7 +172,7 @@ class Episodes:
         """Lays out window `number` of `seed` in slot i, before its warm-up."""
         self.windows[i], self._rules[i] = (seed, number), {}
         self._latest = self.config.window(seed, number).resolve(like=self._latest)
-        simulation = self.simulations[i] = Simulation(self._latest, self._partner)
+        simulation = self.simulations[i] = Simulation(self._latest, self._base_policy)
         if self._first is None:
             self._set_rules(simulation)
             self._first = simulation.state
@@ -179,7 +180,7 @@ class Episodes:
         return simulation
 
     def _set_rules(self, simulation: Simulation) -> None:
-        """What depends on the partner as the scenario has prepared it."""
+        """What depends on the base policy as the scenario has prepared it."""
         buffers, policy = self.buffers, simulation.policy
         hooks = policy.hooks()
         buffers.rules[1] = addresses(hooks)
@@ -234,7 +235,7 @@ class Episodes:
         self._pool = None
 
     def _finish(self, i: int) -> None:
-        """Drains under the partner and adds what it finds out to the last step's account."""
+        """Drains under the base policy and adds what it finds out to the last step's account."""
         simulation, buffers = self.simulations[i], self.buffers
         assert simulation is not None
         last = buffers.account[i].copy()
@@ -245,7 +246,7 @@ class Episodes:
             buffers.account[i, column] += last[column]
         buffers.turns[i, b.OPEN] = 0
         if self.controls is not None:
-            buffers.mask[i] = 1  # a vector of levels has no action of the partner's own: all are legal, also now
+            buffers.mask[i] = 1  # a vector of levels has no action of the base policy's own: all are legal, also now
 
     @property
     def address(self) -> int:
@@ -328,7 +329,7 @@ class Episodes:
             state = state._replace(weights=policy.weights)  # its own, for this answer alone
         elif policy.layout is not None and policy.layout != simulation.policy.layout:
             raise UserError(f"policy '{policy.name}' computes with weights that the episode has not; make it the "
-                            f"partner (partner={name})")
+                            f"base policy (base_policy={name})")
         pending, turn = state.pending, state.pending.route_step
         params, picks = state.params.copy(), state.picks.copy()
         memory, wake = state.memory.copy(), state.instances["pull_wake_ps"].copy()
@@ -340,12 +341,12 @@ class Episodes:
         state.instances["pull_wake_ps"], pending.route_step = wake, turn
         return answer, written
 
-    def partner_actions(self) -> np.ndarray:
-        """The actions that do what the partner would do: (N,), or (N, P)."""
+    def base_actions(self) -> np.ndarray:
+        """The actions that do what the base policy would do: (N,), or (N, P)."""
         count, parts = self.buffers.actions.shape
         if self.config.box:
             return np.full((count, parts), np.nan, np.float32)
-        return np.full(count, b.PARTNER_ACTION) if self.controls is None else np.tile(self.controls.tuned, (count, 1))
+        return np.full(count, b.BASE_ACTION) if self.controls is None else np.tile(self.controls.tuned, (count, 1))
 
     def rule_actions(self, name: Any) -> np.ndarray:
         """The actions that express what a policy's rule would do now: (N,), or (N, P).
@@ -359,7 +360,7 @@ class Episodes:
             policy_of(name)
             self._known_rules.add(name)
         if self.controls is not None or self.config.box:
-            return self.partner_actions()
+            return self.base_actions()
         return np.array([self.rule_action(i, name) for i in range(len(self.simulations))])
 
     def _rule(self, i: int, name: str) -> Policy:
@@ -368,7 +369,7 @@ class Episodes:
         assert simulation is not None
         if name not in rules:
             policy = policy_of(name)
-            if name == spelling_of(self.config.partner):
+            if name == spelling_of(self.config.base_policy):
                 policy = simulation.policy
             elif policy.prepare is not None:
                 policy = prepared(policy, _policy_context(simulation))
@@ -379,7 +380,7 @@ class Episodes:
         """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
         decision = self.asked(i) if self.open(i) else None
         if decision is None or decision.action_of is None:
-            return b.PARTNER_ACTION
+            return b.BASE_ACTION
         answer, picks = self.rule_answer(i, name)
         simulation = self.simulations[i]
         assert simulation is not None
@@ -387,48 +388,48 @@ class Episodes:
         return decision.action_of(opened)
 
 
-def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, config: EpisodeConfig) -> None:
+def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy, config: EpisodeConfig) -> None:
     """Refuses an environment none of whose decisions can ever come up, whatever the load."""
     if len(config.clusters()) > 1:
         return  # another one in each window
     cluster = config.scenario.load_cluster()
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
     wrong_pools = not cluster.mixed and bool(kinds & engines)  # which never ask an engine, whatever else they do
-    if not wrong_pools and any(_may_come_up(kind, cluster, partner, config.candidates) for kind in kinds):
+    if not wrong_pools and any(_may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):
         return
-    why, instead = f"partner '{partner.name}' leaves nothing to decide", "partner deadline"
+    why, instead = f"base policy '{base_policy.name}' leaves nothing to decide", "base policy deadline"
     if wrong_pools:
-        why, instead = "its instances are relaxed and strict ones", "cluster mixed_7b with partner deadline"
+        why, instead = "its instances are relaxed and strict ones", "cluster mixed_7b with base policy deadline"
     elif s.ROUTE in kinds:
         why, instead = "there are not two instances or candidates to choose from", "fleet_16, and candidates=2 at least"
     elif cluster.mixed and not kinds <= engines:
-        why, instead = "its instances are mixed ones", f"cluster {cluster.twin or 'pair_7b'} with partner ooco"
-    elif partner.class_blind:
-        why = f"partner '{partner.name}' treats offline requests as online ones"
-        instead = f"partner {'deadline' if cluster.mixed else 'ooco'}"
+        why, instead = "its instances are mixed ones", f"cluster {cluster.twin or 'pair_7b'} with base policy ooco"
+    elif base_policy.class_blind:
+        why = f"base policy '{base_policy.name}' treats offline requests as online ones"
+        instead = f"base policy {'deadline' if cluster.mixed else 'ooco'}"
     names = " or ".join(decision.name for decision in decisions)
-    raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' beside partner '{partner.name}': "
-                    f"{why}; choose others, such as {instead}")
+    raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' beside base policy "
+                    f"'{base_policy.name}': {why}; choose others, such as {instead}")
 
 
-def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) -> bool:
+def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: int) -> bool:
     """Whether a kind of decision can come up: `sim/dispatch.py` and `sim/loop.py` say where each is asked."""
     if kind >= b.CLOCK:
         return True
     if kind == s.ROUTE:
         many_arrive = sum(pool.ranks for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
         many_decode = sum(pool.count for pool in cluster.strict) > 1  # for an offline one, to stay is a choice as well
-        return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
+        return many_arrive or many_decode or (not cluster.mixed and not base_policy.class_blind)
     if kind == s.COMPOSE:
-        return bool(cluster.mixed) and not partner.class_blind
+        return bool(cluster.mixed) and not base_policy.class_blind
     if kind == b.RECLAIM:  # where blocks have two owners, online requests write over offline ones: none gives way
-        two_owners = partner.values.get("bidirectional", "off") not in ("off", False)
-        return bool(cluster.mixed) and not partner.class_blind and not two_owners
+        two_owners = base_policy.values.get("bidirectional", "off") not in ("off", False)
+        return bool(cluster.mixed) and not base_policy.class_blind and not two_owners
     if kind == b.ADMIT:
-        return bool(cluster.mixed) and partner.leaves_open
+        return bool(cluster.mixed) and base_policy.leaves_open
     if cluster.mixed:
         return False
-    return kind == s.EVICT or not partner.class_blind
+    return kind == s.EVICT or not base_policy.class_blind
 
 
 def _most_instances(config: EpisodeConfig) -> int:

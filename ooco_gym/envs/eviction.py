@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ooco_gym.compile import inner
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
+from ooco_gym.envs.buffers import BASE_ACTION, DECLINE_ACTION, FIXED, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
 from ooco_gym.envs.features import BELIEVED, MARGIN, PICKS, RESIDENT, columns
 from ooco_gym.envs.filling import (
@@ -19,7 +19,7 @@ from ooco_gym.envs.filling import (
     step_share,
     take_logs,
 )
-from ooco_gym.envs.stepping import partner_pick, pending_view
+from ooco_gym.envs.stepping import base_pick, pending_view
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.lengths import least_dense, longest_output
 from ooco_gym.policy.rules import longest, shortest
@@ -37,7 +37,7 @@ def _offer(state, buffers, i, believed):
     instance, count = view.instance, view.candidates.size
     flush(state, instance)
     chosen = buffers.chosen[i]
-    wanted = partner_pick(state, buffers, i)
+    wanted = base_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if 0 <= wanted < count else 0)
     if believed:
         offered = add_choice(chosen, offered, least_dense(view))
@@ -57,7 +57,7 @@ def _offer(state, buffers, i, believed):
         fill_request(state, instance, slot, spec.total_blocks, logs, k, out)
         out[COLUMN.running] = running(state, instance, slot)
         out[COLUMN.step] = step_share(state, instance, spec.decodable - 1, context - length(state, slot))
-        out[COLUMN.partner] = chosen[k] == wanted
+        out[COLUMN.base_policy] = chosen[k] == wanted
         if believed:
             fill_believed(state, slot, out)
         buffers.mask[i, FIXED + k] = 1
@@ -70,13 +70,13 @@ def _offer(state, buffers, i, believed):
 
 @step_kernel
 def offer_victims(state, buffers, i):
-    """The partner's choice, the longest, the shortest, the last to join, then quantiles of length."""
+    """The base policy's choice, the longest, the shortest, the last to join, then quantiles of length."""
     return _offer(state, buffers, i, False)
 
 
 @step_kernel
 def offer_victims_believed(state, buffers, i):
-    """The same, after the partner's choice those that rules choose by believed lengths; with what is believed."""
+    """The same, after the base policy's choice those that rules choose by believed lengths; with what is believed."""
     return _offer(state, buffers, i, True)
 
 
@@ -90,7 +90,7 @@ def answer_victim(state, buffers, i):
 def action_of_victim(opened: OpenDecision) -> int:
     """The action for a rule's answer: its candidate, or the offered one closest in length."""
     if opened.answer < 0:
-        return DECLINE_ACTION if opened.state.pending.request >= 0 else PARTNER_ACTION
+        return DECLINE_ACTION if opened.state.pending.request >= 0 else BASE_ACTION
     picks = opened.state.picks
     return opened.closest(picks[opened.offered()], picks[opened.answer])
 
@@ -105,7 +105,7 @@ BY_LENGTHS = replace(DECISION, name="evict by lengths", offer=offer_victims_beli
 
 
 class EvictionEnv(DecisionEnv):
-    """Which request loses its KV memory where memory is short; a partner policy takes all other decisions.
+    """Which request loses its KV memory where memory is short; a base policy takes all other decisions.
 
     ## Description
     Online requests need KV memory: to be prefilled on a relaxed instance, to move to a strict one, to grow while they
@@ -118,7 +118,7 @@ class EvictionEnv(DecisionEnv):
     candidate k.
 
     ## Candidates
-    The partner's choice, the longest, the shortest, the one that joined last (what vLLM preempts), then length
+    The base policy's choice, the longest, the shortest, the one that joined last (what vLLM preempts), then length
     quantiles of the residents; each once.
     """
 
@@ -136,8 +136,8 @@ class EvictionPredictedEnv(EvictionEnv):
     `ooco_lengths` are given the same. A request that outlives its prediction is believed to go on.
 
     ## Candidates
-    The partner's choice, the one that is worth least for the memory that it still takes (`ooco_lengths:evict=density`),
-    the one whose predicted output is longest, then as in Eviction-v1.
+    The base policy's choice, the one that is worth least for the memory that it still takes
+    (`ooco_lengths:evict=density`), the one whose predicted output is longest, then as in Eviction-v1.
     """
 
     id: ClassVar[str] = "ooco_gym/EvictionPredicted-v1"

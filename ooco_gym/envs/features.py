@@ -15,9 +15,9 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 
-# Actions that every environment of one choice has: the decision's own *no*, and what the partner would do. Candidates
-# come after them.
-DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
+# Actions that every environment of one choice has: the decision's own *no*, and what the base policy would do.
+# Candidates come after them.
+DECLINE_ACTION, BASE_ACTION, FIXED = range(3)
 
 
 class Feature(NamedTuple):
@@ -78,13 +78,13 @@ CLUSTER = (
     _share("links_busy", 1.0, "share of links with a transfer in progress"),
     _share("push_waiting", 1.0, "1 where an online request that is prefilled waits for memory on a strict instance"),
     _share("pull_guard", 1.0, "1 where OOCO's Algorithm 1 would think of a pull to this instance (its guard)"),
-    _share("packing", 2.0, "share of the TPOT SLO that steps are filled to, where the partner has such a margin"),
+    _share("packing", 2.0, "share of the TPOT SLO that steps are filled to, where the base policy has such a margin"),
     _share("violations", 0.06, "online requests of the episode so far that missed an SLO, over those that arrived"),
     _share("recent_violations", 0.06, "the same over the last (up to ten) minutes"),
     _share("picks", 1.0, "picks made so far in this decision, over the most"),
 )
 PRESENT = _share("present", 1.0, "1 where there is a candidate")
-WANTED = _share("partner", 1.0, "1 where it is what the partner would choose")
+WANTED = _share("base_policy", 1.0, "1 where it is what the base policy would choose")
 # What every request that is offered to a pool's decision has, in these columns; a decision adds its own after them.
 REQUEST = (
     PRESENT,
@@ -121,7 +121,7 @@ ARRIVAL = (
     _share("memory", 1.0, "KV blocks that it takes over those free"),
     _signed("slack", "s", 5.0, "until its TTFT deadline"),
     _log("backlog", "ms", 10_000, "believed latency until its prefill would be over, if nothing stops"),
-    _share("partner", 1.0, "1 where the partner would stop what runs"),
+    _share("base_policy", 1.0, "1 where the base policy would stop what runs"),
 )
 INSTANCE = (
     PRESENT,
@@ -139,7 +139,7 @@ LEVEL = (
     _share("level", 2.0, "the share of the TPOT SLO that steps may fill"),
     _share("in_force", 1.0, "1 where it is in force now"),
     _share("step", 2.0, "believed latency of a step of all that is resident, over the TPOT SLO"),
-    _share("partner", 1.0, "1 where it is what the partner was tuned to"),
+    _share("base_policy", 1.0, "1 where it is what the base policy was tuned to"),
 )
 PARAMETER = (_share("level", 1.0, "where the parameter stands among its levels, 0 the first and 1 the last"),)
 
@@ -150,8 +150,8 @@ def columns(table: Sequence[Any]) -> Any:
 
 
 CLUSTER_COLUMN, CLUSTER_SIZE = columns(CLUSTER), len(CLUSTER)
-# Features of `CLUSTER` that never change at a kind of decision (`Decision.still`): where the partner's margin is not
-# set, where no picks are made, where an instance is free to begin something, and where it is no strict one.
+# Features of `CLUSTER` that never change at a kind of decision (`Decision.still`): where the base policy's margin is
+# not set, where no picks are made, where an instance is free to begin something, and where it is no strict one.
 MARGIN, PICKS = ("packing",), ("picks",)
 IDLE = ("busy", "progress")
 RELAXED = ("pull_guard",)

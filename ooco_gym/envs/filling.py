@@ -205,7 +205,7 @@ def fill_request(state, instance, slot, blocks_of, logs, k, out):
     Args:
         blocks_of: blocks that count as the whole of the memory.
         logs: `stack_logs()`: logarithms are left to `take_logs`, for all candidates at once.
-        out: its row of candidates; `shorter` and `partner` are left to the decision.
+        out: its row of candidates; `shorter` and `base_policy` are left to the decision.
 
     Returns:
         Believed latency of prefilling it, in ps.

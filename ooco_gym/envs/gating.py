@@ -40,7 +40,7 @@ def progress(state, instance):
 
 
 class GatingEnv(OnlineTuningEnv):
-    """The gate of a relaxed pool as an answer that holds for seconds; a partner policy takes all other decisions.
+    """The gate of a relaxed pool as an answer that holds for seconds; a base policy takes all other decisions.
 
     ## Description
     A relaxed instance prefills offline requests where it has nothing online to prefill, and decodes them. Let in too

@@ -9,7 +9,7 @@ from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.features import ARRIVAL, MARGIN, PICKS, RELAXED, columns
 from ooco_gym.envs.filling import SHORT, TEN_MS, log_scale, share, signed
-from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.stepping import base_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.sim.costs import blocks_for, length, predict_prefill
 from ooco_gym.sim.decode import flush
@@ -31,7 +31,7 @@ def offer_interrupt(state, buffers, i):
     out[COLUMN.slack] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
     ahead_ps = spec.end_ps - now + predict_prefill(state, instance, spec.online_waiting_tokens)
     out[COLUMN.backlog] = log_scale(ahead_ps / 1e9, TEN_MS)
-    out[COLUMN.partner] = partner_pick(state, buffers, i) == STOP
+    out[COLUMN.base_policy] = base_pick(state, buffers, i) == STOP
     buffers.chosen[i, 0] = slot
     buffers.mask[i, DECLINE_ACTION] = 1
     buffers.mask[i, FIXED] = 1
@@ -57,7 +57,7 @@ DECISION = Decision(
 
 
 class InterruptionEnv(DecisionEnv):
-    """Whether an online arrival stops the offline work that runs; a partner policy takes all other decisions.
+    """Whether an online arrival stops the offline work that runs; a base policy takes all other decisions.
 
     ## Description
     An online request arrives at a relaxed instance that is in the midst of an offline prefill or decode step. OOCO

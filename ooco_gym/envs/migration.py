@@ -20,7 +20,7 @@ from ooco_gym.envs.filling import (
     step_share,
     take_logs,
 )
-from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.stepping import base_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.lengths import believed_output
 from ooco_gym.sim import state as s
@@ -32,8 +32,8 @@ COLUMN = columns(RESIDENT)
 
 @inner
 def _plan(state, buffers, i):
-    """Notes what the partner would pull."""
-    planned = partner_pick(state, buffers, i)
+    """Notes what the base policy would pull."""
+    planned = base_pick(state, buffers, i)
     for j in range(min(planned, b.MOST_PICKS)):
         buffers.planned[i, j] = state.picks[j]
 
@@ -111,7 +111,7 @@ def _offer(state, buffers, i, believed):
         out[COLUMN.running] = running(state, source, slot)
         requests = spec.decodable + spec.arriving + more + 1
         out[COLUMN.step] = step_share(state, instance, requests, context + length(state, slot))
-        out[COLUMN.partner] = slot == wanted
+        out[COLUMN.base_policy] = slot == wanted
         if believed:
             fill_believed(state, slot, out)
         buffers.mask[i, b.FIXED + k] = 1
@@ -123,13 +123,13 @@ def _offer(state, buffers, i, believed):
 
 @step_kernel
 def offer_pulls(state, buffers, i):
-    """The request that the partner would pull next, then quantiles of length of those that fit."""
+    """The request that the base policy would pull next, then quantiles of length of those that fit."""
     return _offer(state, buffers, i, False)
 
 
 @step_kernel
 def offer_pulls_believed(state, buffers, i):
-    """The same, after the partner's choice those that rules choose by believed lengths; with what is believed."""
+    """The same, after the base policy's choice those that rules choose by believed lengths; with what is believed."""
     return _offer(state, buffers, i, True)
 
 
@@ -163,7 +163,7 @@ BY_LENGTHS = replace(DECISION, name="pull by lengths", offer=offer_pulls_believe
 
 
 class MigrationEnv(DecisionEnv):
-    """Which requests a strict instance pulls from the relaxed ones; a partner policy takes all other decisions.
+    """Which requests a strict instance pulls from the relaxed ones; a base policy takes all other decisions.
 
     ## Description
     Offline requests are prefilled on relaxed instances and decode there. A strict instance whose steps leave time
@@ -177,7 +177,7 @@ class MigrationEnv(DecisionEnv):
     times.
 
     ## Candidates
-    The one that the partner would pick next, then length quantiles of the decoding offline requests of all relaxed
+    The one that the base policy would pick next, then length quantiles of the decoding offline requests of all relaxed
     instances that fit the memory left. No time passes between the picks of one decision.
     """
 
@@ -195,8 +195,8 @@ class MigrationPredictedEnv(MigrationEnv):
     `ooco_lengths` are given the same. A request that outlives its prediction is believed to go on.
 
     ## Candidates
-    The one that the partner would pick next, the one that is believed to finish soonest, the one whose predicted output
-    is shortest, then as in Migration-v1.
+    The one that the base policy would pick next, the one that is believed to finish soonest, the one whose predicted
+    output is shortest, then as in Migration-v1.
     """
 
     id: ClassVar[str] = "ooco_gym/MigrationPredicted-v1"

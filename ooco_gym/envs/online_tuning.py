@@ -1,4 +1,4 @@
-"""`ooco_gym/OnlineTuning-v1`: all tuned parameters of the partner at once, every few seconds."""
+"""`ooco_gym/OnlineTuning-v1`: all tuned parameters of the base policy at once, every few seconds."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def control_levels(policy: Policy, config: EpisodeConfig) -> Controls:
     """Reads which parameters are turned, and how far.
 
     A number says how far apart the levels are; `x2` that each is twice the one before; `choices` takes all choices; a
-    list names the levels, to which the partner's own value comes.
+    list names the levels, to which the base policy's own value comes.
 
     Raises:
-        UserError: a parameter that the partner has not, or a step that is none.
+        UserError: a parameter that the base policy has not, or a step that is none.
     """
     controls, known = config.controls, {param.name: param for param in policy.params}
     if not controls:
-        raise UserError("controls is empty: expected parameters of the partner, each with the size of a step")
+        raise UserError("controls is empty: expected parameters of the base policy, each with the size of a step")
     rows, tuned = [], []
     for name, step in controls.items():
         if name not in known:
-            raise UserError(f"controls: partner '{policy.name}' has no parameter '{name}'{nearest(name, known)}; it "
-                            f"has: {', '.join(known)}")
+            raise UserError(f"controls: base policy '{policy.name}' has no parameter '{name}'{nearest(name, known)}; "
+                            f"it has: {', '.join(known)}")
         value = known[name].number(policy.values[name], "controls")
         row = _levels(known[name], policy.values[name], step)
         if isinstance(step, (list, tuple)):
@@ -104,7 +104,7 @@ def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
 
 DECISION = Decision(
     "control", CONTROL, offer_controls, answer_controls, controls=control_levels,
-    question="Where do the partner's parameters stand in the next interval?", no="", candidates="parameters",
+    question="Where do the base policy's parameters stand in the next interval?", no="", candidates="parameters",
     table=PARAMETER, still=PICKS, marks=((354, 54),))
 
 

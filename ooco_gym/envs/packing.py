@@ -38,11 +38,11 @@ def offer_levels(state, buffers, i):
         out[COLUMN.step] = step
         out[COLUMN.in_force] = state.params[index] == value
         out[COLUMN.level] = share(value * buffers.settings[b.PACK_SCALE], 2.0)
-        out[COLUMN.partner] = value == buffers.tuned[i]
+        out[COLUMN.base_policy] = value == buffers.tuned[i]
         listed = listed or value == buffers.tuned[i]
         buffers.chosen[i, k] = k
         buffers.mask[i, b.FIXED + k] = 1
-    buffers.mask[i, b.PARTNER_ACTION] = not listed
+    buffers.mask[i, b.BASE_ACTION] = not listed
     return buffers.levels.shape[1]
 
 
@@ -55,7 +55,7 @@ def answer_level(state, buffers, i):
 
 @step_kernel
 def keep_tuned(state, buffers, i):
-    """The margin as the partner was tuned."""
+    """The margin as the base policy was tuned."""
     set_margin(state, buffers, buffers.tuned[i])
     return ASK
 
@@ -68,8 +68,8 @@ def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
     """
     index, scale = pack_parameter(policy, config)
     if index < 0:
-        raise UserError(f"partner '{policy.name}' has neither 'slo_margin' nor 'latency_budget_s': there is no packing "
-                        "to decide; take ooco or hygen")
+        raise UserError(f"base policy '{policy.name}' has neither 'slo_margin' nor 'latency_budget_s': there is no "
+                        "packing to decide; take ooco or hygen")
     levels = sorted(float(level) / scale for level in config.levels)
     if not levels:
         raise UserError("levels is empty: expected shares of the TPOT SLO")
@@ -79,13 +79,13 @@ def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
 
 
 DECISION = Decision(
-    "pack", b.CLOCK, offer_levels, answer_level, partner=keep_tuned, levels=pack_levels,
+    "pack", b.CLOCK, offer_levels, answer_level, base_policy=keep_tuned, levels=pack_levels,
     question="How full may steps be in the next interval?", take="fill steps up to this share of the TPOT SLO",
     candidates="levels", table=LEVEL, still=PICKS, marks=((750, 168),))
 
 
 class PackingEnv(DecisionEnv):
-    """How full the steps of the next interval are packed; a partner policy takes all other decisions.
+    """How full the steps of the next interval are packed; a base policy takes all other decisions.
 
     ## Description
     OOCO's Algorithm 2 (arXiv 2511.21862, section 3.4.4) adds offline decodes to a strict step while its believed
@@ -94,12 +94,12 @@ class PackingEnv(DecisionEnv):
     looking at single requests.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is never legal, `2 + k` takes level k; 1 is the partner's own value,
+    `Discrete(2 + K)`: 0 is never legal, `2 + k` takes level k; 1 is the base policy's own value,
     where that is none of the levels.
 
     ## Candidates
     The levels of `conf/env` (`levels`: shares of the TPOT SLO), ascending; `step` is the believed latency of a step of
-    all that is resident on the first strict (or mixed) instance. The setting is the partner's `slo_margin`, or
+    all that is resident on the first strict (or mixed) instance. The setting is the base policy's `slo_margin`, or
     `latency_budget_s` where it has that.
     """
 

@@ -14,10 +14,10 @@ from ooco_gym.envs.reward import update_account, work_done
 from ooco_gym.envs.stepping import (
     advance,
     answer_of,
+    base_answer,
     compose_iteration,
     end_runs,
     opens_admission,
-    partner_answer,
     play_down,
     run_to,
 )
@@ -31,7 +31,7 @@ SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, 
 def _set_back(state, buffers, i, kind):
     """What the clock's decision has set goes back to what the base policy has: the action of copy 0."""
     if kind == b.CLOCK:
-        kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
+        kernel_at(buffers.bases[b.CLOCK])(state, buffers, i)
     elif kind == b.CONTROL:
         for index in range(buffers.params.size):
             state.params[buffers.params[index]] = buffers.levels[index, buffers.actions[0, index]]
@@ -45,14 +45,14 @@ def _picked(state, buffers, i, answer):
     if buffers.turns[i, b.KIND] == b.RECLAIM:
         answer = compose_iteration(state, buffers, i)
         if answer == b.MORE and buffers.turns[i, b.KIND] == s.COMPOSE:
-            buffers.actions[i, 0] = b.PARTNER_ACTION
+            buffers.actions[i, 0] = b.BASE_ACTION
             answer = answer_of(state, buffers, i)
     opened = opens_admission(state, buffers, i)
     while opened or answer == b.MORE:
         opened = False
         buffers.actions[i, 0] = b.DECLINE_ACTION
         if buffers.turns[i, b.KIND] == b.ADMIT:
-            answer = partner_answer(state, buffers, i, b.ADMIT)
+            answer = base_answer(state, buffers, i, b.ADMIT)
         else:
             answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
     return answer

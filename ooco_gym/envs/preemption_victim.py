@@ -143,7 +143,7 @@ def offer_victims(state, buffers, i):
     for k in range(offered):
         fill_victim(state, buffers, i, k, short)
         buffers.mask[i, b.FIXED + k] = 1
-    buffers.mask[i, b.PARTNER_ACTION] = 1
+    buffers.mask[i, b.BASE_ACTION] = 1
     return offered
 
 
@@ -158,13 +158,13 @@ def answer_victim(state, buffers, i):
 
 
 @step_kernel
-def leave_to_partner(state, buffers, i):
+def leave_to_base_policy(state, buffers, i):
     """The rule that composes the iteration takes what memory it needs, from the requests that it chooses."""
     return ASK
 
 
 DECISION = Decision(
-    "reclaim", b.RECLAIM, offer_victims, answer_victim, partner=leave_to_partner,
+    "reclaim", b.RECLAIM, offer_victims, answer_victim, base_policy=leave_to_base_policy,
     question="Blocks are short for what must run: which offline request gives way?",
     take="take this request's memory in this way, and be asked again while blocks lack",
     candidates="running offline requests, their memory lost or swapped out",
@@ -183,10 +183,10 @@ class PreemptionVictimEnv(DecisionEnv):
     the iteration's tokens go, online prompts under way; then whole contexts of the first 8 online requests that wait,
     while there is a seat. One request gives way at a time until the blocks suffice. Its memory is lost (*recompute*),
     or goes to the host's memory (*swap*), where that has room; both ways the transfer lengthens an iteration. The
-    partner is any policy of mixed instances that tells online from offline requests and counts blocks of one owner.
+    base policy is any policy of mixed instances that tells online from offline requests and counts blocks of one owner.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is never legal, 1 leaves it to the partner, which takes what it needs as it composes this
+    `Discrete(2 + K)`: 0 is never legal, 1 leaves it to the base policy, which takes what it needs as it composes this
     iteration, `2 + k` takes candidate k and is asked again while blocks lack. No time passes between.
 
     ## Candidates

@@ -12,7 +12,7 @@ from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_sprea
 from ooco_gym.envs.features import GATE as TABLE
 from ooco_gym.envs.features import IDLE, MARGIN, PICKS, RELAXED, columns
 from ooco_gym.envs.filling import fast_rate, fill_request, rank_requests, share, stack_logs, take_logs
-from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.stepping import base_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.state import GATE, HOLD, PS_PER_S
@@ -24,9 +24,9 @@ WINDOW = 64  # waiting requests from which the candidates are chosen
 
 @step_kernel
 def offer_gate(state, buffers, i):
-    """The head of the queue among those that fit, the partner's choice, then quantiles of length."""
+    """The head of the queue among those that fit, the base policy's choice, then quantiles of length."""
     instance, count = state.pending.instance, state.pending.count
-    chosen, wanted = buffers.chosen[i], partner_pick(state, buffers, i)
+    chosen, wanted = buffers.chosen[i], base_pick(state, buffers, i)
     first = state.picks[0]
     wanted = state.picks[wanted] if 0 <= wanted < count else -1
     chosen[0] = first
@@ -48,7 +48,7 @@ def offer_gate(state, buffers, i):
         prefill_ps = fill_request(state, instance, chosen[k], free, logs, k, out)
         out[COLUMN.interruptions] = share(float(state.requests[chosen[k]].interruptions), 8.0)
         out[COLUMN.interrupt_risk] = 1.0 - math.exp(-rate * prefill_ps / PS_PER_S)
-        out[COLUMN.partner] = chosen[k] == wanted
+        out[COLUMN.base_policy] = chosen[k] == wanted
         buffers.mask[i, FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
     rank_requests(buffers.candidates[i], offered)
@@ -84,7 +84,7 @@ DECISION = Decision(
 
 
 class PrefillGateEnv(DecisionEnv):
-    """The gate of OOCO's relaxed pool as a decision of one's own; a partner policy takes all other decisions.
+    """The gate of OOCO's relaxed pool as a decision of one's own; a base policy takes all other decisions.
 
     ## Description
     Whenever a relaxed instance has no online request to prefill, and offline requests wait for a prefill that fits its
@@ -95,10 +95,10 @@ class PrefillGateEnv(DecisionEnv):
     ## Action Space
     `Discrete(2 + K)`: 0 holds (decode what is resident; asked again after the next decode step, or after
     `gate_poll_s` where nothing is resident), `2 + k` starts the prefill of candidate
-    k, filled up with waiting requests in queue order to the partner's token budget.
+    k, filled up with waiting requests in queue order to the base policy's token budget.
 
     ## Candidates
-    Candidate 0 is the head of the queue among the waiting requests that fit; then comes the partner's
+    Candidate 0 is the head of the queue among the waiting requests that fit; then comes the base policy's
     choice, where it is another one; the others are length quantiles of the 64 first ones, shortest first.
     """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
+from ooco_gym.envs.buffers import BASE_ACTION, DECLINE_ACTION, FIXED, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice
 from ooco_gym.envs.features import INSTANCE, MARGIN, PICKS, RELAXED, columns
 from ooco_gym.envs.filling import fill_instance
-from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.stepping import base_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim import state as s
@@ -20,12 +20,12 @@ COLUMN = columns(INSTANCE)
 
 @step_kernel
 def offer_instances(state, buffers, i):
-    """The partner's choice, then the least loaded instances that a request may go to."""
+    """The base policy's choice, then the least loaded instances that a request may go to."""
     slot, relaxed = state.pending.request, state.config.relaxed_count
     request, chosen = state.requests[slot], buffers.chosen[i]
     arrives = request.status < s.WAITING
     first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
-    wanted = partner_pick(state, buffers, i)
+    wanted = base_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if first <= wanted < last else -1)
     available = 0
     for instance in range(first, min(last, first + state.scratch.shape[1])):
@@ -44,7 +44,7 @@ def offer_instances(state, buffers, i):
         offered = add_choice(chosen, offered, state.scratch[1, j])
     for k in range(offered):
         fill_instance(state, chosen[k], slot, 0 if arrives else 1, buffers.candidates[i, k])
-        buffers.candidates[i, k, COLUMN.partner] = chosen[k] == wanted
+        buffers.candidates[i, k, COLUMN.base_policy] = chosen[k] == wanted
         buffers.mask[i, FIXED + k] = 1
     buffers.mask[i, DECLINE_ACTION] = not arrives
     return offered + (not arrives)
@@ -60,12 +60,12 @@ def answer_instance(state, buffers, i):
 
 
 def action_of_instance(opened: OpenDecision) -> int:
-    """The action for a rule's answer: its instance, or to wait or stay; the partner's where that is not offered."""
+    """The action for a rule's answer: its instance, or to wait or stay; the base policy's where that is not offered."""
     same = [k for k, instance in enumerate(opened.chosen) if 0 <= opened.answer == instance]
     if same:
         return FIXED + same[0]
     arrives = opened.state.requests["status"][opened.state.pending.request] < s.WAITING
-    return PARTNER_ACTION if arrives or opened.answer >= 0 else DECLINE_ACTION
+    return BASE_ACTION if arrives or opened.answer >= 0 else DECLINE_ACTION
 
 
 DECISION = Decision(
@@ -76,7 +76,7 @@ DECISION = Decision(
 
 
 class RoutingEnv(DecisionEnv):
-    """To which instance a request goes; a partner policy takes all other decisions.
+    """To which instance a request goes; a base policy takes all other decisions.
 
     ## Description
     Of many latency-relaxed instances one must prefill an arriving request; then one of many latency-strict ones must
@@ -87,8 +87,8 @@ class RoutingEnv(DecisionEnv):
     `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), `2 + k` takes instance k of the candidates.
 
     ## Candidates
-    The partner's choice, then the instances in order of load: tokens waiting for prefill, or the online context that
-    decodes there. `memory`, `step`, `backlog` and `residents` are of the instance, `tokens` of the request.
+    The base policy's choice, then the instances in order of load: tokens waiting for prefill, or the online context
+    that decodes there. `memory`, `step`, `backlog` and `residents` are of the instance, `tokens` of the request.
     """
 
     id: ClassVar[str] = "ooco_gym/Routing-v1"

@@ -15,7 +15,7 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy, is_policy, list_policies, policy_of, split_name
 
-PARTNER = "partner"
+BASE = "base_policy"
 
 
 class RuleAgent:
@@ -23,10 +23,10 @@ class RuleAgent:
 
     It looks into the environment rather than at the observation, as rules do in the simulator: it answers for the
     environment that it was made for, as that stands. An answer that is not among the candidates becomes the candidate
-    closest in length. What the clock asks among other decisions (packing in Colocation) is left to the partner.
+    closest in length. What the clock asks among other decisions (packing in Colocation) is left to the base policy.
 
     Attributes:
-        name: of the policy, or `partner`.
+        name: of the policy, or `base_policy`.
     """
 
     def __init__(self, name: str, ask: Callable[[], Any], many: bool, space: gym.Space) -> None:
@@ -50,7 +50,7 @@ def make_agent(name: str, env: Any) -> RuleAgent:
     """Makes a registered policy an agent of an environment, for example `ooco_gym.make_agent("ooco", env)`.
 
     Args:
-        name: a policy (`ooco`, `slack`, `ooco:interrupt=slack`), or `partner`, which takes the others.
+        name: a policy (`ooco`, `slack`, `ooco:interrupt=slack`), or `base_policy`, which takes the others.
         env: an environment of ours, wrapped or not, or a native vector of them (`gym.make_vec`).
 
     Raises:
@@ -59,28 +59,28 @@ def make_agent(name: str, env: Any) -> RuleAgent:
     if not isinstance(name, str):
         shown = f"Policy '{name.name}'" if isinstance(name, Policy) else repr(name)
         raise UserError(f"make_agent({shown}): expected a registered policy's name, such as 'ooco'; a policy of your "
-                        "own is registered as CONTRIBUTING.md says, or plays as partner=POLICY")
+                        "own is registered as CONTRIBUTING.md says, or plays as base_policy=POLICY")
     inside = getattr(env, "unwrapped", env)
     if not isinstance(getattr(inside, "episodes", None), Episodes):
         raise UserError(f"make_agent: {type(env).__name__} is no environment of ooco_gym; episodes side by side are "
                         "asked as one native vector (gym.make_vec)")
     seat, many = seat_of(inside.episodes, name), isinstance(inside, VectorEnv)
-    if seat not in ("", PARTNER):
+    if seat not in ("", BASE):
         raise UserError(seat)
     plural = "s" if many else ""
-    ask = getattr(inside, f"partner_action{plural}")
-    if seat != PARTNER:
+    ask = getattr(inside, f"base_action{plural}")
+    if seat != BASE:
         ask = partial(getattr(inside, f"rule_action{plural}"), name)
     return RuleAgent(name, ask, many, env.single_observation_space if many else env.observation_space)
 
 
 def seat_of(episodes: Episodes, name: str) -> str:
-    """The seat of a policy in an environment: '' its own, `partner`; else why it has none, in a sentence."""
-    partner = episodes.config.partner
-    if name in (PARTNER, partner):
-        return PARTNER
+    """The seat of a policy in an environment: '' its own, `base_policy`; else why it has none, in a sentence."""
+    base_policy = episodes.config.base_policy
+    if name in (BASE, base_policy):
+        return BASE
     if not is_policy(name):
-        return str(unknown("policy", split_name(name)[0], [PARTNER, *list_policies()]))
+        return str(unknown("policy", split_name(name)[0], [BASE, *list_policies()]))
     try:
         policy = policy_of(name)
     except UserError as error:
@@ -88,8 +88,8 @@ def seat_of(episodes: Episodes, name: str) -> str:
     if are_settings(episodes.decisions):
         asked = " and ".join(decision.name for decision in episodes.decisions)
         return (f"policy '{name}' has no say here: what this environment asks ({asked}) are settings, for which no "
-                "rule answers; a policy that has these settings may play as the partner instead")
-    mixed = policy_of(partner).mixed
+                "rule answers; a policy that has these settings may play as the base policy instead")
+    mixed = policy_of(base_policy).mixed
     if policy.mixed != mixed:
         kinds = ("relaxed and strict instances", "mixed instances")
         return (f"policy '{name}' has no say here: it schedules {kinds[policy.mixed]}, the cluster has {kinds[mixed]}; "

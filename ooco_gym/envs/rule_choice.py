@@ -37,10 +37,10 @@ class RuleChoiceEnv(GatingEnv):
     ## Description
     Chips, model, workload, load, lengths of the offline work and SLOs are drawn anew for each episode
     (`conf/env/rulechoice.yaml`, `vary.condition`). An agent is not told which condition it is in: it sees loads, memory
-    and how long prompts and steps take of the SLOs, and sets the rules of a partner policy for `interval_s` seconds.
-    The partner is the best single setting over all conditions, and hard to beat within each (docs/learned.md). Offline
-    work is paid as it is computed, as in [Gating-v2](#gating-v2). Conditions to test on are the shifts `known_…` (chips
-    of training in new combinations) and `new_…` (chips that training has not met).
+    and how long prompts and steps take of the SLOs, and sets the rules of a base policy for `interval_s` seconds.
+    The base policy is the best single setting over all conditions, and hard to beat within each (docs/learned.md).
+    Offline work is paid as it is computed, as in [Gating-v2](#gating-v2). Conditions to test on are the shifts
+    `known_…` (chips of training in new combinations) and `new_…` (chips that training has not met).
 
     ## Action Space
     `MultiDiscrete([3, 3, 5, 3, 3])`: whether an online arrival stops offline work (always, where its first token would

@@ -15,7 +15,7 @@ from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, add_choice
 from ooco_gym.envs.features import columns
 from ooco_gym.envs.filling import log_scale, log_scales
-from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.stepping import base_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.engine_features import NONE_MS, believed
 from ooco_gym.policy.latency_budget import believed_latency, decodes
@@ -59,7 +59,7 @@ def _running(state, instance):
 
 @inner
 def fill_target(state, instance, slot, default, out):
-    """Writes the `TARGET` features of an engine that an arrival may be sent to; `default`: the partner would."""
+    """Writes the `TARGET` features of an engine that an arrival may be sent to; `default`: the base policy would."""
     spec, request, tokens = state.instances[instance], state.requests[slot], length(state, slot)
     table, tpot_ps = spec.belief, state.config.default_tpot_ps
     computed, shared, idle = get_computed_blocks(state, instance, slot)
@@ -92,8 +92,8 @@ def fill_target(state, instance, slot, default, out):
 
 @step_kernel
 def observe_targets(state, buffers, i):
-    """Completes the observation of an open `target` decision: `cluster` is of the engine that the partner would take.
-    """
+    """Completes the observation of an open `target` decision: `cluster` is of the engine that the base policy would
+    take."""
     wanted = min(max(np.int64(0), np.int64(buffers.turns[i, b.PLANNED])), np.int64(state.config.relaxed_count - 1))
     fill_engine(state, wanted, buffers.account[i], buffers.notes[i], buffers.cluster[i])
     return b.NO_KIND
@@ -109,9 +109,9 @@ def requests_of_class(state, instance, online):
 
 @step_kernel
 def offer_targets(state, buffers, i):
-    """The partner's choice, then the engines with the fewest requests of the arrival's class."""
+    """The base policy's choice, then the engines with the fewest requests of the arrival's class."""
     slot, chosen, count = state.pending.request, buffers.chosen[i], state.config.relaxed_count
-    wanted, listed = partner_pick(state, buffers, i), min(count, state.scratch.shape[1])
+    wanted, listed = base_pick(state, buffers, i), min(count, state.scratch.shape[1])
     offered = add_choice(chosen, 0, wanted if wanted < count else -1)
     for instance in range(listed):
         state.scratch[0, instance] = requests_of_class(state, instance, state.requests[slot].urgent)
@@ -146,19 +146,20 @@ class ServingEnv(DecisionEnv):
     [Admission-v1](#admission-v1) on the same engines, and, where there are several, which of them takes a request that
     arrives; `decision` says which it is. Where blocks lack for what must run, it is asked first which request gives
     way; then how the iteration is filled; then, where that leaves time, tokens, a seat and memory, which waiting
-    offline requests enter. The partner answers arrivals that have one engine to go to, and iterations without a choice.
+    offline requests enter. The base policy answers arrivals that have one engine to go to, and iterations without a
+    choice.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (online decodes alone; no more requests enter), 1 does what the
-    partner would do, `2 + k` takes candidate k. After the partner's way to fill an iteration, which offline requests
-    enter is still asked, where the partner leaves it open, as `deadline` does; other policies admit within their rule.
-    K is how many combinations of `levels` and `shares` there are; of engines and of requests there are fewer:
-    `candidates` requests at most.
+    base policy would do, `2 + k` takes candidate k. After the base policy's way to fill an iteration, which offline
+    requests enter is still asked, where the base policy leaves it open, as `deadline` does; other policies admit
+    within their rule. K is how many combinations of `levels` and `shares` there are; of engines and of requests there
+    are fewer: `candidates` requests at most.
 
     ## Candidates
-    Those of the decision that is due. Of `target` they are the partner's choice, then the engines with the fewest
+    Those of the decision that is due. Of `target` they are the base policy's choice, then the engines with the fewest
     requests of the arrival's class. `cluster` is of the engine that composes; where a request arrives, of the one that
-    the partner would send it to, as its scheduler last left it.
+    the base policy would send it to, as its scheduler last left it.
     """
 
     id: ClassVar[str] = "ooco_gym/Serving-v1"

@@ -111,13 +111,14 @@ def _arrived(state: s.State) -> int:
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:
     """What an environment was made of, as plain values: they are compared across processes."""
-    config, partner = episodes.config, episodes._partner
-    rules = tuple((getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "")) for rule in partner.hooks())
-    numbers = tuple((param.name, param.number(partner.values[param.name], partner.name))
-                    for param in partner.params if param.name in partner.values)  # not those that only a scenario sets
+    config, base = episodes.config, episodes._base_policy
+    rules = tuple((getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "")) for rule in base.hooks())
+    numbers = tuple((param.name, param.number(base.values[param.name], base.name))
+                    for param in base.params if param.name in base.values)  # not those that only a scenario sets
     shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
-    return (tuple(decision.name for decision in episodes.decisions), partner.name, partner.class_blind, rules, numbers,
-            shapes, tuple(config.weights.tolist()), repr(replace(config, partner=None, weights=None)))
+    kinds = tuple(decision.name for decision in episodes.decisions)
+    return (kinds, base.name, base.class_blind, rules, numbers, shapes,
+            tuple(config.weights.tolist()), repr(replace(config, base_policy=None, weights=None)))
 
 
 def _views(state: s.State) -> list[np.ndarray]:

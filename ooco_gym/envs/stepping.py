@@ -28,8 +28,8 @@ def pending_view(state):
 
 
 @inlined
-def partner_pick(state, buffers, i):
-    """What the partner's rule answers to the open decision; StepBuffers.turns[i, PLANNED] keeps it."""
+def base_pick(state, buffers, i):
+    """What the base policy's rule answers to the open decision; StepBuffers.turns[i, PLANNED] keeps it."""
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
     wake_ps, turn = spec.pull_wake_ps, state.pending.route_step
@@ -40,10 +40,10 @@ def partner_pick(state, buffers, i):
 
 
 @inner
-def partner_answer(state, buffers, i, kind):
-    """What the partner's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
+def base_answer(state, buffers, i, kind):
+    """What the base policy's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
     if kind in (b.CLOCK, b.RECLAIM, b.ADMIT):
-        return kernel_at(buffers.partners[kind])(state, buffers, i)
+        return kernel_at(buffers.bases[kind])(state, buffers, i)
     if kind == b.CONTROL:
         return s.ASK
     return ask_rule(rule_at(buffers.rules[1, kind - 1]), pending_view(state))
@@ -51,7 +51,7 @@ def partner_answer(state, buffers, i, kind):
 
 @inner
 def set_margin(state, buffers, value):
-    """Sets the partner's margin on the latency of strict (or mixed) steps; runs that counted on the old one end."""
+    """Sets the base policy's margin on the latency of strict (or mixed) steps; runs that counted on the old one end."""
     index = np.int64(buffers.settings[b.PACK_PARAM])
     if index < 0 or state.params[index] == value:
         return
@@ -104,7 +104,7 @@ def advance(state, buffers, i, run_address, answer):
         elif offer(state, buffers, i):
             return True
         else:
-            answer = partner_answer(state, buffers, i, kind)
+            answer = base_answer(state, buffers, i, kind)
         if answer == b.MORE:
             return True
 
@@ -128,13 +128,13 @@ def compose_iteration(state, buffers, i):
     if enters:
         state.instances[state.pending.instance].stage = LEAVE_OPEN
     if buffers.offers[s.COMPOSE] == 0 and (enters or buffers.offers[b.RECLAIM] != 0):
-        answer = partner_answer(state, buffers, i, s.COMPOSE)
+        answer = base_answer(state, buffers, i, s.COMPOSE)
     elif in_force(state, buffers, i):
         answer = own_answer(state, buffers, i)
     elif offer(state, buffers, i):
         return b.MORE
     else:
-        answer = partner_answer(state, buffers, i, s.COMPOSE)
+        answer = base_answer(state, buffers, i, s.COMPOSE)
     return complete_iteration(state, buffers, i, answer)
 
 
@@ -144,7 +144,7 @@ def complete_iteration(state, buffers, i, answer):
     if opens_admission(state, buffers, i):
         if offer(state, buffers, i):
             return b.MORE
-        return partner_answer(state, buffers, i, b.ADMIT)
+        return base_answer(state, buffers, i, b.ADMIT)
     return answer
 
 
@@ -209,7 +209,7 @@ def offer(state, buffers, i):
             candidates[k, index] = 0.0
     buffers.mask[i, :] = 0
     if buffers.offers[buffers.turns[i, b.KIND]] == 0:
-        raise UserError("a rule of the partner answered ASK to a decision that this environment does not ask; "
+        raise UserError("a rule of the base policy answered ASK to a decision that this environment does not ask; "
                         "let it answer, or take an environment that asks for it")
     return kernel_at(buffers.offers[buffers.turns[i, b.KIND]])(state, buffers, i) >= 2
 
@@ -224,15 +224,15 @@ def note_illegal(buffers, i):
 
 @inlined
 def answer_of(state, buffers, i):
-    """The answer for the simulator, or MORE; an action that is not legal does what the partner would do.
+    """The answer for the simulator, or MORE; an action that is not legal does what the base policy would do.
 
-    The mask has the partner's action only where no other action is the same act, but it is always accepted.
+    The mask has the base policy's action only where no other action is the same act, but it is always accepted.
     """
     kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
     if kind != b.CONTROL and not buffers.settings[b.BOX]:
         size = buffers.mask.shape[1]
-        if action != b.PARTNER_ACTION and (not 0 <= action < size or buffers.mask[i, action] == 0):
-            buffers.actions[i, 0] = b.PARTNER_ACTION
+        if action != b.BASE_ACTION and (not 0 <= action < size or buffers.mask[i, action] == 0):
+            buffers.actions[i, 0] = b.BASE_ACTION
             note_illegal(buffers, i)
     if kind == s.COMPOSE:
         put_in_force(state, buffers, i)
@@ -243,9 +243,9 @@ def answer_of(state, buffers, i):
 def own_answer(state, buffers, i):
     """The answer for an action that is known to be legal."""
     kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
-    theirs = b.ILLEGAL if buffers.settings[b.BOX] else b.PARTNER_ACTION
+    theirs = b.ILLEGAL if buffers.settings[b.BOX] else b.BASE_ACTION
     if kind != b.CONTROL and action == theirs:
-        return partner_answer(state, buffers, i, kind)
+        return base_answer(state, buffers, i, kind)
     return kernel_at(buffers.answers[kind])(state, buffers, i)
 
 
@@ -290,13 +290,13 @@ def observe(state, buffers, i):
 
 @inner
 def blank(buffers, i):
-    """The observation of an episode that is over: nothing but the partner's action."""
+    """The observation of an episode that is over: nothing but the base policy's action."""
     buffers.cluster[i, :] = 0.0
     buffers.candidates[i, :, :] = 0.0
     buffers.decision[i, :] = 0.0
     buffers.mask[i, :] = 0
-    if buffers.mask.shape[1] > b.PARTNER_ACTION:
-        buffers.mask[i, b.PARTNER_ACTION] = 1
+    if buffers.mask.shape[1] > b.BASE_ACTION:
+        buffers.mask[i, b.BASE_ACTION] = 1
 
 
 @inlined
@@ -362,7 +362,7 @@ def play_down(state, buffers, i, run_address, end_ps):
     waiting, buffers.weights[r.WAITING] = buffers.weights[r.WAITING], 0.0
     set_margin(state, buffers, buffers.tuned[i])
     if buffers.turns[i, b.STEP_KIND] == b.CLOCK:
-        kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
+        kernel_at(buffers.bases[b.CLOCK])(state, buffers, i)
     run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, s.ASK)
     update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
     buffers.weights[r.WAITING] = waiting
@@ -370,6 +370,6 @@ def play_down(state, buffers, i, run_address, end_ps):
 
 @jit(types.void(types.int64, types.int64, types.int64, types.int64))
 def drain(buffers_address, run_address, i, end_ps):
-    """Plays an episode on under the partner until its online requests have finished or failed; accounts for it."""
+    """Plays an episode on under the base policy until its online requests have finished or failed; accounts for it."""
     buffers = buffers_at(buffers_address)
     play_down(state_at(buffers.handles[i]), buffers, i, run_address, end_ps)

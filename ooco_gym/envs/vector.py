@@ -305,9 +305,9 @@ class DecisionVectorEnv(VectorEnv):
         """Legality of each action of each episode, bool (N, A)."""
         return self.episodes.buffers.mask.astype(bool)
 
-    def partner_actions(self) -> np.ndarray:
-        """The actions that do what the partner would do: (N,), or (N, P)."""
-        return self.episodes.partner_actions()
+    def base_actions(self) -> np.ndarray:
+        """The actions that do what the base policy would do: (N,), or (N, P)."""
+        return self.episodes.base_actions()
 
     def rule_actions(self, name: str) -> np.ndarray:
         """The actions that express what a policy's rule would do now: (N,), or (N, P)."""

@@ -48,7 +48,8 @@ class Policy:
         form: as given.
         manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning, provenance.
         actions: what each action index means: first those that take no candidate (the decision's own no, what the
-            partner would do), then one for each candidate. Of vectors: each level of each part, one part after another.
+            base policy would do), then one for each candidate. Of vectors: each level of each part, one part after
+            another.
         decisions: what the policy was trained to decide, such as `gate`.
         fixed: how many actions take no candidate.
         parts: what each part of an action sets, where an action is a vector of levels: `name`, `levels` (values, or
@@ -177,7 +178,7 @@ class Policy:
             candidates: at most K mappings of candidate features; the slots after them are padding and illegal.
             decision: what is to be decided; None where the policy knows one decision only.
             fixed_legal: whether each of the actions that take no candidate is allowed (for two: the decision's own no,
-                what the partner would do); None allows all of them.
+                what the base policy would do); None allows all of them.
 
         Raises:
             UserError: too many candidates, a feature or a decision is missing or unknown.

@@ -2,7 +2,7 @@
 
 Each decision offers up to K candidates with a value and a cost; starting one earns value − cost, holding earns 0, and
 a cost above the cluster's patience is a violation. Rule `best` takes the largest gain if it is positive and patient,
-`ooco` the first legal candidate that is patient, `always` the first legal candidate, `never` holds. The partner is
+`ooco` the first legal candidate that is patient, `always` the first legal candidate, `never` holds. The base policy is
 `ooco`: action 1 does what it would do. Decisions are of two kinds in turn, which makes no
 difference.
 """
@@ -29,7 +29,7 @@ class GatingDouble(gym.Env):
     def __init__(self, decisions: int = 40, noise: float = 1.0):
         self.decisions, self.noise = decisions, noise
         self.rules = ("always", "best", "never", "ooco", "random")
-        self.config = SimpleNamespace(partner="ooco")
+        self.config = SimpleNamespace(base_policy="ooco")
         self.action_space = spaces.Discrete(A)
         self.observation_space = spaces.Dict({
             "cluster": spaces.Box(0.0, 100.0, (FC,), np.float32),
@@ -63,7 +63,7 @@ class GatingDouble(gym.Env):
     def action_masks(self):
         return self.mask.astype(bool)
 
-    def partner_action(self):
+    def base_action(self):
         return 1
 
     def rule_action(self, rule):

@@ -275,7 +275,7 @@ def test_interval_covers_the_spread_of_windows():
     ({"shift": []}, "shift=[] names none"),
     ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
     ({"episodes": 0}, "episodes must be a whole number of at least 1, got 0"),
-    ({"env": {**CARTPOLE, "partner": "ooco"}}, "the environment 'CartPole-v1' takes no argument 'partner'"),
+    ({"env": {**CARTPOLE, "base_policy": "ooco"}}, "the environment 'CartPole-v1' takes no argument 'base_policy'"),
     ({"env": CARTPOLE, "episodes": 2, "seeds": None}, "nor a run folder; known: none in this environment"),
     ({"env": CARTPOLE, "policies": [str(GATE)], "episodes": 2, "seeds": None}, "but the environment gives Box"),
 ])

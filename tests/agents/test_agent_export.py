@@ -48,7 +48,7 @@ def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     assert manifest["inputs"]["decision"]["shape"] == [D] and manifest["inputs"]["action_mask"]["shape"] == [A]
     assert len(manifest["inputs"]["candidates"]["features"]) == F
     assert {"name", "low", "high"} <= set(manifest["inputs"]["cluster"]["features"][0])
-    assert manifest["actions"][:3] == ["the decision's own no", "do what the partner would do", "take candidate 0"]
+    assert manifest["actions"][:3] == ["the decision's own no", "do what the base policy would do", "take candidate 0"]
     assert len(manifest["actions"]) == A
     assert manifest["versions"]["torch"] and manifest["training"]["seed"] == 1
     assert "out" not in manifest["training"]["config"]
@@ -140,8 +140,8 @@ def test_a_vector_of_levels_is_exported_with_what_each_part_means(tmp_path):
     assert policy.manifest["action_space"] == {"kind": "MultiDiscrete", "n": [5, 5, 5, 5, 5, 3]}
     assert len(policy.actions) == 28 and policy.actions[-1] == "interrupt=never"
     env = make_env(env_config)
-    tuned = policy.settings(env.unwrapped.partner_action())  # type: ignore[attr-defined]
+    tuned = policy.settings(env.unwrapped.base_action())  # type: ignore[attr-defined]
     assert tuned == {"slo_margin": 0.9, "pull_margin": 0.05, "random_tries": 8.0, "max_pull": 8.0, "gate_gain": 1.0,
-                     "interrupt": "always"}, "the parameters as the partner ships"
+                     "interrupt": "always"}, "the parameters as the base policy ships"
     with pytest.raises(UserError, match="is not one level for each of slo_margin, pull_margin"):
         policy.settings([0, 0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gating_double import train_config
 
-from agents.environments import is_partner, make_env, windows
+from agents.environments import is_base_policy, make_env, windows
 from agents.evaluation import evaluate
 from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
@@ -50,7 +50,7 @@ def test_train_export_and_evaluate(name, tmp_path):
     assert policy.decide(observation) in np.flatnonzero(observation["action_mask"])
 
 
-def test_the_partner_by_name_plays_what_it_would_do_anyway():
+def test_the_base_policy_by_name_plays_what_it_would_do_anyway():
     """To the bit: the same as action 1 throughout, and as no environment at all would have it."""
     config, games = config_of("migration", window_s=60.0), windows([3000, 3001], 2)
     env = gym.make("ooco_gym/Migration-v1", window_s=60.0, warmup_s=10.0)
@@ -63,12 +63,13 @@ def test_the_partner_by_name_plays_what_it_would_do_anyway():
         assert (record["reward"], record["summary"]) == (reward, info["summary"])
 
 
-def test_a_partner_is_known_however_it_is_written():
-    plain, written = make_env(config_of("prefillgate")), make_env(config_of("prefillgate", partner={"name": "ooco"}))
-    tuned = make_env(config_of("prefillgate", partner="ooco:slo_margin=0.8"))
-    assert is_partner("ooco", plain) and not is_partner("never", plain)
-    assert is_partner("ooco", written) and not is_partner("never", written)
-    assert is_partner("ooco:slo_margin=0.8", tuned) and not is_partner("ooco", tuned)
+def test_a_base_policy_is_known_however_it_is_written():
+    plain = make_env(config_of("prefillgate"))
+    written = make_env(config_of("prefillgate", base_policy={"name": "ooco"}))
+    tuned = make_env(config_of("prefillgate", base_policy="ooco:slo_margin=0.8"))
+    assert is_base_policy("ooco", plain) and not is_base_policy("never", plain)
+    assert is_base_policy("ooco", written) and not is_base_policy("never", written)
+    assert is_base_policy("ooco:slo_margin=0.8", tuned) and not is_base_policy("ooco", tuned)
 
 
 def test_where_only_the_clock_asks_other_rules_are_refused(tmp_path):
@@ -104,12 +105,12 @@ def test_a_policy_is_not_asked_for_decisions_that_it_never_learned(tmp_path):
 
 def test_actions_are_named_for_every_decision():
     assert action_names(["evict"], 2, 2) == [
-        "let the newcomer wait (not where a running batch needs the memory)", "do what the partner would do",
+        "let the newcomer wait (not where a running batch needs the memory)", "do what the base policy would do",
         "candidate 0: evict this request", "candidate 1: evict this request"]
     choices = ["route", "interrupt", "gate", "evict", "pull", "pack"]
     first = {name: words[0] for name, words in action_meanings(choices, 1, 2).items()}
     assert len(set(first.values())) == len(choices)
     joint = action_meanings(["gate", "pull"], 1, 2)
-    assert joint["pull"] == ["end the picks: none, or no more", "do what the partner would do",
+    assert joint["pull"] == ["end the picks: none, or no more", "do what the base policy would do",
                              "candidate 0: pull this request, and be asked again"]
     assert action_names(["gate", "pull"], 1, 2)[0] == "the decision's own no"

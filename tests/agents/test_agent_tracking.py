@@ -16,7 +16,7 @@ LOGGED = {
                                         "wasted_tokens_per_s")),
     *(f"episode/{name}" for name in ("offline_reference_gpu_s_per_s", "output_tokens_per_s", "violation_rate",
                                      "wasted_tokens_per_s")),
-    "rollout/no_share", "rollout/partner_share", "time/decisions_per_s", "train/explained_variance"}
+    "rollout/no_share", "rollout/base_share", "time/decisions_per_s", "train/explained_variance"}
 
 
 def test_every_series_is_logged_against_decisions(tracked):
@@ -50,12 +50,12 @@ def test_actions_are_histograms_by_kind_of_decision(tracked):
     assert len(rows) == 2
     for row in rows:
         assert sum(row["actions/gate/values"]) == 800
-        shares = row["rollout/no_share"], row["rollout/partner_share"]
+        shares = row["rollout/no_share"], row["rollout/base_share"]
         counts = row["actions/gate/values"]
         assert shares[0] == pytest.approx(counts[0] / 800) and shares[1] == pytest.approx(counts[1] / 800)
 
 
-def test_settings_are_no_shares_of_no_and_of_the_partner(tmp_path):
+def test_settings_are_no_shares_of_no_and_of_the_base_policy(tmp_path):
     """Level 0 of a parameter is no 'no': Control's vectors have histograms, a parameter each, and no such shares."""
     config = composed(
         tmp_path, "env=onlinetuning", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2",

@@ -137,7 +137,7 @@ def test_infos_that_nobody_asked_for_are_left_out_but_can_be_had_as_arrays():
     everything.reset(), chosen.reset()
     ended = 0
     for _ in range(400):
-        actions = everything.env.unwrapped.partner_actions()
+        actions = everything.env.unwrapped.base_actions()
         one, two = everything.step(actions), chosen.step(actions)
         for full, part, done in zip(one[3], two[3], one[2], strict=True):
             assert set(part) == {"TimeLimit.truncated", "cost"} if not done else set(full) == set(part)
@@ -219,7 +219,7 @@ def test_native_training_draws_only_training_seeds():
         env.reset()
         seen += inner.windows
     for _ in range(300):
-        if env.step(inner.partner_actions())[2].any():
+        if env.step(inner.base_actions())[2].any():
             seen += inner.windows
     assert {seed for seed, _ in seen} <= seeds and len(set(seen)) > 6
 

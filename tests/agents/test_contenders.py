@@ -5,7 +5,7 @@ import pytest
 from composing import base_policy
 
 from agents.environments import make_env, windows
-from agents.evaluation.heuristics import PARTNER, by_name, heuristics_of, play_heuristic
+from agents.evaluation.heuristics import BASE, by_name, heuristics_of, play_heuristic
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
@@ -41,12 +41,12 @@ def test_every_heuristic_of_an_environment_is_found_again_by_its_name(env):
 
 
 @pytest.mark.parametrize("env", ["packing", "onlinetuning"])
-def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env):
+def test_a_policy_with_settings_takes_the_base_policies_seat_where_the_clock_asks(env):
     config = conf(env)
     moved, name = base_policy(config, "ooco:slo_margin=0.7,interrupt=slack")
-    assert (moved["partner"], name) == ("ooco:slo_margin=0.7,interrupt=slack", PARTNER)
-    assert figures(config, "ooco:slo_margin=0.7") == figures({**config, "partner": "ooco:slo_margin=0.7"}, PARTNER)
-    assert figures(config, "ooco:slo_margin=0.7") != figures(config, PARTNER)
+    assert (moved["base_policy"], name) == ("ooco:slo_margin=0.7,interrupt=slack", BASE)
+    assert figures(config, "ooco:slo_margin=0.7") == figures({**config, "base_policy": "ooco:slo_margin=0.7"}, BASE)
+    assert figures(config, "ooco:slo_margin=0.7") != figures(config, BASE)
 
 
 @pytest.mark.parametrize("policy", ["ooco", "memory_gate"])
@@ -67,14 +67,14 @@ def test_a_policy_that_has_none_of_the_settings_plays_as_it_is(policy):
     assert served == pytest.approx((own.state.totals.service_ps - begun.state.totals.service_ps) / PS_PER_S)
 
 
-def test_the_partners_own_name_is_the_partner_and_stays_where_it_is():
+def test_the_base_policies_own_name_is_the_base_policy_and_stays_where_it_is():
     for env in ("prefillgate", "packing"):
         config = conf(env)
-        assert base_policy(config, "ooco")[0]["partner"] == "ooco"
-        assert figures(config, "ooco") == figures(config, PARTNER)
+        assert base_policy(config, "ooco")[0]["base_policy"] == "ooco"
+        assert figures(config, "ooco") == figures(config, BASE)
 
 
-def test_a_constant_control_is_the_partner_with_that_setting_after_the_warm_up():
+def test_a_constant_control_is_the_base_policy_with_that_setting_after_the_warm_up():
     config = conf("onlinetuning", warmup_s=0.0)
     assert figures(config, "slo_margin=0.8,interrupt=1") == figures(config, "ooco:slo_margin=0.8,interrupt=slack")
 
@@ -82,7 +82,7 @@ def test_a_constant_control_is_the_partner_with_that_setting_after_the_warm_up()
 def test_where_rules_are_asked_a_policy_answers_with_its_own_parameters():
     config = conf("interruption")
     assert base_policy(config, "ooco:interrupt=never") == (config, "ooco:interrupt=never")
-    assert figures(config, "ooco:interrupt=never") == figures(config, "decline") != figures(config, PARTNER)
+    assert figures(config, "ooco:interrupt=never") == figures(config, "decline") != figures(config, BASE)
 
 
 def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
@@ -94,7 +94,7 @@ def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
         kind, buffers.turns[0, b.KIND] = int(buffers.turns[0, b.KIND]), b.CLOCK
         action = act()
         buffers.turns[0, b.KIND] = kind
-        assert action == b.PARTNER_ACTION if level is None else buffers.levels[0][action - b.FIXED] == level
+        assert action == b.BASE_ACTION if level is None else buffers.levels[0][action - b.FIXED] == level
 
 
 def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():
@@ -109,7 +109,7 @@ def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():
     ("prefillgate", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
     ("onlinetuning", "slo_margin=0.91", "slo_margin has no level 0.91; it has: 0.8, 0.85, 0.9, 0.95, 1"),
     ("onlinetuning", "margin=0.9", "unknown control 'margin'"),
-    ("packing", "base_pd", "partner 'base_pd' has neither 'slo_margin' nor 'latency_budget_s'"),
+    ("packing", "base_pd", "base policy 'base_pd' has neither 'slo_margin' nor 'latency_budget_s'"),
 ])
 def test_mistakes_are_named(env, name, words):
     with pytest.raises(UserError) as error:

@@ -23,7 +23,7 @@ def config(out, env="prefillgate", **changes):
 
 
 @pytest.mark.parametrize("env, policy", [
-    ("prefillgate", "shortest"), ("onlinetuning", "partner"), ("colocation", "ooco")])
+    ("prefillgate", "shortest"), ("onlinetuning", "base_policy"), ("colocation", "ooco")])
 def test_what_minari_reads_can_be_played_again(tmp_path, env, policy):
     summary = dataset.main(config(tmp_path, env, policy=policy, random=0.3))
     data = minari.MinariDataset(summary["folder"])

@@ -17,21 +17,21 @@ FILE = "def act(observation):\n    return 1\n\n\ndef wrong(observation):\n    re
 QUICK = {"window_s": 10.0, "warmup_s": 2.0}
 
 
-def as_partner(observation):
+def as_base_policy(observation):
     return 1
 
 
 def test_a_function_is_paired_with_heuristics_on_the_same_windows():
     env = gym.make("ooco_gym/PrefillGate-v1", **QUICK)
-    found = ooco_gym.evaluate(as_partner, env, split="validation", episodes=4, beside=["partner", "random"])
-    assert [one["policy"] for one in found["policies"]] == ["mine", "partner", "random"]
+    found = ooco_gym.evaluate(as_base_policy, env, split="validation", episodes=4, beside=["base_policy", "random"])
+    assert [one["policy"] for one in found["policies"]] == ["mine", "base_policy", "random"]
     assert found["window_s"] == 10.0 and found["seeds"] == SHORT["splits"]["validation"]
     same = next(row for row in found["paired"] if (row["policy"], row["metric"]) == ("mine", "episode_reward"))
     assert same["mean_difference"] == 0.0
     with pytest.raises(UserError, match=r"'mine' answers 99, which is not legal here; expected one of \[0, 2"):
         ooco_gym.evaluate(lambda observation: 99, "prefillgate", episodes=1, **QUICK)
     with pytest.raises(UserError, match="unknown environment 'gatin'"):
-        ooco_gym.evaluate(as_partner, "gatin")
+        ooco_gym.evaluate(as_base_policy, "gatin")
     levels = ooco_gym.evaluate(lambda observation: np.zeros(6, int), "onlinetuning", episodes=1, beside=(), **QUICK)
     assert levels["policies"][0]["learned"]
 
@@ -39,10 +39,10 @@ def test_a_function_is_paired_with_heuristics_on_the_same_windows():
 def test_the_command_takes_a_function_of_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(FILE)
-    summary = evaluate.main({"env": {**SHORT, **QUICK}, "policies": ["my.py:act", "partner"], "episodes": 2,
+    summary = evaluate.main({"env": {**SHORT, **QUICK}, "policies": ["my.py:act", "base_policy"], "episodes": 2,
                              "workers": 2, "out": str(tmp_path / "out")})
     rows = {row["policy"]: row["mean"] for row in summary["results"] if row["metric"] == "episode_reward"}
-    assert rows["my.py:act"] == rows["partner"]
+    assert rows["my.py:act"] == rows["base_policy"]
     with pytest.raises(UserError, match="no Policy called 'acct'"):
         evaluate.main({"env": {**SHORT, **QUICK}, "policies": ["my.py:acct"], "episodes": 1, "out": str(tmp_path)})
 

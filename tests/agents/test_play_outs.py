@@ -30,14 +30,14 @@ def play(env, act):
 @pytest.mark.parametrize("name", ALL)
 def test_playing_the_base_policy_out_gives_its_own_episode(name):
     env = make(name, **({"window_s": 3.0, "warmup_s": 5.0} if name == "Routing" else {}))
-    whole = play(env, env.partner_action)
+    whole = play(env, env.base_action)
     ahead, seen = PlayOuts(env), []
 
     def look():
         if len(seen) % 7 == 0:
             assert ahead.values()[1][0] == pytest.approx(whole["reward_total"], abs=1e-9)
         seen.append(1)
-        return env.partner_action()
+        return env.base_action()
 
     assert play(env, look) == whole, "playing decisions out has changed the episode"
     assert seen
@@ -52,9 +52,9 @@ def test_what_is_foreseen_of_an_action_comes_true(name):
     while values.std() == 0:
         actions, values = ahead.values()
         other = int(np.argmax(np.abs(values - values[0])))
-        env.step(int(actions[other][0]) if values.std() else env.partner_action())
+        env.step(int(actions[other][0]) if values.std() else env.base_action())
     while env.episodes.open(0):
-        env.step(env.partner_action())
+        env.step(env.base_action())
     assert env.summary()["reward_total"] == pytest.approx(values[other], abs=1e-9)
 
 

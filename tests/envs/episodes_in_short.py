@@ -80,9 +80,9 @@ def play(env: Any, choose: Callable[[Any], Any], seed: int = WINDOW[0], window: 
     return steps
 
 
-def partner(env: Any) -> Any:
-    """The partner's action."""
-    return env.partner_action()
+def base_policy(env: Any) -> Any:
+    """The base policy's action."""
+    return env.base_action()
 
 
 def at_random(seed: int) -> Callable[[Any], Any]:

@@ -21,8 +21,8 @@ SHARED = {"offline": {"mode": "rate", "rate": 8.0, "lengths": "mmlu",
                       "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
 CASES = {
     "as trained": {}, "four engines": {"cluster": "engines_7b", "scenario": {"rate_scale": 5.0}},
-    "memory binds": {"scenario": MEMORY_BOUND}, "prefixes are shared": {"scenario": SHARED, "partner": CACHING},
-    "swapped out": {"scenario": MEMORY_BOUND, "partner": "deadline:preempted=swap,tpot_share=1.5"},
+    "memory binds": {"scenario": MEMORY_BOUND}, "prefixes are shared": {"scenario": SHARED, "base_policy": CACHING},
+    "swapped out": {"scenario": MEMORY_BOUND, "base_policy": "deadline:preempted=swap,tpot_share=1.5"},
 }
 
 
@@ -33,7 +33,7 @@ def figures(env, k=None):
 
 
 def as_the_rule(env):
-    """The partner's rule request by request: what it would try next, while it fits in."""
+    """The base policy's rule request by request: what it would try next, while it fits in."""
     first = np.flatnonzero(figures(env)["first"])
     if len(first):
         return 2 + int(first[0])
@@ -45,7 +45,7 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
     """The compiled rule whole, and request by request through the environment."""
     env = make(ID, **CASES[case])
     assert len(play(env, as_the_rule)) > 20
-    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.base_policy))
     assert not whole.advance()
     assert differences(env.simulation.state, whole.state) == []
 

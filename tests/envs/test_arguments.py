@@ -32,8 +32,8 @@ def vector_of(name: str, **changes: Any) -> Any:
     ({"scenario": 3}, "scenario=.* must be a name in conf/env"),
     ({"workload": 3}, "workload=3 must be a name"),
     ({"scenario": {"offline": 3}}, "offline=3 must be a mapping"), ({"cluster": 3}, "cluster=3 must be a name"),
-    ({"partner": 7}, "partner=7 must be a policy's name"), ({"partner": "oco"}, "did you mean 'ooco'"),
-    ({"partner": {"slo_margin": 0.9}}, "needs the key 'name'"), ({"partner": "hygen"}, "no gate"),
+    ({"base_policy": 7}, "base_policy=7 must be a policy's name"), ({"base_policy": "oco"}, "did you mean 'ooco'"),
+    ({"base_policy": {"slo_margin": 0.9}}, "needs the key 'name'"), ({"base_policy": "hygen"}, "no gate"),
     ({"candidates": 65}, "candidates=.* must be a whole number from 1 to 64"),
     ({"window_s": -1.0}, "window_s=.* must be a positive number of seconds"),
     ({"interval_s": True}, "interval_s=.* must be a positive number of seconds"),
@@ -61,7 +61,7 @@ def test_invalid_steps_of_controls_are_refused(control, words):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.sampled_from(["scenario", "partner", "window_s", "warmup_s", "candidates", "interval_s", "workload",
+@given(st.sampled_from(["scenario", "base_policy", "window_s", "warmup_s", "candidates", "interval_s", "workload",
                         "cluster", "levels", "vary", "shifts", "controls", "shift"]),
        st.one_of(st.integers(), st.floats(), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
                  st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)))
@@ -112,10 +112,10 @@ def test_rule_action_refuses_what_is_no_policy(name):
 
 # --- Decisions that never come up -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "changes", "words"), [
-    ("PrefillGate", {"cluster": "mixed_7b", "partner": HYGEN}, "its instances are mixed.* such as cluster pair_7b"),
-    ("Migration", {"partner": "base_pd"}, "partner 'base_pd' treats offline requests as online ones"),
-    ("Routing", {"cluster": "pair_7b", "partner": "base_pd"}, "no route decision ever comes up .*such as fleet_16"),
-    ("Routing", {"cluster": "mixed_7b", "partner": HYGEN, "candidates": 1}, "no route decision ever comes up")])
+    ("PrefillGate", {"cluster": "mixed_7b", "base_policy": HYGEN}, "its instances are mixed.* such as cluster pair_7b"),
+    ("Migration", {"base_policy": "base_pd"}, "base policy 'base_pd' treats offline requests as online ones"),
+    ("Routing", {"cluster": "pair_7b", "base_policy": "base_pd"}, "no route decision ever comes up .*such as fleet_16"),
+    ("Routing", {"cluster": "mixed_7b", "base_policy": HYGEN, "candidates": 1}, "no route decision ever comes up")])
 def test_arguments_under_which_no_decision_can_come_up_are_refused(name, changes, words):
     with pytest.raises(UserError, match=words):
         env_of(name, **changes)

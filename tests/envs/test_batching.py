@@ -5,7 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import alike, at_random, differences, make, partner, play
+from episodes_in_short import alike, at_random, base_policy, differences, make, play
 
 from ooco_gym import UserError
 from ooco_gym.runtime.features import ENGINE as FEATURES
@@ -17,7 +17,7 @@ ID = "ooco_gym/Batching-v1"
 def test_a_decision_is_asked_where_there_is_more_to_do_than_online_decodes():
     env = make(ID, scenario={"offline": {"mode": "rate", "rate": 0.3}, "rate_scale": 1.0}, vary={})
     mixed_steps = 0
-    for step in play(env, partner):
+    for step in play(env, base_policy):
         if step.truncated:
             break
         found = dict(zip((one.name for one in FEATURES), step.observation["cluster"], strict=True))
@@ -72,7 +72,7 @@ def test_online_decodes_alone_have_no_prompt_and_no_offline_token():
 
 @pytest.mark.parametrize("cluster", ["engine_7b", "engines_7b"])
 def test_an_answer_stays_in_force_for_the_interval(cluster):
-    """Each engine is asked once an interval; answers of the partner's stay in force as well."""
+    """Each engine is asked once an interval; answers of the base policy's stay in force as well."""
     scale = {"engine_7b": 1.7, "engines_7b": 6.8}[cluster]
     env = make(ID, cluster=cluster, interval_s=1.0, scenario={"rate_scale": scale}, vary={})
     last, choose = {}, at_random(3)
@@ -88,12 +88,13 @@ def test_an_answer_stays_in_force_for_the_interval(cluster):
     assert len(last) == engines and 0.5 * 60 * engines < len(steps) < 61 * engines
     same, other = (make(ID, cluster=cluster, interval_s=interval, scenario={"rate_scale": scale}, vary={})
                    for interval in (1.0, 0.001))
-    assert len(play(same, partner)) < len(play(other, partner))
+    assert len(play(same, base_policy)) < len(play(other, base_policy))
     assert differences(same.simulation.state, other.simulation.state) == []
 
 
 def test_box_actions_are_the_candidates_where_they_say_the_same():
-    """A vector of numbers from -1 to 1: time from the least to the longest, shares from 0 to 1; NaN: the partner."""
+    """A vector of numbers from -1 to 1: time from the least to the longest, shares from 0 to 1; NaN: the base
+    policy."""
     discrete, box = make(ID), make(ID, action="box")
     assert box.action_space == gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
     times, online, offline = discrete.episodes.buffers.levels
@@ -105,7 +106,7 @@ def test_box_actions_are_the_candidates_where_they_say_the_same():
         vector = np.array([2 * (times[k] - times[0]) / (times[-1] - times[0]) - 1, 2 * online[k] - 1,
                            2 * offline[k] - 1])
         if step % 7 == 0:
-            k, vector = -1, box.partner_action()
+            k, vector = -1, box.base_action()
         one, other = discrete.step(2 + k), box.step(vector)
         assert one[1] == other[1] and one[3] == other[3]
         observations = [one[0], other[0]]
@@ -115,8 +116,8 @@ def test_box_actions_are_the_candidates_where_they_say_the_same():
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose others, such as cluster mixed_7b"),
-    ({"partner": "vllm_fcfs"}, "treats offline requests as online ones"),
+    ({"cluster": "pair_7b", "base_policy": "ooco"}, "relaxed and strict ones; choose others, such as cluster mixed_7b"),
+    ({"base_policy": "vllm_fcfs"}, "treats offline requests as online ones"),
     ({"levels": [0.0, 1.0]}, "must be positive"),
     ({"shares": {"online": [0.0, 2.0]}}, r"shares.online=\[0.0, 2.0\] must be a list of shares from 0 to 1"),
     ({"levels": [float(n) for n in range(1, 10)]}, "make 72 answers: give 2 to 64"),

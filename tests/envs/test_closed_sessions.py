@@ -1,4 +1,4 @@
-"""Environments on closed sessions: the checkers, vector and single, snapshots, the partner's own play."""
+"""Environments on closed sessions: the checkers, vector and single, snapshots, the base policy's own play."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import alike, arguments, at_random, differences, make, partner, play
+from episodes_in_short import alike, arguments, at_random, base_policy, differences, make, play
 from gymnasium.utils.env_checker import check_env
 
 from ooco_gym import Simulation
@@ -37,14 +37,14 @@ def turns_of(env: Any) -> int:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_the_checker_passes_and_the_partner_plays_as_the_simulator(name: str) -> None:
+def test_the_checker_passes_and_the_base_policy_plays_as_the_simulator(name: str) -> None:
     env: Any = gym.make(name, disable_env_checker=True, **short(name)).unwrapped
     check_env(env, skip_render_check=True)
-    play(env, partner)
+    play(env, base_policy)
     assert turns_of(env) > 10
-    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.base_policy))
     whole.advance()
-    if name != "ooco_gym/Serving-v1":  # whose partner's action is not all that its rules do: tests/envs/test_serving.py
+    if name != "ooco_gym/Serving-v1":  # its base policy's action is not all that its rules do
         assert differences(env.simulation.state, whole.state) == []
 
 

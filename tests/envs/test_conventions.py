@@ -12,7 +12,7 @@ from itertools import combinations
 import gymnasium as gym
 import numpy as np
 import pytest
-from episodes_in_short import IDS, WINDOW, alike, arguments, at_random, make, partner, play, random_legal
+from episodes_in_short import IDS, WINDOW, alike, arguments, at_random, base_policy, make, play, random_legal
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
@@ -125,7 +125,7 @@ def test_info_and_action_masks_have_the_same_mask(name):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_at_least_two_answers_are_open_beside_the_partners(name):
+def test_at_least_two_answers_are_open_beside_the_base_policies(name):
     env = make(name)
     if env.episodes.controls is not None:
         pytest.skip("all levels are always legal")
@@ -141,14 +141,14 @@ def wrong_actions(env):
         counts = env.action_space.nvec
         return [counts, -np.ones_like(counts), np.full_like(counts, 10**9), [10**30] * len(counts)]
     forbidden = np.flatnonzero(~env.action_masks())
-    forbidden = forbidden[forbidden != env.partner_action()]  # which is always accepted
+    forbidden = forbidden[forbidden != env.base_action()]  # which is always accepted
     return [-1, -5, int(env.action_space.n), 10**12, 10**30, -(10**30), np.int64(2**62), *map(int, forbidden[:3])]
 
 
 @pytest.mark.parametrize("name", [one for one in IDS if "Batching" not in one and "Serving" not in one])
 def test_no_two_legal_actions_are_the_same_act(name):
-    """Played from one snapshot, no action comes to what another comes to each time; the partner's is no second name of
-    one. (Ways to fill an iteration do come to the same where there is little to fill it with.)"""
+    """Played from one snapshot, no action comes to what another comes to each time; the base policy's is no second
+    name of one. (Ways to fill an iteration do come to the same where there is little to fill it with.)"""
     env = make(name)
     if env.episodes.controls is not None:
         pytest.skip("each level is another one")
@@ -173,9 +173,9 @@ def test_no_two_legal_actions_are_the_same_act(name):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_illegal_actions_do_what_the_partner_does(name):
+def test_illegal_actions_do_what_the_base_policy_does(name):
     good, bad, turn = make(name), make(name), iter(range(10**6))
-    right = play(good, partner, most=400)
+    right = play(good, base_policy, most=400)
     wrong = play(bad, lambda env: (options := wrong_actions(env))[next(turn) % len(options)], most=400)
     assert len(right) > 10
     for step in wrong[1:]:
@@ -196,7 +196,7 @@ def test_invalid_actions_are_refused_and_change_nothing(name):
     for action in [*wrong, *([0, *short] if controls is not None else [[1], np.array([1, 2])])]:
         with pytest.raises(UserError, match=r"expected an action of (Multi)?Discrete"):
             env.step(action)
-    assert env.step(env.partner_action())[4]["elapsed_s"] >= 0.0
+    assert env.step(env.base_action())[4]["elapsed_s"] >= 0.0
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -204,9 +204,9 @@ def test_steps_before_the_beginning_and_after_the_end_are_refused(name):
     env = make(name)
     with pytest.raises(UserError, match="before step"):
         env.step(1)
-    assert play(env, partner)[-1].truncated
+    assert play(env, base_policy)[-1].truncated
     with pytest.raises(UserError, match="the episode is over"):
-        env.step(env.partner_action())
+        env.step(env.base_action())
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -42,7 +42,7 @@ def test_a_vector_of_them_is_gymnasiums_of_single_ones(name: str, mode: Autorese
     assert alike(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
     ended = 0
     for _ in range(400):
-        actions = ours.partner_actions()
+        actions = ours.base_actions()
         mine, other = ours.step(actions), theirs.step(actions)
         assert alike(mine[:4], other[:4])
         over = mine[3]

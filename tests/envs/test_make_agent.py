@@ -28,7 +28,7 @@ def test_every_pool_policy_plays_a_window(name: str) -> None:
         observation, _, _, over, _ = env.step(action)
 
 
-@pytest.mark.parametrize("name", ["slack", "partner"])
+@pytest.mark.parametrize("name", ["slack", "base_policy"])
 def test_an_agent_of_a_vector_answers_each_slot(name: str) -> None:
     env: Any = gym.make_vec(GATING, 2, vectorization_mode="vector_entry_point", **SHORT)
     singles: list[Any] = [gym.make(GATING, **SHORT) for _ in range(2)]
@@ -57,9 +57,9 @@ def test_stable_baselines3_evaluates_a_rule_agent() -> None:
 @pytest.mark.parametrize(("env", "name", "words"), [
     ("PrefillGate", "oco", "ooco"), ("PrefillGate", "ooco:nothing=1", "nothing"),
     ("PrefillGate", "vllm_v0", "mixed instances"),
-    ("Packing", "slack", "as the partner instead"), ("OnlineTuning", "slack", "settings"),
+    ("Packing", "slack", "as the base policy instead"), ("OnlineTuning", "slack", "settings"),
     ("PrefillGate", 3, "policy's name"),
-    ("PrefillGate", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*partner=POLICY"),
+    ("PrefillGate", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*base_policy=POLICY"),
 ])
 def test_policies_without_a_rule_for_the_decisions_are_refused_with_the_reason(env: str, name: Any, words: str) -> None:
     with pytest.raises(ooco_gym.UserError, match=words):

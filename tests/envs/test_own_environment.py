@@ -54,10 +54,10 @@ def test_its_decision_has_a_slot_words_and_features_of_its_own(name: str) -> Non
     assert observation["decision"].tolist() == [1.0]
     assert kinds()["pull_limit"].question.startswith("How many requests")
     table = env.feature_tables()["candidates"]
-    assert [row["name"] for row in table] == ["present", "limit", "partner"]
+    assert [row["name"] for row in table] == ["present", "limit", "base_policy"]
 
 
-def test_its_actions_change_what_is_pulled_and_the_partner_is_left_as_tuned(name: str) -> None:
+def test_its_actions_change_what_is_pulled_and_the_base_policy_is_left_as_tuned(name: str) -> None:
     totals = {}
     for action in (1, 2, 4):
         env: Any = gym.make(imported(name), window_s=120.0, warmup_s=20.0).unwrapped
@@ -67,7 +67,7 @@ def test_its_actions_change_what_is_pulled_and_the_partner_is_left_as_tuned(name
             *_, over, info = env.step(action)
         totals[action] = info["summary"]
     assert totals[1] == totals[4] != totals[2]  # limit 8 is as tuned
-    assert ooco_gym.make_agent("partner", env)() == 1
+    assert ooco_gym.make_agent("base_policy", env)() == 1
 
 
 def test_what_cannot_be_imported_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

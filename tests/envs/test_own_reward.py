@@ -85,7 +85,7 @@ def test_the_figure_comes_after_the_common_ones_on_its_scale(name: str) -> None:
         residents = env.simulation.state.instances["offline_members"][int(pending.instance)]
         assert env._observation()["cluster"][-1] == pytest.approx(np.log1p(residents) / np.log1p(256), abs=1e-6)
         shown.add(int(residents))
-        return env.partner_action()
+        return env.base_action()
 
     for one, other in zip(play(mine, choose), play(common, lambda env: 1), strict=True):
         assert np.array_equal(one.observation["cluster"][:-1], other.observation["cluster"])

@@ -1,11 +1,11 @@
-"""Playing what the partner would do is the partner's own run, bit for bit; so is playing what its rule says."""
+"""Playing what the base policy would do is the base policy's own run, bit for bit; so is playing what its rule says."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from episodes_in_short import IDS, POOLS_7B, at_random, differences, make, partner, play
+from episodes_in_short import IDS, POOLS_7B, at_random, base_policy, differences, make, play
 
 from ooco_gym import Simulation, UserError
 from ooco_gym.policy import list_policies, policy_of
@@ -15,7 +15,7 @@ POOLS = ("ooco", "ooco_xllm", "online_priority", "base_pd", "ooco:slo_margin=0.8
 HYGEN = "hygen:latency_budget_s=0.045"
 WINDOW = (1, 0)
 def refused(name, policy):
-    """Why an environment has nothing to decide beside a partner."""
+    """Why an environment has nothing to decide beside a base policy."""
     params = {param.name for param in policy_of(policy).params}
     if name.endswith(("/Gating-v2", "/RuleChoice-v1")) and "reserve" not in params:
         return "no parameter"
@@ -43,8 +43,8 @@ PLAYED = [pair for pair in PAIRS if not refused(*pair)]
 
 
 def run_whole(env, seed, number):
-    """The partner's own run of a window, with as many waiting requests to look at."""
-    policy = policy_of(env.config.partner)
+    """The base policy's own run of a window, with as many waiting requests to look at."""
+    policy = policy_of(env.config.base_policy)
     if any(decision.window for decision in env.decisions) and not policy.mixed:
         policy = policy.with_values({"gate_window": 64})
     simulation = Simulation(env.config.window(seed, number), policy)
@@ -53,9 +53,9 @@ def run_whole(env, seed, number):
 
 
 @pytest.mark.parametrize(("name", "policy"), PLAYED)
-def test_the_partners_actions_are_the_partners_run(name, policy):
-    env = make(name, partner=policy)
-    play(env, partner, *WINDOW)
+def test_the_base_policies_actions_are_the_base_policies_run(name, policy):
+    env = make(name, base_policy=policy)
+    play(env, base_policy, *WINDOW)
     assert differences(env.simulation.state, run_whole(env, *WINDOW)) == []
 
 
@@ -65,23 +65,23 @@ EXACT = [pair for pair in PLAYED if pair not in (("ooco_gym/Migration-v1", "ooco
 
 
 @pytest.mark.parametrize(("name", "policy"), EXACT)
-def test_the_partners_rule_expressed_in_actions_is_the_partners_run(name, policy):
-    env = make(name, partner=policy)
+def test_the_base_policies_rule_expressed_in_actions_is_the_base_policies_run(name, policy):
+    env = make(name, base_policy=policy)
     steps = play(env, lambda one: one.rule_action(policy), *WINDOW)
     assert differences(env.simulation.state, run_whole(env, *WINDOW)) == []
     assert len(steps) > 1
 
 
 @pytest.mark.parametrize(("name", "policy"), [pair for pair in PAIRS if refused(*pair)])
-def test_partners_that_leave_nothing_to_decide_are_refused(name, policy):
+def test_base_policies_that_leave_nothing_to_decide_are_refused(name, policy):
     with pytest.raises(UserError, match=refused(name, policy)):
-        make(name, partner=policy)
+        make(name, base_policy=policy)
 
 
 @pytest.mark.parametrize("name", IDS)
 def test_every_policys_rule_is_a_legal_action_everywhere(name):
     env, random = make(name), at_random(8)
-    # Those with weights need them in the episode's state: they play as the partner alone.
+    # Those with weights need them in the episode's state: they play as the base policy alone.
     policies = [policy for policy in list_policies() if policy != "hygen_star" and policy_of(policy).layout is None]
 
     def ask_all(one):
@@ -89,7 +89,7 @@ def test_every_policys_rule_is_a_legal_action_everywhere(name):
         for policy in policies:
             action = one.rule_action(policy)
             if one.episodes.controls is None:
-                assert mask[action] or action == one.partner_action(), (policy, action)
+                assert mask[action] or action == one.base_action(), (policy, action)
             else:
                 assert one.action_space.contains(action)
         return random(one)
@@ -97,27 +97,27 @@ def test_every_policys_rule_is_a_legal_action_everywhere(name):
     assert len(play(env, ask_all, most=60)) > 10
 
 
-def test_a_partner_that_profiles_is_tuned_for_each_window(tmp_path):
+def test_a_base_policy_that_profiles_is_tuned_for_each_window(tmp_path):
     """HyGen finds its budget in test runs of the scenario: where that varies, each window has its own."""
     path = tmp_path / "varied.yaml"
     base = load_yaml("env", "packing")
     path.write_text(json.dumps({**base, "scenario": POOLS_7B, "vary": {"rate_scale": [0.1, 0.2, 0.3]}}))
     found = {"name": "hygen", "profile_windows": 1, "profile_duration_s": 60.0, "profile_steps": 5}
-    env = make("ooco_gym/Packing-v1", scenario=str(path), cluster="mixed_7b", partner=found)
+    env = make("ooco_gym/Packing-v1", scenario=str(path), cluster="mixed_7b", base_policy=found)
     budgets = set()
     for seed in range(4):
-        play(env, partner, seed, 0)
+        play(env, base_policy, seed, 0)
         assert differences(env.simulation.state, run_whole(env, seed, 0)) == []
         budgets.add(env.simulation.policy.values["latency_budget_s"])
     assert len(budgets) > 1
 
 
 @pytest.mark.parametrize("name", ["ooco_gym/Migration-v1", "ooco_gym/Colocation-v1"])
-def test_observing_the_partners_choice_does_not_advance_its_round_robin(name):
+def test_observing_the_base_policies_choice_does_not_advance_its_round_robin(name):
     """xLLM pulls from relaxed instances in turn: asked in advance, it must not go on to the next one."""
     policy = "ooco_xllm" if "Migration" in name else "ooco"
-    env = make(name, partner=policy, cluster="fleet_16", window_s=10.0, warmup_s=10.0, scenario={
+    env = make(name, base_policy=policy, cluster="fleet_16", window_s=10.0, warmup_s=10.0, scenario={
         "rate_scale": 0.8, "offline": {"mode": "rate", "rate": 20.0}})
-    play(env, partner)
+    play(env, base_policy)
     assert differences(env.simulation.state, run_whole(env, 1, 0)) == []
     assert env.simulation.state.totals.migrations > 0

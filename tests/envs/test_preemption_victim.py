@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from episodes_in_short import differences, make, partner, play
+from episodes_in_short import base_policy, differences, make, play
 from numba import types
 
 from baselines.deadline import compose_within, settings_of
@@ -24,9 +24,9 @@ ID = "ooco_gym/PreemptionVictim-v1"
 SHARED = {"rate_scale": 0.06, "offline": {"mode": "rate", "rate": 4.0, "lengths": "ooc",
                                           "sharing": {"form": "few_shot", "ratio": 0.5, "groups": 10}}}
 CASES = {
-    "as trained": {}, "prefixes are shared": {"scenario": SHARED, "partner": "deadline:prefix_caching=on"},
-    "beside vLLM's by priority": {"partner": "vllm_priority"},
-    "beside one that swaps": {"partner": "deadline:preempted=swap"},
+    "as trained": {}, "prefixes are shared": {"scenario": SHARED, "base_policy": "deadline:prefix_caching=on"},
+    "beside vLLM's by priority": {"base_policy": "vllm_priority"},
+    "beside one that swaps": {"base_policy": "deadline:preempted=swap"},
     "many online requests": {"scenario": {"rate_scale": 0.08}, "candidates": 20},
 }
 
@@ -80,7 +80,7 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
     """The fewest computed tokens first: request by request through the environment, and compiled."""
     env = make(ID, **CASES[case])
     assert len(play(env, least_computed)) > 20
-    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.base_policy))
     theirs, rules = whole._hooks, replace(whole.policy, compose=least_computed_gives_way).hooks()
     for hooks, until_s in zip((theirs, addresses(rules), theirs), (*whole.window_s, None), strict=True):
         whole._hooks = hooks
@@ -120,6 +120,6 @@ def test_a_request_that_is_chosen_gives_way_and_no_other_does(case):
 
 
 def test_where_memory_is_plentiful_nothing_is_asked():
-    last = play(make(ID, scenario={"cluster": "mixed_7b"}), partner)
+    last = play(make(ID, scenario={"cluster": "mixed_7b"}), base_policy)
     assert len(last) == 2 and last[-1].info["summary"]["evictions"] == 0
-    assert play(make(ID), partner)[-1].info["summary"]["evictions"] > 0
+    assert play(make(ID), base_policy)[-1].info["summary"]["evictions"] > 0

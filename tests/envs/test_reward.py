@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from episodes_in_short import IDS, at_random, make, partner, play
+from episodes_in_short import IDS, at_random, base_policy, make, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -106,18 +106,18 @@ def test_terms_sum_to_the_reward_and_their_totals_to_the_protocols_figures(name,
 @pytest.mark.parametrize("name", IDS)
 def test_overloaded_windows_have_misses_of_both_kinds(name):
     """Else the test above would compare zeros."""
-    *_, expected = played(name, 1, partner)
+    *_, expected = played(name, 1, base_policy)
     assert expected.misses(1) > 0
     assert expected.misses(2) > 0
 
 
 def test_terms_do_not_depend_on_how_often_an_agent_is_asked():
-    """One run, its decisions taken by the partner, asked every few milliseconds, every five minutes, or never."""
+    """One run, its decisions taken by the base policy, asked every few milliseconds, every five minutes, or never."""
     totals = {}
     for name, interval_s in (("PrefillGate", 1.0), ("Interruption", 1.0), ("Packing", 0.25), ("OnlineTuning", 300.0)):
-        env = make(f"ooco_gym/{name}-v1", reward=WEIGHTS, partner="ooco:gate_window=64", interval_s=interval_s,
+        env = make(f"ooco_gym/{name}-v1", reward=WEIGHTS, base_policy="ooco:gate_window=64", interval_s=interval_s,
                    window_s=1_500.0, scenario={"rate_scale": 0.17, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}})
-        summary = play(env, partner)[-1].info["summary"]
+        summary = play(env, base_policy)[-1].info["summary"]
         totals[name] = [summary[f"reward/{term}"] for term in TERMS]
     first = totals.pop("PrefillGate")
     assert first[TERMS.index("burst")] < 0.0
@@ -127,6 +127,6 @@ def test_terms_do_not_depend_on_how_often_an_agent_is_asked():
 
 def test_the_constrained_form_leaves_misses_to_the_cost():
     env = make("ooco_gym/PrefillGate-v1", reward="constrained", scenario={"rate_scale": 0.8})
-    steps = play(env, partner)
+    steps = play(env, base_policy)
     assert all(step.info[f"reward/{term}"] == 0.0 for step in steps[1:] for term in ("ttft", "tpot", "burst"))
     assert sum(step.info["cost"] for step in steps[1:]) == steps[-1].info["summary"]["online_violated"] > 0

@@ -89,7 +89,7 @@ def test_an_agent_sees_how_long_prompts_and_steps_take_of_the_promises():
     assert seen[1.0]["strict_memory"] == seen[0.5]["strict_memory"] > 0.5
 
 
-def test_an_answer_sets_the_rules_of_the_partner():
+def test_an_answer_sets_the_rules_of_the_base_policy():
     env = make(shift="known_7b_code", **SHORT)
     env.reset(seed=1)
     controls, action = env.episodes.controls, np.zeros(5, int)

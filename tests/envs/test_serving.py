@@ -23,11 +23,12 @@ SHARED = {"offline": {"mode": "rate", "rate": 16.0, "lengths": "mmlu",
                       "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
 CASES = {
     "as trained": {}, "one engine": {"scenario": SINGLE}, "memory binds": {"scenario": MEMORY_BOUND},
-    "prefixes are shared": {"scenario": SHARED, "partner": "deadline:prefix_caching=on"},
+    "prefixes are shared": {"scenario": SHARED, "base_policy": "deadline:prefix_caching=on"},
     "closed sessions": {"scenario": {"workload": {
         "name": "sharegpt", "sharing": {"form": "chat", "ratio": 0.4, "think_s": 4.0}, "sessions": "closed",
         "think_s": 1.5}}},
-    "beside hygen": {"partner": "hygen:latency_budget_s=0.04", "scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03}}},
+    "beside hygen": {"base_policy": "hygen:latency_budget_s=0.04",
+                     "scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03}}},
 }
 
 
@@ -89,6 +90,6 @@ def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
         return 1
 
     play(env, as_the_rule)
-    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.base_policy))
     assert not whole.advance()
     assert differences(env.simulation.state, whole.state) == []

@@ -113,13 +113,13 @@ def _pulls_as_slack() -> Any:
 
 
 @pytest.mark.parametrize(("name", "mine", "others"), [
-    ("PrefillGate", {"partner": {"name": "ooco"}}, [
-        {"partner": {"name": "slack"}}, {"partner": _pulls_as_slack()},
+    ("PrefillGate", {"base_policy": {"name": "ooco"}}, [
+        {"base_policy": {"name": "slack"}}, {"base_policy": _pulls_as_slack()},
         {"reward": {"service": 2.0}}]),
     ("Packing", {}, [{"levels": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}]),
     ("OnlineTuning", {"controls": {"gate_gain": "x4"}}, [{"controls": {"gate_gain": "x3"}}]),
 ])
-def test_a_snapshot_belongs_to_its_partner_levels_and_weights(name: str, mine: dict[str, Any],
+def test_a_snapshot_belongs_to_its_base_policy_levels_and_weights(name: str, mine: dict[str, Any],
                                                               others: list[dict[str, Any]]) -> None:
     env: Any = gym.make(f"ooco_gym/{name}-v1", **SHORT, **mine).unwrapped
     env.reset(seed=1)
@@ -127,5 +127,5 @@ def test_a_snapshot_belongs_to_its_partner_levels_and_weights(name: str, mine: d
     for arguments in others:
         with pytest.raises(ooco_gym.UserError, match="configuration"):
             gym.make(f"ooco_gym/{name}-v1", **SHORT, **arguments).unwrapped.restore(state)
-    same: Any = gym.make(f"ooco_gym/{name}-v1", **SHORT, **{**mine, "partner": "ooco"}).unwrapped
-    same.restore(pickle.loads(pickle.dumps(state)))  # the same partner, however it is written
+    same: Any = gym.make(f"ooco_gym/{name}-v1", **SHORT, **{**mine, "base_policy": "ooco"}).unwrapped
+    same.restore(pickle.loads(pickle.dumps(state)))  # the same base policy, however it is written

@@ -62,7 +62,7 @@ def test_threads_begin_with_the_first_step_and_end_with_close():
     env = vector(3)
     env.reset(seed=1)
     assert living() == before
-    env.step(env.partner_actions())
+    env.step(env.base_actions())
     assert before < living() <= before + 2
     env.close()
     env.close()
@@ -70,7 +70,7 @@ def test_threads_begin_with_the_first_step_and_end_with_close():
 
 
 def _go_on(env: Any, sender: Any) -> None:
-    steps = [env.step(env.partner_actions()) for _ in range(5)]
+    steps = [env.step(env.base_actions()) for _ in range(5)]
     sender.send((steps, living()))
 
 
@@ -79,7 +79,7 @@ def _go_on(env: Any, sender: Any) -> None:
 def test_a_fork_makes_threads_of_its_own():
     env = vector(3)
     env.reset(seed=5)
-    env.step(env.partner_actions())
+    env.step(env.base_actions())
     mine, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_go_on, args=(env.unwrapped, theirs))
     child.start()
@@ -87,7 +87,7 @@ def test_a_fork_makes_threads_of_its_own():
     steps, threads = mine.recv()
     child.join(60)
     assert child.exitcode == 0 and 1 <= threads <= 2
-    assert all(alike(step, env.step(env.partner_actions())) for step in steps)
+    assert all(alike(step, env.step(env.base_actions())) for step in steps)
     env.close()
 
 
@@ -95,15 +95,15 @@ def test_a_fork_makes_threads_of_its_own():
 def test_a_mistake_in_any_thread_is_raised_by_the_step(threads):
     env = vector(threads)
     env.reset(seed=1)
-    env.step(env.partner_actions())
+    env.step(env.base_actions())
     offers = env.unwrapped.episodes.buffers.offers
     kept = offers.copy()
     offers[:] = 0
     with pytest.raises(UserError, match="answered ASK"):
-        env.step(env.partner_actions())
+        env.step(env.base_actions())
     offers[:] = kept
     fresh = vector(1)
     assert alike(env.reset(seed=6), fresh.reset(seed=6))
     for _ in range(5):
-        assert alike(env.step(env.partner_actions()), fresh.step(fresh.partner_actions()))
+        assert alike(env.step(env.base_actions()), fresh.step(fresh.base_actions()))
     env.close()

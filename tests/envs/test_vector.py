@@ -105,7 +105,7 @@ def test_max_episode_steps_truncates_as_the_wrapper_does(mode):
                                     autoreset_mode=mode)
         assert alike(ours.reset(seed=3), theirs.reset(seed=3))
         for turn in range(1, 20):
-            actions = ours.partner_actions()
+            actions = ours.base_actions()
             mine, other = ours.step(actions), theirs.step(actions)
             assert alike(mine[:4], other[:4])
             assert alike(filled(mine[4], other[4]), filled(other[4], mine[4]))
@@ -161,7 +161,7 @@ def test_a_step_returns_copies(name):
     """No array of a step is written to by a later one, nor can be by way of another array or of the next step."""
     env = native(name, 3)
     env.reset(seed=1)
-    first, later = (env.step(env.unwrapped.partner_actions()) for _ in range(2))
+    first, later = (env.step(env.unwrapped.base_actions()) for _ in range(2))
     kept = pickle.loads(pickle.dumps(later))
     for array in arrays_of(first):
         array[...] = 1
@@ -169,7 +169,7 @@ def test_a_step_returns_copies(name):
     for array in arrays_of(later):
         array[...] = 2
         assert sum(bool(np.shares_memory(array, other)) for other in arrays_of(later)) == 1
-    again = env.step(env.unwrapped.partner_actions())
+    again = env.step(env.unwrapped.base_actions())
     assert set(again[4]["action_mask"].ravel()) <= {0, 1} and set(again[0]["action_mask"].ravel()) <= {0, 1}
 
 
@@ -200,7 +200,7 @@ def test_a_vector_in_the_midst_of_its_episodes_pickles():
     env = native("ooco_gym/Colocation-v1", 2, AutoresetMode.SAME_STEP)
     env.reset(seed=4)
     for _ in range(20):
-        env.step(env.partner_actions())
+        env.step(env.base_actions())
     copy = pickle.loads(pickle.dumps(env))
     for turn in range(80):
         actions = np.array([turn % 3, 1])

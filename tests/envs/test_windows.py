@@ -20,7 +20,7 @@ def played(env, episodes: int) -> list[tuple[tuple[int, int], bytes]]:
     found, said = [], []
     while len(found) < episodes:
         window = env.windows[0]
-        observation, reward, _, truncated, _ = env.step(env.partner_actions())
+        observation, reward, _, truncated, _ = env.step(env.base_actions())
         said.append(observation["cluster"][0].tobytes() + reward[0].tobytes())
         if truncated[0]:
             found.append((window, b"".join(said[:-1])))  # the last one is of the next episode
@@ -40,7 +40,7 @@ def test_a_window_from_the_bank_begins_as_it_did_at_first():
         observation, _ = single.reset(seed=window[0], options={"window": window[1]})
         pieces, over = [], False
         while not over:
-            observation, reward, _, over, _ = single.step(single.partner_action())
+            observation, reward, _, over, _ = single.step(single.base_action())
             pieces.append(observation["cluster"].tobytes() + np.float64(reward).tobytes())
         assert b"".join(pieces[:-1]) == said
 

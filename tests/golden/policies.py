@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "data"
 def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
     """Digests of a policy's actions, and of the observations that it was given.
 
-    Every third action is the policy's own, every third the partner's, every third a random legal one.
+    Every third action is the policy's own, every third the base policy's, every third a random legal one.
     """
     policy, env = Policy.load(FOLDER / name), make(NETWORKS[name])
     random, actions, seen = np.random.default_rng(9), [], []
@@ -33,7 +33,7 @@ def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
         actions.append(np.asarray(action))
         seen.append(np.concatenate([observation[key].ravel().astype(np.float32) for key in sorted(observation)]))
         turn = len(actions) % 3
-        played = action if turn == 0 else env.unwrapped.partner_action() if turn == 1 else random_legal(
+        played = action if turn == 0 else env.unwrapped.base_action() if turn == 1 else random_legal(
             random, env, observation)
         observation, _, terminated, truncated, _ = env.step(played)
         over = terminated or truncated

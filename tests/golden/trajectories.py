@@ -1,4 +1,4 @@
-"""Episodes of every environment, single and vector, with the partner's actions and with random legal ones."""
+"""Episodes of every environment, single and vector, with the base policy's actions and with random legal ones."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SHORT_OF = {"ooco_gym/Routing-v1": {"window_s": 8.0, "warmup_s": 10.0},  # sixte
 # Other arguments than the defaults of conf/env, which a few environments are also played with.
 OTHERWISE: dict[str, dict[str, dict[str, Any]]] = {
     "ooco_gym/PrefillGate-v1": {"3 candidates, constrained": {"candidates": 3, "reward": "constrained"},
-                           "beside slack": {"partner": "slack"}, "shift lengths": {"shift": "lengths"}},
-    "ooco_gym/Eviction-v1": {"beside ooco:evict=longest": {"partner": "ooco:evict=longest"},
+                           "beside slack": {"base_policy": "slack"}, "shift lengths": {"shift": "lengths"}},
+    "ooco_gym/Eviction-v1": {"beside ooco:evict=longest": {"base_policy": "ooco:evict=longest"},
                              "shift burst": {"shift": "burst"}},
-    "ooco_gym/Interruption-v1": {"beside slack": {"partner": "slack"}},
+    "ooco_gym/Interruption-v1": {"beside slack": {"base_policy": "slack"}},
     "ooco_gym/Migration-v1": {"16 candidates": {"candidates": 16}},
     "ooco_gym/Packing-v1": {"3 levels": {"levels": [0.6, 0.8, 1.0], "interval_s": 0.5}},
     "ooco_gym/OnlineTuning-v1": {"2 controls": {"controls": {"slo_margin": 0.1, "max_pull": 4}, "interval_s": 2.0}},
     "ooco_gym/Routing-v1": {"mixed instances": {"scenario": {"cluster": "mixed_7b", "rate_scale": 0.1, "offline": {
-        "mode": "rate", "rate": 3.0}}, "partner": "vllm_priority", "window_s": 40.0}},
+        "mode": "rate", "rate": 3.0}}, "base_policy": "vllm_priority", "window_s": 40.0}},
     "ooco_gym/Colocation-v1": {"varied": {"vary": {"rate_scale": [0.04, 0.08], "offline.rate": [0.5, 2.0]}}},
 }
 
@@ -79,7 +79,7 @@ def episodes() -> list[Episode]:
 def _single() -> Iterator[Episode]:
     for name in IDS:
         for label, changes in {"": {}, **OTHERWISE.get(name, {})}.items():
-            for chooser in ("partner", "random"):
+            for chooser in ("base_policy", "random"):
                 yield Episode(f"{name}{label and f', {label}'}, {chooser}",
                               lambda name=name, changes=changes, chooser=chooser: _play(name, changes, chooser))
         yield Episode(f"{name}, whole window, random", lambda name=name: _play(name, {}, "random", 100_000))
@@ -88,7 +88,7 @@ def _single() -> Iterator[Episode]:
 def _vector() -> Iterator[Episode]:
     for name in IDS:
         for mode in MODES:
-            for chooser in ("partner", "random"):
+            for chooser in ("base_policy", "random"):
                 yield Episode(f"{name}, vector, {mode}, {chooser}",
                               lambda name=name, mode=mode, chooser=chooser: _play_vector(name, mode, chooser))
         yield Episode(f"{name}, vector, training windows",
@@ -113,7 +113,7 @@ def _play(name: str, changes: Mapping[str, Any], chooser: str, most: int = STEPS
         observation, info = env.reset(**options)
         _add(sums, observation, info)
         for _ in range(most):
-            action = inside.partner_action() if chooser == "partner" else random_legal(random, env, observation)
+            action = inside.base_action() if chooser == "base_policy" else random_legal(random, env, observation)
             observation, reward, terminated, truncated, info = env.step(action)
             _add(sums, observation, info)
             sums.add("action", np.asarray(action))
@@ -146,7 +146,7 @@ def _play_vector(name: str, mode: str, chooser: str, **changes: Any) -> dict[str
     observation, info = envs.reset(seed=5)
     _add(sums, observation, info)
     for _ in range(STEPS // 2):
-        actions = envs.partner_actions() if chooser == "partner" else _random_legal_rows(random, envs, observation)
+        actions = envs.base_actions() if chooser == "base_policy" else _random_legal_rows(random, envs, observation)
         observation, rewards, terminated, truncated, info = envs.step(actions)
         _add(sums, observation, info)
         sums.add("actions", np.asarray(actions))

@@ -25,8 +25,8 @@ LEFT = ("profile_windows", "profile_steps", "profile_duration_s", "profile_seed"
 WORKLOADS = ("azure_conv", "azure_code", "ooc", "sharegpt", "few_shot", "doc_qa", "lmsys", "mooncake")
 POOLS = {"pair_7b": 0.5, "pair_llama2_7b_40g": 0.2, "fleet_16": 1.5}  # most of azure_conv's rate
 ENGINES = {"mixed_7b": 0.5, "engine_7b": 0.25, "mixed_llama2_7b_40g": 0.2}
-NEEDS_OOCO = ("OnlineTuning", "Packing", "Colocation")  # partners with a packing margin, or parameters that are turned
-OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
+NEEDS_OOCO = ("OnlineTuning", "Packing", "Colocation")  # a packing margin, or parameters that are turned
+OPEN_BASES = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 # Of another workload for about the same load.
 RATE_OF = {"ooc": 0.3, "sharegpt": 40.0, "lmsys": 40.0, "few_shot": 8.0, "doc_qa": 3.0, "mooncake": 0.5}
 
@@ -205,22 +205,22 @@ def environment(random: Random) -> Case:
     name = random.choice(sorted(ENVIRONMENTS))
     mixed = any(part in name for part in ("Batching", "Admission", "PreemptionVictim"))
     if mixed:
-        partner, limits = random.choice(OPEN_PARTNERS if "Admission" in name else (*OPEN_PARTNERS, "echo", "sarathi_pp",
+        base_policy, limits = random.choice(OPEN_BASES if "Admission" in name else (*OPEN_BASES, "echo", "sarathi_pp",
                           "vllm_priority", "niyama", "hygen:latency_budget_s=0.04")), ENGINES
     else:
-        partner, limits = random.choice(("ooco", "ooco_xllm", "online_priority", "slack",
+        base_policy, limits = random.choice(("ooco", "ooco_xllm", "online_priority", "slack",
                                          "ooco:max_pull=1,interrupt=slack")), POOLS
     if any(part in name for part in NEEDS_OOCO):
-        partner = random.choice(("ooco", "ooco:slo_margin=0.5"))
+        base_policy = random.choice(("ooco", "ooco:slo_margin=0.5"))
     if "Gating-v2" in name:  # whose `reserve` is set
-        partner = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
+        base_policy = random.choice(("memory_gate", "memory_gate:interrupt=always,gate_growth=0.3"))
     if "Routing" in name:
         limits = {"fleet_16": POOLS["fleet_16"]}
     fields = load_of(random, limits)
     del fields["seed"]
     short = 0.3 if fields["cluster"] == "fleet_16" else 1.0
     arguments: dict[str, Any] = {
-        "scenario": fields, "partner": partner, "candidates": random.randint(1, 20),
+        "scenario": fields, "base_policy": base_policy, "candidates": random.randint(1, 20),
         "interval_s": random.choice((0.1, 1.0, 7.0)), "window_s": random.choice((2.0, 10.0)) * short,
         "warmup_s": random.choice((0.0, 5.0)) * short,
         "reward": random.choice(("penalty", "constrained", {"service": 1.0, "waste": 3.0, "ttft": 0.5}))}

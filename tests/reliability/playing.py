@@ -216,7 +216,7 @@ def check_vector(env: Any, case: Case) -> None:
     for _ in range(40):
         action = actions_of(env, random, case["illegal"])
         one = env.step(action)
-        every = vector.partner_actions()
+        every = vector.base_actions()
         every[0] = action
         all_of = vector.step(every)
         assert one[1] == all_of[1][0] and one[3] == all_of[3][0], "a reward or an end in a vector differs"

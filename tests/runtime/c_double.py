@@ -34,7 +34,7 @@ def scorer_bundle(folder, name, seed=0, places=4, forms=("npz", "c"), **changes)
     logits = built(network, arrays, sizes)(*asked)[1]
     parts = [{"name": f"part{i}", "levels": list(range(count))} for i, count in enumerate(levels)]
     names = [f"part{i}={level}" for i, count in enumerate(levels) for level in range(count)] or [
-        "no", "partner", *(f"take {k}" for k in range(places))]
+        "no", "base_policy", *(f"take {k}" for k in range(places))]
     features = {"cluster": 5, "candidates": 3, "decision": 3}
     manifest = {
         "kind": "candidates", "name": f"test {name}", "environment": "test/Test-v0", "decisions": ["gate", "pull"],

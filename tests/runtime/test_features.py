@@ -24,7 +24,8 @@ SHARED = {"workload": "few_shot", "rate_scale": 0.5, "offline": {
 CASES: dict[str, dict[str, Any]] = {
     "as trained": {}, "four engines": {"cluster": "engines_7b", "scenario": {"rate_scale": 6.0}},
     "memory binds": {"scenario": MEMORY_BOUND, "vary": {}},
-    "prefixes are shared": {"scenario": SHARED, "vary": {}, "partner": "hygen:latency_budget_s=0.04,prefix_caching=on"}}
+    "prefixes are shared": {"scenario": SHARED, "vary": {},
+                            "base_policy": "hygen:latency_budget_s=0.04,prefix_caching=on"}}
 
 
 class Counted(Blocks):
@@ -65,7 +66,7 @@ def test_features_in_service_are_those_of_training(case: str) -> None:
                                    atol=2e-6, err_msg=f"step {step}")
         seen.append(observation["cluster"])
         legal = np.flatnonzero(info["action_mask"])
-        action = int(random.choice(legal)) if step // 100 % 2 else env.partner_action()
+        action = int(random.choice(legal)) if step // 100 % 2 else env.base_action()
         observation, _, _, over, info = env.step(action)
         while over or env.episodes.asked(0) is None:
             replicas.clear()

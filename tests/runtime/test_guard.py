@@ -14,7 +14,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime import Guarded, Policy
 from ooco_gym.runtime.guard import MOST_IN_A_ROW, REST_S
 
-MANIFEST = {"kind": "candidates", "actions": ["no", "partner", "a", "b"], "inputs": {
+MANIFEST = {"kind": "candidates", "actions": ["no", "base_policy", "a", "b"], "inputs": {
     "cluster": {"shape": [2], "features": [{"name": "x", "low": 0.0, "high": 1.0, "seen": [0.2, 0.6]},
                                            {"name": "y", "low": 0.0, "high": 1.0}]},
     "candidates": {"shape": [2, 1], "features": [{"name": "z", "low": 0.0, "high": 1.0, "seen": [0.5, 1.0]}]}}}

@@ -30,10 +30,10 @@ def write_bundle(folder, **changes):
     nodes = [
         helper.make_node("Gather", ["cluster", "first"], ["hold_flat"], axis=1),
         helper.make_node("Unsqueeze", ["hold_flat", "axis"], ["hold"]),
-        helper.make_node("Gather", ["decision", "second"], ["partner_flat"], axis=1),
-        helper.make_node("Unsqueeze", ["partner_flat", "axis"], ["partner"]),
+        helper.make_node("Gather", ["decision", "second"], ["base_flat"], axis=1),
+        helper.make_node("Unsqueeze", ["base_flat", "axis"], ["base_policy"]),
         helper.make_node("Gather", ["candidates", "first"], ["score"], axis=2),
-        helper.make_node("Concat", ["hold", "partner", "score"], ["raw"], axis=1),
+        helper.make_node("Concat", ["hold", "base_policy", "score"], ["raw"], axis=1),
         helper.make_node("Cast", ["action_mask"], ["legal"], to=TensorProto.BOOL),
         helper.make_node("Where", ["legal", "raw", "low"], ["logits"]),
         helper.make_node("ArgMax", ["logits"], ["action"], axis=1, keepdims=0),
@@ -51,7 +51,7 @@ def write_bundle(folder, **changes):
         "kind": "candidates", "decisions": ["gate"], "decision_point": {"name": "gate", "meaning": "a test"},
         "environment": "test/Test-v0", "history": 1, "outputs": {}, "licence": "Apache-2.0", "scores": [],
         "training": {"data": {}, "seeds": []}, "trained_for": {"slo": {}, "loads": []},
-        "actions": ["hold", "partner", *(f"start candidate {k}" for k in range(K))],
+        "actions": ["hold", "base_policy", *(f"start candidate {k}" for k in range(K))],
         "action_space": {"kind": "Discrete", "n": A},
         "inputs": {"cluster": {"shape": [FC], "features": features("load", "kv_free")},
                    "candidates": {"shape": [K, F], "features": features("prompt_tokens", "age_s")},
@@ -125,7 +125,7 @@ def test_named_features_become_arrays_in_the_bundles_order(policy):
     assert mask.tolist() == [1, 1, 1, 0, 0] and policy.decide(observation, mask) == 2
     _, mask = policy.observation({"kv_free": 0.25, "load": 0.5}, [], fixed_legal=[True, False])
     assert mask.tolist() == [1, 0, 0, 0, 0]
-    with pytest.raises(UserError, match="fixed_legal has 1 flags; expected 2: hold, partner"):
+    with pytest.raises(UserError, match="fixed_legal has 1 flags; expected 2: hold, base_policy"):
         policy.observation({"kv_free": 1, "load": 1}, [], fixed_legal=[True])
     with pytest.raises(UserError, match="unknown decision 'evict'.*expected one of: gate"):
         policy.observation({"kv_free": 1, "load": 1}, [], "evict")
