@@ -435,10 +435,9 @@ def _said_to_learn(name: str) -> str:
     found = _learnable(Path(__file__).parents[2]).get(name)
     if found is None:
         return ""
-    word, rate, count, model, placebo, shows, learned = _standing(found)
-    return (f"**Something to learn?** *{word}*: {rate} decisions a simulated second; a model fitted to {count} of them "
-            f"gains {model} standard deviations, a placebo {placebo}, where {shows} of a window's service would show; "
-            f"learned over whole windows: {learned} ([how](README.md#where-there-is-something-to-learn)).")
+    word, rate, *_, learned = _standing(found)
+    return (f"**Something to learn?** [{word.capitalize()}](README.md#where-there-is-something-to-learn): {rate} "
+            f"decisions a simulated second; learned: {learned}.")
 
 
 def _service_and_late(row: Mapping[str, Any]) -> str:
