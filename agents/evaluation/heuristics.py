@@ -215,7 +215,7 @@ def decline(env: Any) -> int:
 def by_length(env: Any, longest: bool) -> int:
     """The shortest (or longest) request offered, where requests are; else the base policy's."""
     buffers = env.episodes.buffers
-    if buffers.turns[0, b.KIND] not in SIZED:
+    if buffers.status[0, b.KIND] not in SIZED:
         return b.BASE_ACTION
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if not len(there):
@@ -247,7 +247,7 @@ def _lowest_ranked(env: Any, kind: int, rank: Rank) -> int:
     """The lowest-ranked candidate at a kind of decision; at others the base policy's action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
-    if buffers.turns[0, b.KIND] != kind or not len(there):
+    if buffers.status[0, b.KIND] != kind or not len(there):
         return b.BASE_ACTION
     ranks = []
     for row in buffers.candidates[0, there]:
@@ -277,7 +277,7 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
 def _published(rule: str) -> Heuristic:
     """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
     def begin(env: Any) -> Callable[[], Any]:
-        turns, level = env.episodes.buffers.turns, _nearest_level(env, rule)
+        turns, level = env.episodes.buffers.status, _nearest_level(env, rule)
         return lambda: level if turns[0, b.KIND] == b.CLOCK else env.rule_action(rule)
 
     return Heuristic(rule, begin)

@@ -114,4 +114,4 @@ class Clones:
             getattr(self.buffers, name)[:count] = getattr(episodes.buffers, name)[0]
         self.buffers.actions[:count] = actions
         play_out(self._handle.address, self._run, np.zeros(count, np.int64), int(until_ps), int(end_ps))
-        return self.buffers.account[:count, SCORE].copy()
+        return self.buffers.reward_sums[:count, SCORE].copy()

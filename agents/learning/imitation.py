@@ -74,7 +74,7 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
     acting = {decisions[name]: by_name(env, one).begin(env) for name, one in rule.items()}
 
     def act() -> Any:
-        kind = int(env.episodes.buffers.turns[0, b.KIND])
+        kind = int(env.episodes.buffers.status[0, b.KIND])
         return acting[kind]() if kind in acting else env.base_action()
 
     return act

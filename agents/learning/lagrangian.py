@@ -104,7 +104,7 @@ class ViolationRate:
 
 def _counters(env: Any) -> np.ndarray:
     """Online requests that arrived, and that missed an SLO, of the episodes under way so far: (2,)."""
-    return env.env.episodes.buffers.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
+    return env.env.episodes.buffers.reward_sums[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
 
 
 def cost_critic(features: int, hidden: int) -> nn.Module:

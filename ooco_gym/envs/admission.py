@@ -96,7 +96,7 @@ def fill_entry(state, buffers, i, k, computed, need, so_far):
 @step_kernel
 def observe_entries(state, buffers, i):
     """Completes the observation of an open decision."""
-    fill_engine(state, state.pending.instance, buffers.account[i], buffers.notes[i], buffers.cluster[i])
+    fill_engine(state, state.pending.instance, buffers.reward_sums[i], buffers.notes[i], buffers.cluster[i])
     chosen, count = buffers.chosen[i], np.int64(buffers.notes[i, SLACKS])
     for k in range(chosen.size):
         if chosen[k] >= 0:
@@ -175,7 +175,7 @@ def answer_entry(state, buffers, i):
     if k < 0:
         return close(state, instance, row)
     enter(state, instance, row, buffers.chosen[i, k])
-    buffers.turns[i, b.PICKED] += 1
+    buffers.status[i, b.PICKED] += 1
     return b.MORE
 
 

@@ -40,5 +40,5 @@ def look_ahead(buffers, i, last):
     """Episode i is about to step: asks for what those after it read."""
     if i + 2 < last:
         _fetch(buffers.handles[i + 2], HANDLE_BYTES)
-    if i + 1 < last and buffers.turns[i + 1, OPEN]:
+    if i + 1 < last and buffers.status[i + 1, OPEN]:
         _fetch_arrays(state_at(buffers.handles[i + 1]))

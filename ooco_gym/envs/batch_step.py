@@ -27,7 +27,7 @@ class BatchStep:
 
     def __init__(self, episodes: Episodes) -> None:
         buffers = episodes.buffers
-        self._address, self._count = episodes.address, len(buffers.turns)
+        self._address, self._count = episodes.address, len(buffers.status)
         n, actions = buffers.mask.shape
         masks = ("action_mask", np.int8, (n, actions))
         self._observed = np.dtype([("cluster", np.float32, buffers.cluster.shape),
@@ -67,7 +67,7 @@ def copy_out(buffers_address, observed, figures, rewards):
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
         observed: takes cluster, candidates, decision and, as bytes, the mask.
-        figures: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
+        figures: takes the figures of the step but for the reward, each for all episodes, and the mask.
         rewards: takes the reward of each episode.
     """
     buffers = buffers_at(buffers_address)
@@ -78,10 +78,10 @@ def copy_out(buffers_address, observed, figures, rewards):
     end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
     _copied(mask, observed.view(np.int8), 4 * end)
     _copied(mask, figures.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
-    account, begin = buffers.account, 0
+    reward_sums, begin = buffers.reward_sums, 0
     for column in range(r.TERM, r.ELAPSED + 1):
         there = rewards
         if column != r.REWARD:
             there, begin = figures[begin : begin + episodes], begin + episodes
         for i in range(episodes):
-            there[i] = account[i, column]
+            there[i] = reward_sums[i, column]

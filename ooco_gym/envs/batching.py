@@ -45,10 +45,10 @@ def feature_of(one: Contracted) -> Feature:
 
 
 @inner
-def fill_engine(state, instance, account, notes, out):
+def fill_engine(state, instance, sums, notes, out):
     """Writes the `ENGINE` features of a mixed instance, as `engine_row` finds them; what it notes goes to `notes`."""
     row = engine_stack()
-    engine_row(state, instance, (account[BUDGET], account[BLOCK_ARRIVED], account[BLOCK_VIOLATED]), notes, row)
+    engine_row(state, instance, (sums[BUDGET], sums[BLOCK_ARRIVED], sums[BLOCK_VIOLATED]), notes, row)
     for index in range(out.size):
         out[index] = row[index]
 
@@ -79,7 +79,7 @@ def fill_actions(state, buffers, i):
 @step_kernel
 def observe_engine(state, buffers, i):
     """Completes the observation of an open decision."""
-    fill_engine(state, state.pending.instance, buffers.account[i], buffers.notes[i], buffers.cluster[i])
+    fill_engine(state, state.pending.instance, buffers.reward_sums[i], buffers.notes[i], buffers.cluster[i])
     fill_actions(state, buffers, i)
     return b.NO_KIND
 

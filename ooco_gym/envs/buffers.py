@@ -10,7 +10,7 @@ from numba import typeof, types
 from ooco_gym.compile import function_at, jit
 from ooco_gym.compile.references import Handle, Reference, layout, reference_at
 from ooco_gym.envs import features as contract
-from ooco_gym.envs.reward import ACCOUNT, TERMS
+from ooco_gym.envs.reward import REWARD_SUMS, TERMS
 from ooco_gym.policy.decisions import POINTS
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.sim.state import COMPOSE, STATE_TYPE
@@ -23,7 +23,7 @@ DECLINE_ACTION, BASE_ACTION, FIXED = contract.DECLINE_ACTION, contract.BASE_ACTI
 ILLEGAL = -1
 BOX_ONE = 1 << 30  # of an action that is a vector of numbers from 0 to 1: they are kept as whole ones up to this
 
-# --- Columns of StepBuffers.turns -----------------------------------------------------------------------------------
+# --- Columns of StepBuffers.status -----------------------------------------------------------------------------------
 # WAS_ILLEGAL, ILLEGALS: whether an action was illegal since it was last looked at, and how many of the episode's were
 (KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, WAS_ILLEGAL, ILLEGALS, TURN) = range(10)
 MORE = -9  # an answer: the decision goes on with another pick
@@ -51,7 +51,7 @@ class StepBuffers(NamedTuple):
     shown: np.ndarray  # int64[C], which of features.CLUSTER are in `cluster`, where the common code fills it
     slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
     actions: np.ndarray  # int64[N, P]
-    turns: np.ndarray  # int64[N, TURN], where each episode stands
+    status: np.ndarray  # int64[N, TURN], where each episode stands
     chosen: np.ndarray  # int32[N, K], what the candidates are: positions, requests, instances or levels; -1: none
     planned: np.ndarray  # int32[N, MOST_PICKS], what the base policy would pick
     picked: np.ndarray  # int32[N, MOST_PICKS], what has been picked
@@ -62,7 +62,7 @@ class StepBuffers(NamedTuple):
     own_terms: np.ndarray  # int64[own terms], addresses of their readings (`custom.reading`)
     own_figures: np.ndarray  # int64[own figures], the same; they are the last columns of `cluster`
     own_scales: np.ndarray  # float64[own figures, 4] (`custom.scales_of`)
-    account: np.ndarray  # float64[N, ACCOUNT + 3 own terms]
+    reward_sums: np.ndarray  # float64[N, REWARD_SUMS + 3 own terms]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
     tuned: np.ndarray  # float64[N], the packing setting as the base policy was tuned (or profiled) for the window
     notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
@@ -89,7 +89,7 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros(levels), np.zeros(dimensions, np.int64),
         np.zeros(SETTINGS), np.zeros(len(TERMS) + own_terms), np.zeros(own_terms, np.int64),
-        np.zeros(own_figures, np.int64), np.zeros((own_figures, 4)), np.zeros((n, ACCOUNT + 3 * own_terms)),
+        np.zeros(own_figures, np.int64), np.zeros((own_figures, 4)), np.zeros((n, REWARD_SUMS + 3 * own_terms)),
         np.zeros(n), np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64),
         np.zeros((n, OPEN_FIGURES + candidates), np.int64), np.zeros((n, cluster), np.float32),
         np.zeros((n, candidates, features), np.float32),
@@ -99,8 +99,8 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
 
 
 # What belongs to one episode, but for its address.
-ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "notes", "held", "iteration",
-        "cluster", "candidates", "mask", "decision")
+ROWS = ("actions", "status", "chosen", "planned", "picked", "reward_sums", "days", "tuned", "notes", "held",
+        "iteration", "cluster", "candidates", "mask", "decision")
 _EXAMPLE = empty_buffers(1, 1)
 BUFFERS_TYPE = typeof(_EXAMPLE)
 buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's address

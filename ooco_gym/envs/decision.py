@@ -30,7 +30,7 @@ class OpenDecision(NamedTuple):
     answer: int
     picks: np.ndarray  # int32, requests that it wrote
     chosen: np.ndarray  # int32[K], row of StepBuffers.chosen
-    turn: np.ndarray  # int64[TURN], row of StepBuffers.turns
+    turn: np.ndarray  # int64[TURN], row of StepBuffers.status
 
     @property
     def picked(self) -> int:

@@ -41,14 +41,14 @@ class Episodes:
     """Episodes of one configuration that advance in one compiled call.
 
     Attributes:
-        buffers: their arrays: observations, masks, accounts.
+        buffers: their arrays: observations, masks, reward sums.
         features: of the observation's `cluster`.
         config: what an episode is made of.
-        own_terms: the terms of the reward that these episodes have of their own, by name: columns of `buffers.account`
-            with the step's term and the total so far.
+        own_terms: the terms of the reward that these episodes have of their own, by name: columns of
+            `buffers.reward_sums` with the step's term and the total so far.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
         threads: that step them, at most one for each.
-        watchers: objects whose `begin` and `took` are called as episodes go, such as `viewer.Watch`.
+        watchers: objects whose `begin` and `on_step` are called as episodes go, such as `viewer.Watch`.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0,
@@ -112,7 +112,8 @@ class Episodes:
         own = len(terms)
         if common and common[0] in CLUSTER:
             self.buffers.shown[:] = [CLUSTER.index(feature) for feature in common]
-        self.own_terms = {term.name: (r.ACCOUNT + own + k, r.ACCOUNT + 2 * own + k) for k, term in enumerate(terms)}
+        first = r.REWARD_SUMS + own  # the steps' own terms, then their totals
+        self.own_terms = {term.name: (first + k, first + own + k) for k, term in enumerate(terms)}
         self.buffers.own_terms[:] = addresses_of([term.total for term in terms])
         self.buffers.own_figures[:] = addresses_of([figure.value for figure in figures])
         self.buffers.own_scales[:] = scales_of(figures)
@@ -127,7 +128,7 @@ class Episodes:
                 self.buffers.observers[decision.kind] = address(decision.observe)
             if decision.base_policy is not None:
                 self.buffers.bases[decision.kind] = address(decision.base_policy)
-        self._told = list(self.buffers.account[:, _INFO])  # views of its rows, which a step reads
+        self._told = list(self.buffers.reward_sums[:, _INFO])  # views of its rows, which a step reads
         self._handle = b.buffers_handle(self.buffers)
         self._run = address_of(run, RUN_SIGNATURE)
 
@@ -142,7 +143,7 @@ class Episodes:
         index = int(buffers.settings[b.PACK_PARAM])
         buffers.tuned[i] = simulation.policy.vector()[index] if index >= 0 else 0.0
         buffers.days[i] = simulation.scenario.start_s - simulation.window_s[0]
-        turn = buffers.turns[i]
+        turn = buffers.status[i]
         turn[:] = 0
         buffers.notes[i], buffers.held[i] = 0.0, 0
         turn[b.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
@@ -151,7 +152,7 @@ class Episodes:
         turn[b.OPEN] = 1
         begin(self._handle.address, self._run, i)
         for watcher in self.watchers:
-            watcher.took(i)
+            watcher.on_step(i)
 
     def _warm(self, i: int, seed: int, number: int) -> Simulation:
         """The simulation of a window at its start, after the warm-up; from the bank where it is kept there."""
@@ -197,7 +198,7 @@ class Episodes:
 
     def step(self, first: int = 0, last: int | None = None) -> list[int]:
         """Takes `buffers.actions` in the open episodes first … last - 1. Returns the slots of those that ended."""
-        end, turns = len(self.simulations) if last is None else last, self.buffers.turns
+        end, turns = len(self.simulations) if last is None else last, self.buffers.status
         watched = [i for i in range(first, end) if turns[i, b.OPEN]] if self.watchers else []
         ended: list[int] = []
         if self._step(first, end):
@@ -206,7 +207,7 @@ class Episodes:
                 self._finish(i)
         for i in watched:
             for watcher in self.watchers:
-                watcher.took(i)
+                watcher.on_step(i)
         return ended
 
     def _step(self, first: int, end: int) -> int:
@@ -235,16 +236,16 @@ class Episodes:
         self._pool = None
 
     def _finish(self, i: int) -> None:
-        """Drains under the base policy and adds what it finds out to the last step's account."""
+        """Drains under the base policy and adds what it finds out to the last reward."""
         simulation, buffers = self.simulations[i], self.buffers
         assert simulation is not None
-        last = buffers.account[i].copy()
+        last = buffers.reward_sums[i].copy()
         drain(self._handle.address, self._run, i, simulation.end_ps)
-        buffers.account[i, r.TERM:r.ELAPSED] += last[r.TERM:r.ELAPSED]
-        buffers.account[i, r.ELAPSED] = last[r.ELAPSED]
+        buffers.reward_sums[i, r.TERM:r.ELAPSED] += last[r.TERM:r.ELAPSED]
+        buffers.reward_sums[i, r.ELAPSED] = last[r.ELAPSED]
         for column, _ in self.own_terms.values():
-            buffers.account[i, column] += last[column]
-        buffers.turns[i, b.OPEN] = 0
+            buffers.reward_sums[i, column] += last[column]
+        buffers.status[i, b.OPEN] = 0
         if self.controls is not None:
             buffers.mask[i] = 1  # a vector of levels has no action of the base policy's own: all are legal, also now
 
@@ -255,11 +256,11 @@ class Episodes:
 
     def asked(self, i: int) -> Decision | None:
         """The decision that the episode in slot i waits for; None where it waits for none."""
-        return self._by_kind.get(int(self.buffers.turns[i, b.KIND]))
+        return self._by_kind.get(int(self.buffers.status[i, b.KIND]))
 
     def open(self, i: int) -> bool:
         """Whether the episode in slot i goes on."""
-        return bool(self.buffers.turns[i, b.OPEN])
+        return bool(self.buffers.status[i, b.OPEN])
 
     # --- What it looks like from outside ---------------------------------------------------------------------------
     def set_levels(self, levels: np.ndarray) -> None:
@@ -267,32 +268,32 @@ class Episodes:
         there is not, which is illegal."""
         assert self.controls is not None
         buffers, legal = self.buffers, self.controls.legal(levels)
-        wrong = (legal != levels).any(axis=-1) & (buffers.turns[:, b.OPEN] == 1)
+        wrong = (legal != levels).any(axis=-1) & (buffers.status[:, b.OPEN] == 1)
         buffers.actions[:] = legal
-        buffers.turns[wrong, b.WAS_ILLEGAL] = 1
-        buffers.turns[wrong, b.ILLEGALS] += 1
+        buffers.status[wrong, b.WAS_ILLEGAL] = 1
+        buffers.status[wrong, b.ILLEGALS] += 1
         buffers.settings[b.ANY_ILLEGAL] += float(wrong.any())
 
     def illegal(self) -> np.ndarray | None:
-        """Of which episodes the actions of the last step were illegal, bool[N], looked at once; None: of none."""
+        """Mask of episodes whose last action was illegal, bool[N], or None where there is none; reading resets it."""
         if not self.buffers.settings[b.ANY_ILLEGAL]:
             return None
-        was = self.buffers.turns[:, b.WAS_ILLEGAL] == 1
-        self.buffers.turns[:, b.WAS_ILLEGAL], self.buffers.settings[b.ANY_ILLEGAL] = 0, 0.0
+        was = self.buffers.status[:, b.WAS_ILLEGAL] == 1
+        self.buffers.status[:, b.WAS_ILLEGAL], self.buffers.settings[b.ANY_ILLEGAL] = 0, 0.0
         return was
 
     def info(self, i: int) -> dict[str, Any]:
         """The step's information on episode i, without the mask."""
         told = dict(zip(INFO_KEYS, self._told[i].tolist(), strict=True))
         for name, (column, _) in self.own_terms.items():
-            told[f"reward/{name}"] = float(self.buffers.account[i, column])
+            told[f"reward/{name}"] = float(self.buffers.reward_sums[i, column])
         return told
 
     def summary(self, i: int) -> dict[str, float]:
         """The protocol's figures of episode i so far."""
         simulation, window_s = self.simulations[i], self.config.window_s
         assert simulation is not None
-        totals, account = simulation.state.totals, self.buffers.account[i]
+        totals, account = simulation.state.totals, self.buffers.reward_sums[i]
         arrived = max(1, int(totals.online_arrived))
         return {
             "reward_total": float(account[r.TOTAL + r.REWARD - r.TERM]),
@@ -307,7 +308,7 @@ class Episodes:
             "migrations": float(totals.migrations),
             **{f"reward/{term}": float(account[r.TOTAL + index]) for index, term in enumerate(r.TERMS)},
             **{f"reward/{name}": float(account[total]) for name, (_, total) in self.own_terms.items()},
-            **({"illegal_actions": float(illegal)} if (illegal := self.buffers.turns[i, b.ILLEGALS]) else {}),
+            **({"illegal_actions": float(illegal)} if (illegal := self.buffers.status[i, b.ILLEGALS]) else {}),
         }
 
     def notes(self, i: int) -> tuple[str, ...]:
@@ -384,7 +385,7 @@ class Episodes:
         answer, picks = self.rule_answer(i, name)
         simulation = self.simulations[i]
         assert simulation is not None
-        opened = OpenDecision(simulation.state, answer, picks, self.buffers.chosen[i], self.buffers.turns[i])
+        opened = OpenDecision(simulation.state, answer, picks, self.buffers.chosen[i], self.buffers.status[i])
         return decision.action_of(opened)
 
 

@@ -49,7 +49,7 @@ def _among(values, count, value):
 @inner
 def _gather(state, buffers, i, free):
     """Writes to State.scratch what the instance could still pull, (length, request) pairs. Returns how many."""
-    available, picked = 0, buffers.turns[i, b.PICKED]
+    available, picked = 0, buffers.status[i, b.PICKED]
     for source in range(state.config.relaxed_count):
         flush(state, source)
         for j in range(state.instances[source].offline_members):
@@ -83,7 +83,7 @@ def _first_by_lengths(state, available):
 @inner
 def _offer(state, buffers, i, believed):
     """Offers candidates; with `believed`, those that rules choose by believed lengths as well, and what is believed."""
-    turn, chosen, picked = buffers.turns[i], buffers.chosen[i], buffers.picked[i]
+    turn, chosen, picked = buffers.status[i], buffers.chosen[i], buffers.picked[i]
     instance = state.pending.instance
     if turn[b.PICKED] == 0:
         _plan(state, buffers, i)
@@ -136,7 +136,7 @@ def offer_pulls_believed(state, buffers, i):
 @step_kernel
 def answer_pull(state, buffers, i):
     """One more pick, or, after the last one, all of them."""
-    turn, k = buffers.turns[i], buffers.actions[i, 0] - b.FIXED
+    turn, k = buffers.status[i], buffers.actions[i, 0] - b.FIXED
     if k >= 0:
         buffers.picked[i, turn[b.PICKED]] = buffers.chosen[i, k]
         turn[b.PICKED] += 1

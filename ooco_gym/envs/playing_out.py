@@ -10,7 +10,7 @@ from ooco_gym.compile import inner, jit
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at, kernel_at
-from ooco_gym.envs.reward import update_account, work_done
+from ooco_gym.envs.reward import update_reward_sums, work_done
 from ooco_gym.envs.stepping import (
     advance,
     answer_of,
@@ -24,7 +24,7 @@ from ooco_gym.envs.stepping import (
 from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
 
-SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, and what a play-out adds to it
+SCORE = r.TOTAL + r.REWARD - r.TERM  # column of the reward sums: the reward so far, and what a play-out adds to it
 
 
 @inner
@@ -42,26 +42,26 @@ def _set_back(state, buffers, i, kind):
 def _picked(state, buffers, i, answer):
     """The answer where several decisions are of one moment, or one is of several picks: the base policy goes on with
     an iteration as it would; of other decisions it stops."""
-    if buffers.turns[i, b.KIND] == b.RECLAIM:
+    if buffers.status[i, b.KIND] == b.RECLAIM:
         answer = compose_iteration(state, buffers, i)
-        if answer == b.MORE and buffers.turns[i, b.KIND] == s.COMPOSE:
+        if answer == b.MORE and buffers.status[i, b.KIND] == s.COMPOSE:
             buffers.actions[i, 0] = b.BASE_ACTION
             answer = answer_of(state, buffers, i)
     opened = opens_admission(state, buffers, i)
     while opened or answer == b.MORE:
         opened = False
         buffers.actions[i, 0] = b.DECLINE_ACTION
-        if buffers.turns[i, b.KIND] == b.ADMIT:
+        if buffers.status[i, b.KIND] == b.ADMIT:
             answer = base_answer(state, buffers, i, b.ADMIT)
         else:
-            answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
+            answer = kernel_at(buffers.answers[buffers.status[i, b.KIND]])(state, buffers, i)
     return answer
 
 
 @inner
 def _play_what_holds(state, buffers, i, run_address, answer):
     """From an answer to the end of the interval for which it is in force; the base policy decides all else."""
-    turn, end_ps = buffers.turns[i], buffers.turns[i, b.UNTIL_PS]
+    turn, end_ps = buffers.status[i], buffers.status[i, b.UNTIL_PS]
     held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
     turn[b.UNTIL_PS] = min(end_ps, held[b.HELD_UNTIL_PS])
     while advance(state, buffers, i, run_address, answer):
@@ -72,8 +72,8 @@ def _play_what_holds(state, buffers, i, run_address, answer):
 
 @inner
 def _play_on(state, buffers, i, run_address, answer):
-    """From an answer to StepBuffers.turns[i, UNTIL_PS]."""
-    turn = buffers.turns[i]
+    """From an answer to StepBuffers.status[i, UNTIL_PS]."""
+    turn = buffers.status[i]
     if turn[b.KIND] in (s.COMPOSE, b.ADMIT) and buffers.offers[s.COMPOSE] != 0:
         _play_what_holds(state, buffers, i, run_address, answer)
         answer = s.ASK
@@ -101,7 +101,7 @@ def play_out(buffers_address, run_address, answers, until_ps, end_ps):
     """
     buffers = buffers_at(buffers_address)
     for i in range(answers.size):
-        state, turn = state_at(buffers.handles[i]), buffers.turns[i]
+        state, turn = state_at(buffers.handles[i]), buffers.status[i]
         answer = _picked(state, buffers, i, answer_of(state, buffers, i))
         answers[i], same = answer, -1
         # of these, answers are no more than counts
@@ -110,13 +110,13 @@ def play_out(buffers_address, run_address, answers, until_ps, end_ps):
                 if answers[k] == answer:
                     same = k
         if same >= 0:
-            buffers.account[i, SCORE] = buffers.account[same, SCORE]
+            buffers.reward_sums[i, SCORE] = buffers.reward_sums[same, SCORE]
             continue
         window_end_ps = turn[b.UNTIL_PS]
         turn[b.UNTIL_PS] = min(until_ps, window_end_ps)
         _play_on(state, buffers, i, run_address, answer)
-        update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
+        update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
         if until_ps >= window_end_ps:
             play_down(state, buffers, i, run_address, min(until_ps, end_ps))
         else:
-            buffers.account[i, SCORE] += buffers.weights[0] * work_done(state)
+            buffers.reward_sums[i, SCORE] += buffers.weights[0] * work_done(state)

@@ -94,7 +94,7 @@ def fill_victim(state, buffers, i, k, short):
 @step_kernel
 def observe_victims(state, buffers, i):
     """Completes the observation of an open decision."""
-    fill_engine(state, state.pending.instance, buffers.account[i], buffers.notes[i], buffers.cluster[i])
+    fill_engine(state, state.pending.instance, buffers.reward_sums[i], buffers.notes[i], buffers.cluster[i])
     return b.NO_KIND
 
 
@@ -153,7 +153,7 @@ def answer_victim(state, buffers, i):
     k = buffers.actions[i, 0] - b.FIXED
     index = running_index(state, state.pending.instance, buffers.chosen[i, k])
     preempt(state, state.pending.instance, index, buffers.iteration[i, OPEN_FIGURES + k])
-    buffers.turns[i, b.PICKED] += 1
+    buffers.status[i, b.PICKED] += 1
     return b.MORE
 
 

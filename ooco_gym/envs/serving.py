@@ -94,8 +94,8 @@ def fill_target(state, instance, slot, default, out):
 def observe_targets(state, buffers, i):
     """Completes the observation of an open `target` decision: `cluster` is of the engine that the base policy would
     take."""
-    wanted = min(max(np.int64(0), np.int64(buffers.turns[i, b.PLANNED])), np.int64(state.config.relaxed_count - 1))
-    fill_engine(state, wanted, buffers.account[i], buffers.notes[i], buffers.cluster[i])
+    wanted = min(max(np.int64(0), np.int64(buffers.status[i, b.PLANNED])), np.int64(state.config.relaxed_count - 1))
+    fill_engine(state, wanted, buffers.reward_sums[i], buffers.notes[i], buffers.cluster[i])
     return b.NO_KIND
 
 

@@ -1,4 +1,4 @@
-"""N episodes in one call: answer each open decision, run on to the next one, observe, account."""
+"""N episodes in one call: answer each open decision, run on to the next one, observe, sum rewards up."""
 
 import numpy as np
 from numba import types
@@ -10,7 +10,7 @@ from ooco_gym.envs.ahead import look_ahead
 from ooco_gym.envs.buffers import buffers_at, kernel_at
 from ooco_gym.envs.custom import reading_at, scaled
 from ooco_gym.envs.filling import fill_cluster, share
-from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
+from ooco_gym.envs.reward import block_end_ps, open_reward_sums, recent_violations, turn_block, update_reward_sums
 from ooco_gym.errors import UserError
 from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
 from ooco_gym.sim import state as s
@@ -29,13 +29,13 @@ def pending_view(state):
 
 @inlined
 def base_pick(state, buffers, i):
-    """What the base policy's rule answers to the open decision; StepBuffers.turns[i, PLANNED] keeps it."""
+    """What the base policy's rule answers to the open decision; StepBuffers.status[i, PLANNED] keeps it."""
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
     wake_ps, turn = spec.pull_wake_ps, state.pending.route_step
-    answer = ask_rule(rule_at(buffers.rules[1, buffers.turns[i, b.KIND] - 1]), view)
+    answer = ask_rule(rule_at(buffers.rules[1, buffers.status[i, b.KIND] - 1]), view)
     spec.pull_wake_ps, state.pending.route_step = wake_ps, turn
-    buffers.turns[i, b.PLANNED] = answer
+    buffers.status[i, b.PLANNED] = answer
     return answer
 
 
@@ -74,11 +74,11 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
     Returns why the simulator stopped.
     """
     while True:
-        edge_ps = block_end_ps(buffers.account[i])
+        edge_ps = block_end_ps(buffers.reward_sums[i])
         why = run_at(run_address)(buffers.handles[i], rules, min(until_ps, edge_ps), answer)
         if why == s.ASKED or state.clock.now_ps < edge_ps:
             return why
-        turn_block(state, buffers.account[i])
+        turn_block(state, buffers.reward_sums[i])
         if edge_ps >= until_ps:
             return why
         answer = s.ASK
@@ -87,7 +87,7 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
 @inner
 def advance(state, buffers, i, run_address, answer):
     """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
-    turn = buffers.turns[i]
+    turn = buffers.status[i]
     while True:
         until_ps = min(turn[b.UNTIL_PS], turn[b.NEXT_CONTROL_PS])
         if run_to(state, buffers, i, run_address, buffers.rules[0], until_ps, answer) == s.ASKED:
@@ -114,7 +114,7 @@ def advance(state, buffers, i, run_address, answer):
 def begin_iteration(state, buffers, i):
     """Asks who gives way, then the rest; returns the iteration's answer, or MORE: one of its decisions is open."""
     if buffers.offers[b.RECLAIM] != 0:
-        buffers.turns[i, b.KIND] = b.RECLAIM
+        buffers.status[i, b.KIND] = b.RECLAIM
         if offer(state, buffers, i):
             return b.MORE
     return compose_iteration(state, buffers, i)
@@ -123,7 +123,7 @@ def begin_iteration(state, buffers, i):
 @inner
 def compose_iteration(state, buffers, i):
     """Fills the iteration, once all who must have given way; returns the answer, or MORE."""
-    turn, enters = buffers.turns[i], buffers.offers[b.ADMIT] != 0
+    turn, enters = buffers.status[i], buffers.offers[b.ADMIT] != 0
     turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = s.COMPOSE, 0, 0
     if enters:
         state.instances[state.pending.instance].stage = LEAVE_OPEN
@@ -151,7 +151,7 @@ def complete_iteration(state, buffers, i, answer):
 @inlined
 def go_on(state, buffers, i, answer):
     """What the simulator is told after an answer of `answer_of`; MORE: another decision of the same moment is open."""
-    kind = buffers.turns[i, b.KIND]
+    kind = buffers.status[i, b.KIND]
     if answer == b.MORE:
         if offer(state, buffers, i):
             return b.MORE
@@ -166,7 +166,7 @@ def go_on(state, buffers, i, answer):
 @inlined
 def opens_admission(state, buffers, i):
     """Whether the iteration that has been composed leaves open which offline requests enter; ADMIT is then asked."""
-    turn = buffers.turns[i]
+    turn = buffers.status[i]
     if turn[b.KIND] != s.COMPOSE or buffers.offers[b.ADMIT] == 0:
         return False
     spec = state.instances[state.pending.instance]
@@ -208,17 +208,17 @@ def offer(state, buffers, i):
         for index in range(candidates.shape[1]):
             candidates[k, index] = 0.0
     buffers.mask[i, :] = 0
-    if buffers.offers[buffers.turns[i, b.KIND]] == 0:
+    if buffers.offers[buffers.status[i, b.KIND]] == 0:
         raise UserError("a rule of the base policy answered ASK to a decision that this environment does not ask; "
                         "let it answer, or take an environment that asks for it")
-    return kernel_at(buffers.offers[buffers.turns[i, b.KIND]])(state, buffers, i) >= 2
+    return kernel_at(buffers.offers[buffers.status[i, b.KIND]])(state, buffers, i) >= 2
 
 
 @inner
 def note_illegal(buffers, i):
     """Counts an action that was not legal."""
-    buffers.turns[i, b.WAS_ILLEGAL] = 1
-    buffers.turns[i, b.ILLEGALS] += 1
+    buffers.status[i, b.WAS_ILLEGAL] = 1
+    buffers.status[i, b.ILLEGALS] += 1
     buffers.settings[b.ANY_ILLEGAL] = 1.0
 
 
@@ -228,7 +228,7 @@ def answer_of(state, buffers, i):
 
     The mask has the base policy's action only where no other action is the same act, but it is always accepted.
     """
-    kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
+    kind, action = buffers.status[i, b.KIND], buffers.actions[i, 0]
     if kind != b.CONTROL and not buffers.settings[b.BOX]:
         size = buffers.mask.shape[1]
         if action != b.BASE_ACTION and (not 0 <= action < size or buffers.mask[i, action] == 0):
@@ -242,7 +242,7 @@ def answer_of(state, buffers, i):
 @inlined
 def own_answer(state, buffers, i):
     """The answer for an action that is known to be legal."""
-    kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
+    kind, action = buffers.status[i, b.KIND], buffers.actions[i, 0]
     theirs = b.ILLEGAL if buffers.settings[b.BOX] else b.BASE_ACTION
     if kind != b.CONTROL and action == theirs:
         return base_answer(state, buffers, i, kind)
@@ -263,7 +263,7 @@ def _where(state, kind):
 @inner
 def _observe_own(state, buffers, i):
     """Writes the environment's own figures: the last ones of the cluster's."""
-    out, instance = buffers.cluster[i], _where(state, buffers.turns[i, b.KIND])
+    out, instance = buffers.cluster[i], _where(state, buffers.status[i, b.KIND])
     first = out.size - buffers.own_figures.size
     for k in range(buffers.own_figures.size):
         out[first + k] = scaled(reading_at(buffers.own_figures[k])(state, instance), buffers.own_scales[k])
@@ -272,7 +272,7 @@ def _observe_own(state, buffers, i):
 @inner
 def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster and the decision."""
-    kind = buffers.turns[i, b.KIND]
+    kind = buffers.status[i, b.KIND]
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
     if buffers.own_figures.size:
@@ -284,8 +284,8 @@ def observe(state, buffers, i):
     index = np.int64(buffers.settings[b.PACK_PARAM])
     packing = state.params[index] * buffers.settings[b.PACK_SCALE] if index >= 0 else 0.0
     fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, share(packing, 2.0),
-                 share(recent_violations(state, buffers.account[i]), 0.06),
-                 share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS)), buffers.shown, out)
+                 share(recent_violations(state, buffers.reward_sums[i]), 0.06),
+                 share(float(buffers.status[i, b.PICKED]), float(b.MOST_PICKS)), buffers.shown, out)
 
 
 @inner
@@ -310,16 +310,16 @@ def show(state, buffers, i, goes_on):
 
 @inner
 def _step(state, buffers, i, run_address):
-    if buffers.turns[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
-        update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
+    if buffers.status[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
+        update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
         return False
     answer = go_on(state, buffers, i, answer_of(state, buffers, i))
     if answer == b.MORE:
         observe(state, buffers, i)
-        update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
+        update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
         return True
     goes_on = advance(state, buffers, i, run_address, answer)
-    update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
+    update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
     show(state, buffers, i, goes_on)
     return goes_on
 
@@ -336,21 +336,21 @@ def step_all(buffers_address, run_address, first, last):
     buffers, ended = buffers_at(buffers_address), 0
     for i in range(first, last):
         look_ahead(buffers, i, last)
-        if buffers.turns[i, b.OPEN]:
+        if buffers.status[i, b.OPEN]:
             ended += not _step(state_at(buffers.handles[i]), buffers, i, run_address)
     return ended
 
 
 @jit(types.boolean(types.int64, types.int64, types.int64))
 def begin(buffers_address, run_address, i):
-    """Opens the account of an episode and runs it to its first decision. Returns whether there is one."""
+    """Opens the reward sums of an episode and runs it to its first decision. Returns whether there is one."""
     buffers = buffers_at(buffers_address)
-    state, turn = state_at(buffers.handles[i]), buffers.turns[i]
+    state, turn = state_at(buffers.handles[i]), buffers.status[i]
     turn[b.NEXT_CONTROL_PS] = s.NEVER
     if turn[b.STEP_KIND] != b.NO_KIND:
         turn[b.NEXT_CONTROL_PS] = state.clock.now_ps
     budget = buffers.settings[b.VIOLATION_BUDGET]
-    open_account(state, buffers.weights, budget, buffers.account[i], buffers.own_terms)
+    open_reward_sums(state, buffers.weights, budget, buffers.reward_sums[i], buffers.own_terms)
     goes_on = advance(state, buffers, i, run_address, s.ASK)
     show(state, buffers, i, goes_on)
     return goes_on
@@ -358,13 +358,13 @@ def begin(buffers_address, run_address, i):
 
 @inner
 def play_down(state, buffers, i, run_address, end_ps):
-    """The rest of the load after the window: nothing waits on the agent's account any more."""
+    """The rest of the load after the window: nothing waits on the agent any more."""
     waiting, buffers.weights[r.WAITING] = buffers.weights[r.WAITING], 0.0
     set_margin(state, buffers, buffers.tuned[i])
-    if buffers.turns[i, b.STEP_KIND] == b.CLOCK:
+    if buffers.status[i, b.STEP_KIND] == b.CLOCK:
         kernel_at(buffers.bases[b.CLOCK])(state, buffers, i)
     run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, s.ASK)
-    update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
+    update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
     buffers.weights[r.WAITING] = waiting
 
 

@@ -112,7 +112,7 @@ class DecisionVectorEnv(VectorEnv):
         self._out = BatchStep(self.episodes)
         everyone = np.ones(self.num_envs, bool)
         everyone.flags.writeable = False
-        self._own = {f"reward/{name}": buffers.account[:, column]
+        self._own = {f"reward/{name}": buffers.reward_sums[:, column]
                      for name, (column, _) in self.episodes.own_terms.items()}
         self._flags = {f"_{key}": everyone for key in (*INFO_KEYS, "action_mask", *self._own) if key != "reward"}
 
@@ -239,7 +239,7 @@ class DecisionVectorEnv(VectorEnv):
         truncated[ended] = True
         if self._most is not None:
             truncated |= going & (self._steps >= self._most)
-        rewards = np.where(going, buffers.account[:, r.TERM + _REWARD], 0.0)
+        rewards = np.where(going, buffers.reward_sums[:, r.TERM + _REWARD], 0.0)
         told = going & ~truncated if same else going
         infos, illegal = self._infos(told), self.episodes.illegal()
         if illegal is not None:
@@ -251,7 +251,7 @@ class DecisionVectorEnv(VectorEnv):
                         "final_info": self._last_info(i, illegal is not None and bool(illegal[i])) | last}
             infos = self._add_info(infos, last, i)
         self._over |= truncated
-        buffers.turns[truncated, OPEN] = 0
+        buffers.status[truncated, OPEN] = 0
         if same:
             resets = np.flatnonzero(truncated)
         for i in resets:  # next-step mode: this step was their reset
@@ -285,7 +285,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def _infos(self, present: np.ndarray) -> dict[str, Any]:
         """Information on the steps of the episodes `present`; the others have just been reset."""
-        columns = np.where(present, self.episodes.buffers.account[:, _INFO].T, 0.0)
+        columns = np.where(present, self.episodes.buffers.reward_sums[:, _INFO].T, 0.0)
         infos: dict[str, Any] = dict(zip(INFO_KEYS, columns, strict=True))
         infos |= {key: np.where(present, column, 0.0) for key, column in self._own.items()}
         del infos["reward"]

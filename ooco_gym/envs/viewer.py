@@ -46,7 +46,7 @@ class Watch:
         """An episode begins in slot i, or goes on from a snapshot."""
         self._shown = 0.0
 
-    def took(self, i: int) -> None:
+    def on_step(self, i: int) -> None:
         """The episode in slot i has come to its first decision, or has gone on from one."""
         if time.perf_counter() - self._shown >= self._pause_s or not self.episodes.open(i):
             print(line_of(self.episodes, i), end="", flush=True)

@@ -91,9 +91,9 @@ def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
     buffers = env.episodes.buffers
     for margin, level in ((0.5, 0.5), (0.61, 0.6), (1.0, 1.0), (0.9, None)):
         act = by_name(env, f"ooco:slo_margin={margin}").begin(env)
-        kind, buffers.turns[0, b.KIND] = int(buffers.turns[0, b.KIND]), b.CLOCK
+        kind, buffers.status[0, b.KIND] = int(buffers.status[0, b.KIND]), b.CLOCK
         action = act()
-        buffers.turns[0, b.KIND] = kind
+        buffers.status[0, b.KIND] = kind
         assert action == b.BASE_ACTION if level is None else buffers.levels[0][action - b.FIXED] == level
 
 

@@ -131,7 +131,7 @@ def test_at_least_two_answers_are_open_beside_the_base_policies(name):
         pytest.skip("all levels are always legal")
     for step in play(env, at_random(4), most=500)[:-1]:
         answers = np.delete(step.info["action_mask"], 1)
-        first_pick = env.episodes.buffers.turns[0, 1] == 0
+        first_pick = env.episodes.buffers.status[0, 1] == 0
         assert answers.sum() >= 1 + first_pick
 
 

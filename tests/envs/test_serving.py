@@ -65,7 +65,7 @@ def test_a_request_goes_where_it_is_sent():
         legal = np.flatnonzero(env.action_masks()[2:])
         assert sorted(env.episodes.buffers.chosen[0, legal]) == [0, 1, 2, 3] and not env.action_masks()[0]
         first = candidate_table(env._observation())[0, serving.F.default]
-        assert first == 1.0 and env.episodes.buffers.chosen[0, 0] == env.episodes.buffers.turns[0, PLANNED]
+        assert first == 1.0 and env.episodes.buffers.chosen[0, 0] == env.episodes.buffers.status[0, PLANNED]
         k, slot = int(random.choice(legal)), int(env.simulation.state.pending.request)
         engine = int(env.episodes.buffers.chosen[0, k])
         if env.step(2 + k)[3]:

@@ -41,13 +41,13 @@ class Counted(Blocks):
 def kept(env: Any) -> tuple[ArrivalRates, Blocks, float]:
     """What is kept from one observation to the next, and the violation budget."""
     buffers, state = env.episodes.buffers, env.simulation.state
-    account, notes, observed, totals = buffers.account[0], buffers.notes[0], state.observed, state.totals
+    sums, notes, observed, totals = buffers.reward_sums[0], buffers.notes[0], state.observed, state.totals
     rates = ArrivalRates(state.clock.last_online_arrival_ps / s.PS_PER_S)
     rates.rates = dict(zip(HORIZONS_S, (observed.online_rate_fast, observed.online_rate_minute,
                                         observed.online_rate_slow, observed.online_rate_half_hour), strict=True))
     arrived, missed = totals.online_arrived, totals.violations
-    return rates, Counted([(arrived - account[r.BLOCK_ARRIVED], missed - account[r.BLOCK_VIOLATED]),
-                           (arrived - notes[HOUR_ARRIVED], missed - notes[HOUR_VIOLATED])]), float(account[r.BUDGET])
+    return rates, Counted([(arrived - sums[r.BLOCK_ARRIVED], missed - sums[r.BLOCK_VIOLATED]),
+                           (arrived - notes[HOUR_ARRIVED], missed - notes[HOUR_VIOLATED])]), float(sums[r.BUDGET])
 
 
 @pytest.mark.parametrize("case", CASES)
