@@ -374,9 +374,9 @@ def _to_learn(root: Path) -> list[str]:
             "placebo's. *Would show*: the smallest gain that this interval can tell from none, if gains of single "
             "decisions added up, in % of a window's service; where decisions are many, one is lost in what follows by "
             "chance. *Learned*: over whole windows, beside the best heuristic.", "",
-            "**begin**: what was learned is ahead of the best heuristic, or tied with it and far ahead of the base "
-            f"policy, so that a curve rises. **solved**: what was learned is within {SOLVED:.0%} of a rule that anyone "
-            "can write. **open**: all others.", "",
+            "**begin**: what was learned is ahead of the best heuristic, or tied with it and far ahead of "
+            f"OOCO as it ships, so that a curve rises. **solved**: what was learned is within {SOLVED:.0%} of a rule "
+            "that anyone can write. **open**: all others.", "",
             table(("id", "word", "decisions a second", "played out", "model", "placebo", "would show", "learned"),
                   rows), ""]
 
@@ -391,7 +391,7 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of an environment: its word, decisions a second, how many were played out, gains, what would show."""
     model, placebo, learned = found["model"], found["placebo"], found.get("learned")
     shows = resolution(found)
-    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_base" in learned)):
+    if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_ooco" in learned)):
         word = "begin"
     else:
         word = "solved" if learned and abs(learned["low"]) < SOLVED > abs(learned["high"]) else "open"
@@ -399,7 +399,7 @@ def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     told = "not tried"
     if learned:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
-        told += f", {learned['over_base']:+.0%} over the base policy" if "over_base" in learned else ""
+        told += f", {learned['over_ooco']:+.0%} over `ooco`" if "over_ooco" in learned else ""
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
             percent(shows, 0) if shows < 10.0 else f"{shows:,.0f} times", told)
 
