@@ -356,7 +356,7 @@ def _worth(root: Path) -> list[str]:
             "Offline service in reference GPU-seconds a second (and the share of online requests that missed an SLO) "
             "on 10 windows of 600 s of held-out seeds that all of a row share (`ooco-gym evaluate env=… policies=[all] "
             "episodes=10 window_s=600`). *Chance loses*: the reward by which random actions are behind the best "
-            "heuristic, over that of its service; above 100 % they violate SLOs.", "",
+            "heuristic, the one with the most reward, over that of its service; above 100 % they violate SLOs.", "",
             table(("id", "chance loses", "random actions", "base policy", "best heuristic"), [row for _, row in rows]),
             ""]
 
