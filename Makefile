@@ -79,7 +79,7 @@ lint: $(VENV)/.all
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Whether runs, trajectories, pages and shipped policies are what they were, digest by digest (tests/golden); with
+# Whether runs, trajectories and shipped policies are what they were, digest by digest (tests/golden); with
 # CPUS=all under other processors too, as far as one machine can play them.
 golden: $(VENV)/.all
 	$(BIN)/python -m tests.golden $(if $(CPUS),cpus=$(CPUS))

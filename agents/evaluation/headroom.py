@@ -10,6 +10,7 @@ is noise. Intervals are over windows: decisions of one window share its future.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,17 +236,23 @@ def resolution(summary: Mapping[str, Any]) -> float:
     """The smallest gain that the interval would have shown, as a share of a window's service: half its width (or the
     placebo's), times the decisions of a window."""
     width = max(summary[who]["high"] - summary[who]["low"] for who in ("model", "placebo"))
-    return 0.5 * width * summary["decisions_a_window"] / summary["service_a_window"]
+    gain = 0.5 * width * summary["decisions_a_window"]
+    return gain / summary["service_a_window"] if summary["service_a_window"] else math.inf
+
+
+def in_deviations(summary: Mapping[str, Any], who: str) -> str:
+    """A gain of `table` in standard deviations of a decision's outcomes, with its interval."""
+    mean, low, high = (summary[who][key] / (summary["spread"] or 1.0) for key in ("mean", "low", "high"))
+    return with_interval(mean, low, high, "+.3f")
 
 
 def table(summary: Mapping[str, Any]) -> Table:
     """The model beside the placebo and the best action."""
     rows = []
     for name in ("model", "placebo", "best action"):
-        gain, spread = summary[name], summary["spread"] or 1.0
-        mean, low, high = gain["mean"], gain["low"], gain["high"]
-        rows.append((name, with_interval(mean, low, high, "+.4g"),
-                     with_interval(mean / spread, low / spread, high / spread, "+.3f")))
+        gain = summary[name]
+        rows.append((name, with_interval(gain["mean"], gain["low"], gain["high"], "+.4g"),
+                     in_deviations(summary, name)))
     heads = ("chosen by", "reward of a decision over the best constant choice (95 %)",
              "in standard deviations of its outcomes")
     return Table(f"Learnable in {summary['env']}", heads, rows, align="lrr")

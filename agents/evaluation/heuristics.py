@@ -160,8 +160,8 @@ def by_name(env: Any, name: str) -> Heuristic:
     if env.episodes.controls is not None and "=" in name:
         return _constant(env.episodes.controls, name)
     known = [RANDOM, *plain, *list_policies()]
-    if now := FORMER["heuristic"].get(name):
-        raise UserError(f"the heuristic '{name}' is now '{now}'")
+    if name in FORMER["heuristic"]:
+        raise unknown("heuristic", name, known)
     raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)} and no run folder; it knows: "
                     f"{', '.join(known)}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from agents.evaluation.headroom import resolution
+from agents.evaluation.headroom import in_deviations, resolution
 from docs.generators.picture import picture
 from ooco_gym.envs import ENVIRONMENTS, features, short_name
 from ooco_gym.envs import reward as reward_module
@@ -389,24 +389,18 @@ def _learnable(root: Path) -> dict[str, Any]:
 
 def _standing(found: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of an environment: its word, decisions a second, how many were played out, gains, what would show."""
-    model, placebo, learned = found["model"], found["placebo"], found.get("learned")
-    shows = resolution(found)
+    learned, shows = found.get("learned"), resolution(found)
     if found["learnable"] or (learned and (learned["low"] > 0.0 or "over_ooco" in learned)):
         word = "begin"
     else:
         word = "solved" if learned and abs(learned["low"]) < SOLVED > abs(learned["high"]) else "open"
-    gains = [_in_deviations(one, found["spread"]) for one in (model, placebo)]
+    gains = [in_deviations(found, who) for who in ("model", "placebo")]
     told = "not tried"
     if learned:
         told = f"{with_interval(learned['mean'], learned['low'], learned['high'], '+.1%')} {learned['of']}"
         told += f", {learned['over_ooco']:+.0%} over `ooco`" if "over_ooco" in learned else ""
     return (word, f"{found['decisions_a_window'] / found['window_s']:.2g}", f"{found['decisions']:,}", *gains,
             percent(shows, 0) if shows < 10.0 else f"{shows:,.0f} times", told)
-
-
-def _in_deviations(gain: Mapping[str, float], spread: float) -> str:
-    """A gain in standard deviations of a decision's outcomes, with its interval."""
-    return with_interval(gain["mean"] / spread, gain["low"] / spread, gain["high"] / spread, "+.3f")
 
 
 def _conditions(root: Path) -> list[str]:
@@ -426,7 +420,7 @@ def _searched(cell: Mapping[str, Any] | None) -> tuple[str, str]:
     placebo."""
     if cell is None:
         return "too few decisions", ""
-    model, placebo = (_in_deviations(cell[who], cell["spread"]) for who in ("model", "placebo"))
+    model, placebo = (in_deviations(cell, who) for who in ("model", "placebo"))
     return (f"**{model}**" if cell["learnable"] else model), placebo
 
 

@@ -27,7 +27,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ooco_gym.cli.commands import PLAIN, PRESETS, REMOVED, Command, names, read_choice
-from ooco_gym.errors import FORMER, UserError, nearest
+from ooco_gym.errors import FORMER, UserError, nearest, unknown
 from ooco_gym.own_code import WORD
 from ooco_gym.resources import load_yaml
 
@@ -286,8 +286,8 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
         override.input_line, plus, above = f"++{override.input_line}", True, {}
     if left := REMOVED.get(f"{command.name} {key}"):
         raise UserError(f"{key} is no longer a key of {command.name}; {left}")
-    if key not in known and (now := FORMER["key"].get(last)):
-        raise UserError(f"the key '{last}' of '{key}' is now '{now}'")
+    if key not in known and last in FORMER["key"]:
+        raise unknown("key", last, known)
     if key not in known and not (plus and isinstance(above, Mapping)):
         keys = [one for one in known if one.startswith("hydra.") == is_hydra and one != "hydra"]
         close = nearest(key, [one for one in keys if not parent and one.rpartition(".")[2] == last] or keys)

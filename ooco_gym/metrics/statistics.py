@@ -72,15 +72,11 @@ def spread(values: Any) -> dict[str, Any]:
     return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
 
 
-def interval_words(seeds: int, windows: int | None = None) -> str:
-    """Footnote of a table that says what its intervals are, resampled over seeds, or over `windows`
-    within them."""
-    if seeds < 2 and (windows is None or windows < 2):
+def interval_words(seeds: int) -> str:
+    """Footnote of a table that says what its intervals are, resampled over seeds."""
+    if seeds < 2:
         return f"One seed gives no interval; at least {ADVISED_SEEDS} seeds are advised."
-    over = f"{seeds} seed{'s' if seeds > 1 else ''}"
-    if windows is not None and windows > seeds:
-        over += f" and their {windows} windows"
-    text = f"95 % intervals: bootstrap over {over}, widened to match Student's t"
+    text = f"95 % intervals: bootstrap over {seeds} seeds, widened to match Student's t"
     return f"{text}; so few seeds say little, at least {ADVISED_SEEDS} are advised." if seeds < ADVISED_SEEDS else \
         f"{text}."
 

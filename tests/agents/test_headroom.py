@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from agents.evaluation.headroom import Played, gains, judged
+from agents.evaluation.headroom import Played, gains, judged, resolution, words
 from ooco_gym.cli import main
 
 
@@ -41,6 +41,11 @@ def test_where_only_a_constant_choice_matters_nothing_is_left_to_learn(constant:
     """Without a feature that tells action 3, the constant choice is better than any model."""
     found = judged(recorded(decisions(0.0, constant)), 1)
     assert not found["learnable"] and (found["model"]["mean"] < 0.15)
+
+
+def test_windows_without_service_have_no_gain_that_would_show() -> None:
+    found = {**judged(recorded(decisions(0.0)), 1), "service_a_window": 0.0, "episodes": 30}
+    assert resolution(found) == float("inf") and "inf%" in words(found)
 
 
 def test_gains_are_of_windows_that_the_model_has_not_seen() -> None:

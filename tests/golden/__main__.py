@@ -14,10 +14,9 @@ import tempfile
 import time
 from typing import Any
 
-from tests.golden import cpus, digests, doors, pages, policies, runs, trajectories
+from tests.golden import cpus, digests, doors, policies, runs, trajectories
 
-GROUPS: dict[str, Any] = {"doors": doors, "runs": runs, "trajectories": trajectories, "policies": policies,
-                          "pages": pages}
+GROUPS: dict[str, Any] = {"doors": doors, "runs": runs, "trajectories": trajectories, "policies": policies}
 SHOWN = 40  # differences of a group that are printed
 
 
