@@ -1,8 +1,8 @@
-"""What a search turns: numeric parameters of a policy within ranges, and weights of its learned rule.
+"""What a search turns: parameters of a policy (numbers within ranges, and choices), and weights of its learned rule.
 
 A candidate of `train agent=cma` is a vector of numbers that are alike in size: 0 is the policy as it ships, exactly; a
-parameter comes to the ends of its range at -1 and 1, linearly or by ratio; a weight is the one that ships plus
-`weight_scale` times its number.
+parameter comes to the ends of its range at -1 and 1, linearly or by ratio; each value of a choice has an equal part
+from -1 to 1; a weight is the one that ships plus `weight_scale` times its number.
 """
 
 from __future__ import annotations
@@ -48,8 +48,30 @@ class Range:
         rounded = round(value) if self.whole else float(f"{value:.{_DIGITS}g}")
         return min(max(rounded, self.low), self.high)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest number that changes the value."""
+        return -float(self.default > self.low), float(self.default < self.high)
 
-def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range], dict[str, str]]:
+
+@dataclass(frozen=True)
+class Choice:
+    """A parameter that takes one of a few values; `default` is its value before the search."""
+
+    name: str
+    default: Any
+    values: tuple[Any, ...]
+    ends: tuple[float, float] = (-1.0, 1.0)
+
+    def at(self, number: float) -> Any:
+        """The value of a candidate's number: each has an equal part from -1 to 1, the default's holds 0."""
+        parts = [value for value in self.values if value != self.default]
+        parts.insert(len(self.values) // 2, self.default)
+        place = int((number + 1) / 2 * len(parts))
+        return parts[min(max(place, 0), len(parts) - 1)]
+
+
+def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range | Choice], dict[str, str]]:
     """The parameters of a policy that are searched, and why the others are not.
 
     Args:
@@ -58,25 +80,25 @@ def ranges_of(policy: Policy, settings: Mapping[str, Any]) -> tuple[list[Range],
             name) and `spread` (else from the default divided by it to the default times it, within the bounds).
 
     Raises:
-        UserError: an unknown name, a choice that is asked for, or a range that is none.
+        UserError: an unknown name, or a range that is none.
     """
     known = {param.name: param for param in policy.params}
     for name in (*(settings["space"] or {}), *(settings["params"] or ())):
         if name not in known:
             raise unknown("parameter", name, known)
-    found: list[Range] = []
+    found: list[Range | Choice] = []
     left: dict[str, str] = {}
     for name, param in known.items():
         one = _range_of(policy, param, settings)
-        if isinstance(one, Range):
-            found.append(one)
-        else:
+        if isinstance(one, str):
             left[name] = one
+        else:
+            found.append(one)
     return found, left
 
 
-def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Range | str:
-    """The range in which a parameter is searched, or the reason why it is not."""
+def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Range | Choice | str:
+    """How a parameter is searched, or the reason why it is not."""
     name, asked, given = param.name, settings["params"], settings["space"] or {}
     if asked is not None and name not in asked:
         return "not among those asked for"
@@ -85,9 +107,12 @@ def _range_of(policy: Policy, param: Param, settings: Mapping[str, Any]) -> Rang
     choices = param.choices or ((0, 1) if param.whole and (param.low, param.high) == (0, 1) else ())
     if choices:
         if asked is None and name not in given:
-            return "a choice: this search turns numbers alone"
-        raise UserError(f"agent.params: {name} is a choice among {', '.join(map(str, choices))}, and this search turns "
-                        f"numbers alone; give it with the policy (agent.policy={policy.name}:{name}={choices[0]})")
+            return "a choice, searched where agent.params names it"
+        if name in given:
+            raise UserError(f"agent.space.{name}: {name} is a choice among {', '.join(map(str, choices))} and has no "
+                            "range; name it in agent.params alone")
+        default = choices[int(param.number(policy.values[name], policy.name))]
+        return Choice(name, default, choices)
     default: Any = policy.values.get(name)
     if not is_number(default):
         return "no number to start from"
@@ -134,7 +159,7 @@ class Space:
     """
 
     policy: Policy
-    ranges: tuple[Range, ...]
+    ranges: tuple[Range | Choice, ...]
     places: np.ndarray
     names: tuple[str, ...]
     left: Mapping[str, str]
@@ -145,13 +170,12 @@ class Space:
         """Low and high of each number, float64[n, 2]; None where none has any."""
         if not self.ranges:
             return None
-        listed = [(-float(one.default > one.low), float(one.default < one.high)) for one in self.ranges]
-        return np.array(listed + [(-np.inf, np.inf)] * len(self.places))
+        return np.array([one.ends for one in self.ranges] + [(-np.inf, np.inf)] * len(self.places))
 
     def candidate(self, numbers: np.ndarray) -> Candidate:
         """The policy and the weights of a vector float64[n]."""
         values = {one.name: one.at(float(number)) for one, number in zip(self.ranges, numbers, strict=False)}
-        changed = {name: value for name, value in values.items() if value != self.policy.values[name]}
+        changed = {one.name: values[one.name] for one in self.ranges if values[one.name] != one.default}
         policy = self.policy.with_values(changed) if changed else self.policy
         weights = self.policy.weights
         if weights is not None and len(self.places):

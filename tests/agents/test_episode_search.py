@@ -101,6 +101,19 @@ def test_a_given_range_takes_the_place_of_the_usual_one():
     assert (one.low, one.high) == (0.5, 1.2) and left["gate"] == "not among those asked for"
 
 
+def test_each_value_of_a_choice_has_an_equal_part_and_0_is_the_policy_as_it_ships():
+    policy = get_policy("ooco")
+    space = space_of(policy, agent(params=["interrupt", "evict", "slo_margin"], weights=None))
+    place = space.names.index("interrupt")
+    assert space.candidate(np.zeros(3)).policy is policy and space.bounds[place].tolist() == [-1.0, 1.0]
+    found = []
+    for number in np.linspace(-1, 1, 300):
+        numbers = np.zeros(3)
+        numbers[place] = number
+        found.append(space.candidate(numbers).policy.values["interrupt"])
+    assert {value: found.count(value) for value in set(found)} == {"always": 100, "slack": 100, "never": 100}
+
+
 @given(st.floats(-2.0, 2.0), st.floats(-2.0, 2.0))
 @settings(max_examples=40, deadline=None)
 def test_a_parameter_rises_with_its_number(first, second):
@@ -340,7 +353,7 @@ def test_a_restart_doubles_the_population(tmp_path):
     ({"policy": "adaptive"}, "did you mean 'adaptive_deadline'"),
     ({"weights": ["tpot:constant"]}, "names no weight"),
     ({"policy": "deadline", "weights": ["*"]}, "has no weights"),
-    ({"policy": "deadline", "weights": None, "params": ["preempted"]}, "preempted is a choice"),
+    ({"policy": "deadline", "weights": None, "space": {"preempted": [0, 1]}}, "preempted is a choice"),
     ({"policy": "deadline", "weights": None, "params": ["tpot_shar"]}, "did you mean 'tpot_share'"),
     ({"policy": "deadline", "weights": None, "space": {"tpot_share": [2, 1]}}, r"must be \[low, high\]"),
     ({"policy": "deadline", "weights": None, "space": {"tpot_share": [0.1, 0.2]}}, "does not hold"),
