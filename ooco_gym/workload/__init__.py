@@ -1,6 +1,7 @@
-"""Requests and their arrivals: traces, readers, generators, scaling. It knows nothing of the cluster.
+"""Requests and their arrivals: traces, readers, generators, scaling; independent of the cluster.
 
-Times are seconds, rates requests per second, lengths tokens. docs/traces.md and docs/workloads.md tell the rest.
+Times are in seconds, rates in requests per second, lengths in tokens. See docs/traces.md and
+docs/workloads.md.
 """
 
 from importlib import import_module
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _FILES = {**dict.fromkeys(("TraceFile", "list_formats", "open_trace", "read_trace"), "trace_file"),
-          "write_trace": "writing"}  # imported when asked for: most simulations read no file
+          "write_trace": "writing"}  # imported on first use: most simulations read no file
 
 
 def __getattr__(name: str) -> Any:

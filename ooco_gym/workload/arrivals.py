@@ -1,10 +1,10 @@
 """Arrivals as a Cox process: rate = mean · tide(time of day) · exp(OU processes) · on/off bursts, then Poisson, or a
 renewal process with gamma gaps (`Arrivals.cv`).
 
-Time is cut into blocks of `BLOCK_S`, each with generators of its own, keyed by the block's number, so that any window
-of a day holds exactly the requests that the whole day has there. Slow processes cross block borders because a block's
-start value is computed from the keyed numbers of the blocks before it. Renewals begin anew with each day, in their
-stationary state.
+Time is cut into blocks of `BLOCK_S`. Each has its own generators, keyed by the block's number, so
+any window of a day holds the same requests as the whole day does there. The state of a slow process
+at a block's start is computed from the keyed numbers of earlier blocks. A renewal process restarts
+each day in its stationary state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class OrnsteinUhlenbeck:
 
 @dataclass(frozen=True)
 class Bursts:
-    """An on/off process with exponential times of means `on_s` and `off_s`: on, the rate is `factor` times higher."""
+    """An on/off process with exponential times of means `on_s` and `off_s`. While on, the rate is
+    `factor` times higher.
+    """
 
     factor: float
     on_s: float
@@ -52,9 +54,10 @@ class Arrivals:
         tide: 24 hourly rates relative to each other.
         ou: processes on the log-intensity.
         bursts: an on/off process, or None.
-        batch_s: requests are let in at whole multiples of this many seconds; 0: as they come.
-        cv: coefficient of variation of the gaps, measured in expected requests; 1: Poisson. Others are gamma gaps, as
-            vLLM's benchmark has them (its `burstiness` is 1 / cv²) and ServeGen of its clients.
+        batch_s: arrival times are rounded down to multiples of this many seconds; 0: not rounded.
+        cv: coefficient of variation of the gaps, in expected requests; 1: Poisson. Others have
+            gamma gaps, as in vLLM's benchmark (its `burstiness` is 1 / cv²) and in ServeGen's
+            clients.
     """
 
     mean_rate_per_s: float
@@ -68,7 +71,7 @@ class Arrivals:
 def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
     """Returns the tide at times of day, float64[n]: half cosines between the hours' middles, periodic in a day.
 
-    The tide's mean over a day stays exactly that of the 24 numbers, and it never leaves their range.
+    The mean over a day equals the mean of the 24 numbers, and no value leaves their range.
     """
     values = np.asarray(tide, dtype=np.float64)
     hours = np.mod(np.asarray(time_s, dtype=np.float64) / 3600.0 - 0.5, 24.0)
@@ -78,7 +81,9 @@ def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
 
 
 def peak_start_s(tide: tuple[float, ...], duration_s: float = 4 * 3600.0, step_s: float = BLOCK_S) -> float:
-    """Returns when the busiest `duration_s` around the day's highest rate begin (s of the day, on `step_s`)."""
+    """Returns the start (s of the day, on `step_s`) of the busiest `duration_s` that include the
+    day's highest rate.
+    """
     middles = np.arange(0.0, DAY_S, step_s) + step_s / 2
     level = tide_at(tide, middles)
     width = max(1, min(len(level), round(duration_s / step_s)))
@@ -90,7 +95,9 @@ def peak_start_s(tide: tuple[float, ...], duration_s: float = 4 * 3600.0, step_s
 
 
 def intensity(arrivals: Arrivals, seed: int, stream: str, first_block: int, blocks: int) -> np.ndarray:
-    """Returns the relative rate, float64[blocks, cells], constant in each of the equal cells of a block; mean 1."""
+    """Returns the relative rate, float64[blocks, cells], constant within each of a block's equal
+    cells; its mean is 1.
+    """
     counts = [_cells(process.tau_s / 5) for process in arrivals.ou]
     if arrivals.bursts is not None:
         counts.append(_cells(min(arrivals.bursts.on_s, arrivals.bursts.off_s) / 4))
@@ -115,13 +122,14 @@ def draw_requests(arrivals: Arrivals, *, start_s: float, duration_s: float, seed
                   rate_scale: float) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields (arrival_s float64[n] sorted, random numbers float64[4, n], numbers int64[n]), piece by piece.
 
-    The random numbers, two uniform and two normal ones, are for the lengths; the number is the request's own,
-    whatever window and scale it is seen in.
+    The random numbers, two uniform and two normal ones, are for the lengths. A request keeps its
+    number in every window and at every scale.
 
-    Each request carries a mark, its height under the rate's curve, and is kept if the mark is below `rate_scale`:
-    so the requests of a smaller scale are among those of a larger one. Heights are drawn in layers (0 to 1/256, then
-    each up to the double of the one before), to draw little more than what is kept. Of a renewal process gaps are
-    scaled instead: requests left out at random would make it a Poisson process.
+    Each request has a mark, its height under the rate's curve, and is kept if the mark is below
+    `rate_scale`. So the requests of a smaller scale are a subset of those of a larger one. Heights
+    are drawn in layers (0 to 1/256, then each up to twice the one before), so few draws are
+    discarded. A renewal process has its gaps scaled instead, because random thinning would make it
+    a Poisson process.
     """
     if arrivals.cv != 1.0:
         yield from _renewals(arrivals, start_s, duration_s, seed, stream, rate_scale)
@@ -141,7 +149,7 @@ def draw_requests(arrivals: Arrivals, *, start_s: float, duration_s: float, seed
 
 
 def let_in(arrivals: Arrivals, arrival_s: np.ndarray) -> np.ndarray:
-    """Returns when requests that arrive at such times are let in, float64[n]: in batches, each at its beginning."""
+    """Returns arrival times rounded down to the start of their batch interval, float64[n]."""
     return np.floor(arrival_s / arrivals.batch_s) * arrivals.batch_s
 
 
@@ -173,14 +181,14 @@ def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream:
 
 
 def _cells_until(total: np.ndarray, rate: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """When the running `total` of `rate` per cell reaches each target, in cells, float64[n]."""
+    """Returns when the running `total` of `rate` per cell reaches each target, in cells, float64[n]."""
     cell = np.minimum(np.searchsorted(total, target, side="right") - 1, len(rate) - 1)
     return cell + np.clip((target - total[cell]) / np.where(rate[cell] > 0, rate[cell], 1.0), 0.0, 1.0)
 
 
 def _renewals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, stream: str,
               rate_scale: float) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields what `draw_requests` does, of gamma gaps, day by day."""
+    """Yields what `draw_requests` does, for gamma gaps, day by day."""
     blocks = round(DAY_S / BLOCK_S)
     for day in range(math.floor(start_s / DAY_S), math.ceil((start_s + duration_s) / DAY_S)):
         rate = intensity(arrivals, seed, stream, day * blocks, blocks).reshape(-1)
@@ -198,9 +206,11 @@ def _renewals(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, 
 
 
 def _renewal_times(generator: np.random.Generator, cv: float, end: float) -> np.ndarray:
-    """Times before `end` of a stationary renewal process with gamma gaps of mean 1, float64[n].
+    """Returns times before `end` of a stationary renewal process with gamma gaps of mean 1,
+    float64[n].
 
-    What is left of the gap that is under way at 0 is a random share of a gap drawn by its length.
+    The first time is a random share of a gap that is drawn with probability proportional to its
+    length.
     """
     shape = 1.0 / cv**2
     times = [np.array([generator.random() * generator.gamma(shape + 1.0) / shape])]
@@ -219,7 +229,7 @@ def _layers(rate_scale: float) -> Iterator[tuple[float, float]]:
 
 
 def _cells(longest_s: float) -> int:
-    """Returns how many cells a block has so that none is longer than `longest_s`: 20 times a power of two."""
+    """Returns a block's number of cells, 20 times a power of two, such that no cell is longer than `longest_s`."""
     return _BASE_CELLS * 2 ** max(0, math.ceil(math.log2(BLOCK_S / longest_s / _BASE_CELLS)))
 
 
@@ -245,8 +255,8 @@ def _ou_path(process: OrnsteinUhlenbeck, cells: int, seed: int, stream: str, fir
 def _burst_path(bursts: Bursts, cells: int, seed: int, stream: str, first: int, blocks: int) -> np.ndarray:
     """Returns the rate's factor in each cell, float64[blocks, cells], mean 1.
 
-    A two-state Markov process seen as renewals: at rate 1/on_s + 1/off_s the state is drawn anew, on with the share
-    of time that it is on; so the state now is that of the last renewal, however far back.
+    The two-state Markov process is simulated by renewals at rate 1/on_s + 1/off_s. Each draws the
+    state again, on with its stationary probability, so the state depends only on the last renewal.
     """
     share = bursts.on_s / (bursts.on_s + bursts.off_s)
     renewal = -steady(math.expm1(-(1 / bursts.on_s + 1 / bursts.off_s) * BLOCK_S / cells))

@@ -1,4 +1,6 @@
-"""Casts of a file's columns: None, or an exception of pyarrow's, where a column cannot be taken for that."""
+"""Casts of a file's columns. A cast returns None or raises an exception of pyarrow's if a column
+does not fit it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-_compute: Any = pyarrow.compute  # whose functions are made when it is imported
+_compute: Any = pyarrow.compute  # its functions are created at import
 
 Column = Any  # a pyarrow ChunkedArray
 Cast = Callable[[Column], Column | None]
@@ -28,13 +30,13 @@ def _is_text(column: Column) -> bool:
 
 
 def as_texts(column: Column) -> Column:
-    """Texts without blanks around them, null where nothing is left."""
+    """Returns texts without surrounding whitespace, null for empty ones."""
     text = _compute.utf8_trim_whitespace(column.cast(pa.string()))
     return _compute.if_else(_compute.equal(text, ""), None, text)
 
 
 def as_numbers(column: Column) -> Column | None:
-    """Numbers, or texts that all are; what is not a number (NaN) is null."""
+    """Returns numbers, or texts that are all numbers, as float64; NaN becomes null."""
     kind = column.type
     if not (_is_text(column) or pa.types.is_null(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
             or pa.types.is_decimal(kind)):
@@ -44,7 +46,7 @@ def as_numbers(column: Column) -> Column | None:
 
 
 def as_integers(column: Column) -> Column | None:
-    """Whole numbers of 64 bits, which may be written as fractions: 5.0."""
+    """Returns integers as int64; they may be written as fractions, such as 5.0."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64())
     exact = tried(lambda one: one.cast(pa.int64()), column) if _is_text(column) else None
@@ -55,7 +57,7 @@ def as_integers(column: Column) -> Column | None:
 
 
 def as_moments(column: Column) -> Column | None:
-    """Dates as nanoseconds since 1970; texts without a zone count as UTC, row by row."""
+    """Returns dates as nanoseconds since 1970; texts without a zone count as UTC, row by row."""
     if pa.types.is_temporal(column.type):
         zone = column.type.tz if pa.types.is_timestamp(column.type) else None
         return column.cast(pa.timestamp("ns", zone)).cast(pa.int64())
@@ -63,11 +65,11 @@ def as_moments(column: Column) -> Column | None:
         return None
     text = as_texts(column)
     months = MONTHS if _compute.any(_compute.match_substring_regex(text, r"\d[/ ][A-Z][a-z]{2}[/ ]")).as_py() else ()
-    for month, name in enumerate(months, 1):  # as nginx writes them, or HTTP
+    for month, name in enumerate(months, 1):  # as in nginx logs, or HTTP
         pattern = rf"^\[?(?:\w{{3}}, )?(\d\d)[/ ]{name}[/ ](\d{{4}})[: ]([\d:.]+) ?(.*?)\]?$"
         text = _compute.replace_substring_regex(text, pattern, rf"\2-{month:02d}-\1 \3 \4")
     for pattern, put in ((r"^(\d{4})/(\d\d?)/(\d\d?)", r"\1-\2-\3"), (r"^(\d{4}-\d\d-\d\d)$", r"\1 00:00"),
-                         (r"(:\d\d),(\d+)", r"\1.\2"),  # as Python's logging writes them
+                         (r"(:\d\d),(\d+)", r"\1.\2"),  # as in Python's logging
                          (r" ?(UTC|GMT|Z)$", "Z"), (r" ([+-]\d\d:?\d\d)$", r"\1")):
         text = _compute.replace_substring_regex(text, pattern, put)
     zoned = _compute.match_substring_regex(text, r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$")
@@ -77,11 +79,11 @@ def as_moments(column: Column) -> Column | None:
 
 def as_lists(column: Column) -> Column | None:
     lists = column
-    if _is_text(column):  # 3 7, or as Python writes lists
+    if _is_text(column):  # "3 7", or a Python list
         text = _compute.replace_substring_regex(as_texts(column), r"^\[(.*)\]$", r"\1")
         lists = _compute.utf8_split_whitespace(as_texts(_compute.replace_substring_regex(text, r"\s*,\s*", " ")))
     found = tried(lambda one: one.cast(pa.list_(pa.int64())), lists)
-    if found is None:  # numbers of 64 bits without a sign, as hashes are
+    if found is None:  # unsigned 64-bit numbers, such as hashes
         whole = lists.cast(pa.list_(pa.uint64())).combine_chunks()
         values = np.array(whole.values, np.uint64).view(np.int64)
         found = pa.chunked_array([pa.ListArray.from_arrays(whole.offsets, pa.array(values), mask=whole.is_null())])

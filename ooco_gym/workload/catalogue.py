@@ -1,4 +1,4 @@
-"""Public traces by name (`conf/dataset`), and where on this machine they are."""
+"""Public traces by name (`conf/dataset`), and their place on this machine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ DATA_VARIABLE = "OOCO_GYM_DATA"
 
 @dataclass(frozen=True)
 class Dataset:
-    """A public trace or length set; what its publisher does not say and we did not measure is None.
+    """A public trace or length set. A field is None where the publisher does not state it and we
+    did not measure it.
 
     Attributes:
         name: in `conf/dataset`.
         description: one sentence.
         publisher: the person or group that offers it.
         licence: of the data.
-        address: of the one file; None where it is not one file, `note` then says what to do.
+        address: URL of the file; None if there is no single file (`note` then says what to do).
         file: name under which the file is kept in `<data folder>/traces`.
         rows: requests.
         size_bytes: of the file.
         sha256: of the file, 64 hexadecimal digits.
-        format: as `read_trace` takes it.
-        columns: our column names to the file's, where it has names of its own.
+        format: a format's name, as `read_trace` takes it.
+        columns: our column names to the file's, where they differ.
         note: what a user must know.
     """
 
@@ -71,10 +72,11 @@ def load_dataset(name: str) -> Dataset:
 
 
 def data_folder() -> Path:
-    """Returns where traces are kept: `$OOCO_GYM_DATA/traces`, or `~/.cache/ooco-gym/traces` where that is not set.
+    """Returns the folder of traces: `$OOCO_GYM_DATA/traces`, or `~/.cache/ooco-gym/traces` if the
+    variable is not set.
 
     Raises:
-        UserError: the latter may hold another's.
+        UserError: the default folder may belong to another user.
     """
     root = os.environ.get(DATA_VARIABLE)
     if not root and (why := made_private(user_folder())):
@@ -90,7 +92,7 @@ def local_file(dataset: Dataset, folder: Path | None = None) -> Path | None:
 
 
 def what_to_put_where(dataset: Dataset, folder: Path | None = None) -> str:
-    """Says, in words for a message, which file a user has to bring and where it belongs."""
+    """Returns a message that says which file a user has to bring and where it belongs."""
     folder = folder or data_folder()
     if dataset.address is None or dataset.file is None:
         return f"dataset '{dataset.name}' is no single file: {dataset.note} ({dataset.publisher})"
@@ -103,10 +105,10 @@ def what_to_put_where(dataset: Dataset, folder: Path | None = None) -> str:
 
 
 def find_source(text: str) -> tuple[Path, Dataset | None]:
-    """Returns the file that a user means by a path, or by the name of a dataset that is on this machine.
+    """Returns the file for a path, or for the name of a dataset that is on this machine.
 
     Raises:
-        UserError: neither; for a known dataset the sentence says how to get it.
+        UserError: the text is neither; for a known dataset the message says how to get it.
     """
     if text in list_datasets():
         dataset = load_dataset(text)

@@ -1,4 +1,4 @@
-"""Reading configuration mappings so that each mistake ends in one sentence that names the key."""
+"""Reading of configuration mappings; each mistake raises an error that names the key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def number(value: Any, what: str, minimum: float = -math.inf, maximum: float = m
 
 
 class Section:
-    """A mapping and the name by which messages call it, for example `workload 'ooc': lengths.prompt`."""
+    """A mapping with the name that messages give it, for example `workload 'ooc': lengths.prompt`."""
 
     def __init__(self, value: Any, title: str, prefix: str = "") -> None:
         self.title, self.prefix = title, prefix
@@ -56,13 +56,13 @@ class Section:
         return f"{self.title}: {self._key(key)}"
 
     def only(self, *known: str) -> None:
-        """Raises UserError where a key is not among `known`."""
+        """Raises UserError if a key is not among `known`."""
         for key in self.values:
             if key not in known:
                 raise UserError(f"{self.what(key)} is unknown{nearest(key, known)}; expected: {', '.join(known)}")
 
     def has(self, key: str) -> bool:
-        """Tells whether the key is there and not null."""
+        """Returns whether the key is present and not null."""
         return self.values.get(key) is not None
 
     def demand(self, key: str, good: bool, expected: str) -> None:
@@ -89,7 +89,7 @@ class Section:
 
     def numbers(self, key: str, minimum: float = -math.inf, maximum: float = math.inf,
                 count: int | None = None) -> tuple[float, ...]:
-        """Returns a list of finite numbers within the limits, not empty, of length `count` where given."""
+        """Returns a non-empty list of finite numbers within the limits, of length `count` if given."""
         values = self.get(key)
         expected = f"a list of {count if count is not None else 'one or more'} numbers"
         self.demand(key, isinstance(values, list) and len(values) > 0 and count in (None, len(values)), expected)
@@ -100,7 +100,7 @@ class Section:
         return Section(self.get(key), self.title, ".".join(part for part in (self.prefix, key) if part))
 
     def sections(self, key: str) -> list[Section]:
-        """Returns a list of nested mappings; empty where the key is missing or null."""
+        """Returns a list of nested mappings; it is empty if the key is missing or null."""
         values = self.values.get(key) or []
         self.demand(key, isinstance(values, list), "a list of mappings")
         prefix = ".".join(part for part in (self.prefix, key) if part)

@@ -1,8 +1,8 @@
-"""Classes of requests: what each is promised, and which one a request belongs to.
+"""Classes of requests: the SLO or deadline of each class, and the class of each request.
 
-A promise belongs to a class. Two are always there: `online`, under the scenario's SLO, and `offline`, which is promised
-nothing. `conf/classes` and a scenario's `classes` name more, traces and parts of workloads say which request is of
-which (docs/traces.md, docs/workloads.md).
+Two classes always exist: `online`, under the scenario's SLO, and `offline`, which has none.
+`conf/classes` and a scenario's `classes` define more. Traces and parts of workloads name the class
+of their requests (docs/traces.md, docs/workloads.md).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ooco_gym.resources import load_yaml
 from ooco_gym.workload.checks import plain
 from ooco_gym.workload.trace import DEFAULT_CLASSES, Trace, check_class_count, class_ids
 
-LONGEST_S = 1e6  # of a promise, seconds
+LONGEST_S = 1e6  # longest SLO or deadline, seconds
 OFFLINE_WORDS = ("offline", "batch", "background", "bulk", "best_effort", "best-effort", "besteffort", "async", "low")
 CLASS_WORDS = (*OFFLINE_WORDS, "online", "interactive", "realtime", "real_time", "real-time", "chat", "sync", "high")
-"""By which a column that is not read is seen to hold classes of requests; in any letter case."""
+"""Values, in any letter case, by which an unread column is recognised as one of classes."""
 NAMED = "a letter, then letters, digits, '_', '.' or '-', at most 40 in all"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
 _AT = re.compile(r"(.*[^@])@([A-Za-z][A-Za-z0-9_-]{0,39})", re.DOTALL)
@@ -30,14 +30,15 @@ _AT = re.compile(r"(.*[^@])@([A-Za-z][A-Za-z0-9_-]{0,39})", re.DOTALL)
 
 @dataclass(frozen=True)
 class RequestClass:
-    """Requests with one promise. Times in seconds.
+    """Requests with the same SLO or deadline. Times in seconds.
 
     Attributes:
-        name: as traces have it.
-        online: bound by latency and scheduled as online; otherwise offline.
+        name: as in traces.
+        online: whether it has latency SLOs and is scheduled as online; otherwise it is offline.
         ttft_s, tpot_s: SLOs of an online class; None: the scenario's.
-        deadline_s: by when after its arrival a request of an offline class must have finished; None: whenever.
-        weight: of one violation of it beside those of other online classes.
+        deadline_s: time after its arrival by which an offline request must finish; None: no
+            deadline.
+        weight: of one violation, relative to those of other online classes.
     """
 
     name: str
@@ -68,10 +69,10 @@ class RequestClass:
 
 
 def parse_classes(value: Any) -> tuple[RequestClass, ...]:
-    """Reads a scenario's `classes`: None, a name of `conf/classes`, a YAML path, or a mapping of names to promises.
+    """Reads a scenario's `classes`: None, a name of `conf/classes`, a YAML path, or a mapping of names to SLOs.
 
     Raises:
-        UserError: an unknown name or key, more classes than 16, or a promise that none can be given.
+        UserError: an unknown name or key, more than 16 classes, or an impossible SLO.
     """
     if value is None:
         return ()
@@ -92,7 +93,7 @@ def parse_classes(value: Any) -> tuple[RequestClass, ...]:
 
 
 def with_defaults(classes: Iterable[RequestClass], ttft_s: float, tpot_s: float) -> tuple[RequestClass, ...]:
-    """All classes of a scenario: `online` and `offline`, then the others; what is open is the scenario's SLO."""
+    """Returns all classes of a scenario, `online` and `offline` first; missing SLOs are the scenario's."""
     named = {one.name: one for one in classes}
     chosen = [named.pop("online", None) or RequestClass("online"),
               named.pop("offline", None) or RequestClass("offline", online=False), *named.values()]
@@ -101,20 +102,20 @@ def with_defaults(classes: Iterable[RequestClass], ttft_s: float, tpot_s: float)
 
 
 def _as_entry(name: str) -> str:
-    """A class as an entry of `classes`: `batch: {online: false}`, or `chat: {}`."""
+    """Returns a class as an entry of `classes`: `batch: {online: false}`, or `chat: {}`."""
     return f"{name}: {{{'online: false' * (name.casefold() in OFFLINE_WORDS)}}}"
 
 
 def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Trace:
-    """Returns the trace with each request under its class's promise; what it brings of its own goes before that.
+    """Returns the trace with each request's SLO or deadline of its class; values of its own take precedence.
 
     Args:
-        trace: requests, of named classes or of the two that are always there.
-        classes: as `with_defaults` gives them.
+        trace: requests, of named classes or of `online` and `offline`.
+        classes: as `with_defaults` returns them.
         workload: for the message.
 
     Returns:
-        The trace; `class_names` are those of `classes`, in their order.
+        The trace; its `class_names` are those of `classes`, in their order.
 
     Raises:
         UserError: a request's class is not among `classes`.
@@ -145,8 +146,9 @@ def tightest(classes: Sequence[RequestClass], trace: Trace | None = None) -> tup
     """Returns the tightest TTFT and the tightest TPOT of the online classes, in seconds.
 
     Args:
-        classes: as `with_defaults` gives them.
-        trace: as `promised` gives it; the class `online` counts beside others only where requests are of it.
+        classes: as `with_defaults` returns them.
+        trace: as `promised` returns it; with it, `online` counts beside other online classes only
+            if it has requests.
     """
     of_default = trace is not None and trace.class_id is not None and bool((trace.class_id == 0).any())
     online = [one for one in classes[0 if of_default else 1 :] if one.online] or [classes[0]]
@@ -154,11 +156,7 @@ def tightest(classes: Sequence[RequestClass], trace: Trace | None = None) -> tup
 
 
 def check_deadlines(trace: Trace) -> None:
-    """Refuses an online request that has a deadline of its own.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Raises UserError if an online request has a deadline of its own."""
     if trace.deadline_s is not None:
         wrong = trace.online & ~np.isnan(trace.deadline_s)
         if wrong.any():
@@ -167,7 +165,7 @@ def check_deadlines(trace: Trace) -> None:
 
 
 def unused_note(trace: Trace, classes: Sequence[RequestClass]) -> tuple[str, ...]:
-    """Returns a sentence, if any named class has no request in the trace, as `promised` gives it."""
+    """Returns a sentence if a named class has no request in the trace (as `promised` returns it)."""
     unused = [one.name for i, one in enumerate(classes[2:], 2) if not (trace.class_id == i).any()]
     if not unused:
         return ()
@@ -187,16 +185,17 @@ def of_class(trace: Trace, name: str | None) -> Trace:
 
 
 def split_class(part: str) -> tuple[str, str | None]:
-    """Takes the class off a part of a workload: `azure_conv@chat` is `azure_conv` and `chat`; without one, None.
+    """Splits a part of a workload from its class: `azure_conv@chat` is `azure_conv` and `chat`;
+    without one, None.
 
-    A class that is given so has no dots in its name, so that no ending of a file is taken for one.
+    A class after @ has no dot in its name, so that a file's extension is not taken for one.
     """
     found = _AT.fullmatch(part.strip())
     return (found[1], found[2]) if found else (part, None)
 
 
 def without_classes(workload: Any) -> Any:
-    """Returns a workload's name or mix without the classes of its parts; anything else as it is."""
+    """Returns a workload's name or mix without the classes of its parts; anything else is returned as it is."""
     if not isinstance(workload, str) or "@" not in workload:
         return workload
     return "+".join(split_class(part)[0] for part in workload.split("+"))

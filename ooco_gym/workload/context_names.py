@@ -1,7 +1,9 @@
-"""Names of equal tokens of a trace's requests: prompts that begin alike, and answers that the next turn repeats.
+"""Names of equal tokens in a trace's requests: shared prompt prefixes, and answers that the next
+turn repeats.
 
-An engine keeps the KV of a prompt and of the answer to it, and the next turn of a conversation begins with both. A
-trace's prefix hashes name prompts alone: what a turn's answer is called stands in the prompt of the turn after it.
+The KV of a prompt and its answer can serve the next turn of a conversation, which begins with both.
+A trace's prefix hashes cover prompts only, so an answer's name comes from the hashes of the next
+turn's prompt.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from ooco_gym.workload.trace import Trace
 
 
 class ContextNames(NamedTuple):
-    """Names of the first tokens of n requests; equal names mean equal tokens from the prompt's beginning on.
+    """Names of the first tokens of n requests; equal names mean equal tokens, from the prompt's beginning.
 
     Attributes:
-        first: int64[n], where each request's names begin in `values`; a conversation's turns have them in common.
-        tokens: int64[n], how many tokens, of the prompt and then of the answer, are named; 0: none.
+        first: int64[n], where each request's names begin in `values`; a conversation's turns share
+            them.
+        tokens: int64[n], number of named tokens of the prompt and then the answer; 0: none.
         values: int64[k], a name for each `Trace.block_tokens` tokens.
     """
 
@@ -29,11 +32,11 @@ class ContextNames(NamedTuple):
 
 
 def context_names(trace: Trace) -> ContextNames | None:
-    """Names what requests have in common; None where nothing is known of that.
+    """Returns names of the tokens that requests share, or None if nothing is known about sharing.
 
-    Of two turns of a session that follow each other the second begins with the prompt of the first where it is not
-    shorter and their hashes agree, and with the answer too where it is long enough for both. Where a trace has no
-    hashes, that is taken of each turn that is long enough (`grows_note` says so).
+    A turn of a session begins with the previous turn's prompt if it is at least as long and their
+    hashes agree. It begins with the answer, too, if it is long enough for both. In a trace without
+    hashes, every turn that is long enough is assumed to begin with both (`grows_note` reports it).
     """
     n, span = len(trace), trace.block_tokens
     prompt, total = trace.prompt_tokens.astype(np.int64), trace.prompt_tokens.astype(np.int64) + trace.output_tokens
@@ -49,7 +52,7 @@ def context_names(trace: Trace) -> ContextNames | None:
         return ContextNames(offsets[:-1][last], tokens, np.arange(offsets[-1]))
     offsets, values = trace.prefix_hashes
     counts, whole = np.diff(offsets), prompt // span
-    ends = np.where(whole > 0, whole - 1, 0)  # the last whole block: its hash stands for all before it
+    ends = np.where(whole > 0, whole - 1, 0)  # last whole block: its hash covers all blocks before it
     known = (following >= 0) & (prompt[following] >= prompt) & (counts >= whole) & (counts[following] > ends)
     same = np.zeros(n, bool)
     same[known] = values[(offsets[:-1] + ends)[known]] == values[(offsets[:-1][following] + ends)[known]]
@@ -60,7 +63,7 @@ def context_names(trace: Trace) -> ContextNames | None:
 
 
 def grows_note(trace: Trace) -> tuple[str, ...]:
-    """A sentence where turns are taken to begin with the turn before them although no hashes say so."""
+    """Returns a sentence if turns are assumed to begin with the previous turn although there are no hashes."""
     following = next_turns(trace)
     total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
     holds = (following >= 0) & (trace.prompt_tokens[following] >= total)
@@ -71,7 +74,7 @@ def grows_note(trace: Trace) -> tuple[str, ...]:
 
 
 def next_turns(trace: Trace) -> np.ndarray:
-    """The request after each in its session, int64[n]; -1 for none."""
+    """Returns the next request in each one's session, int64[n]; -1: none."""
     following = np.full(len(trace), -1)
     if trace.session is not None:
         previous, _ = previous_turns(trace.session)
@@ -81,7 +84,7 @@ def next_turns(trace: Trace) -> np.ndarray:
 
 
 def _last_of(following: np.ndarray) -> np.ndarray:
-    """The end of the chain that each element begins, int64[n]; the end of a chain follows itself."""
+    """Returns the end of the chain that each element begins, int64[n]; the end of a chain follows itself."""
     last = following
     while not np.array_equal(last[last], last):
         last = last[last]

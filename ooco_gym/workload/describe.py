@@ -17,19 +17,20 @@ DISPERSION_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 PEAK_S = (60.0, 420.0, 600.0, 3600.0)
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 MOST_WINDOWS = 10_000_000
-FEWEST_WINDOWS = 8      # from which a spread between windows is worth a figure
+FEWEST_WINDOWS = 8      # fewer give no useful dispersion
 POINTS = 400
 BINS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 def describe(trace: Trace, read: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Returns the figures of a trace; JSON-able.
+    """Returns the statistics of a trace; JSON-able.
 
-    Keys: `requests`, `prompt_tokens` and `output_tokens` (`mean`, `sd`, `min`, `max`, `p1` … `p99.9`),
-    `length_rank_correlation`, `span_s`, `rate_per_s`, `gaps` (`cv`, `mean_s`, `p50_s`, `p99_s`), `dispersion` and
-    `peak_over_mean` (by window in seconds, as text), `online_share` (named classes count as online until a scenario
-    says what they are promised), `class_shares` (only where there are such), `sessions`, `sharing_ratio` (of prompt
-    tokens), `read` (how a file was read) and `notes`. What the data cannot tell is None.
+    Keys: `requests`, `prompt_tokens` and `output_tokens` (`mean`, `sd`, `min`, `max`, `p1` …
+    `p99.9`), `length_rank_correlation`, `span_s`, `rate_per_s`, `gaps` (`cv`, `mean_s`, `p50_s`,
+    `p99_s`), `dispersion` and `peak_over_mean` (by window in seconds, as text), `online_share`
+    (named classes count as online until a scenario defines them), `class_shares` (only with named
+    classes), `sessions`, `sharing_ratio` (of prompt tokens), `read` (how a file was read) and
+    `notes`. Unknown values are None.
     """
     arrival_s = trace.arrival_s
     shares = {}
@@ -51,8 +52,11 @@ def describe(trace: Trace, read: Mapping[str, str] | None = None) -> dict[str, A
 
 
 def dispersion(arrival_s: np.ndarray, window_s: float, span_s: float | None = None) -> float | None:
-    """Returns the index of dispersion of counts, variance over mean in `counts_in_windows` (1 for a Poisson process);
-    None where fewer than 8 windows fit, or nothing arrives."""
+    """Returns the index of dispersion, variance over mean of `counts_in_windows` (1 for a Poisson
+    process).
+
+    Returns None if fewer than 8 windows fit, or nothing arrives.
+    """
     counts = counts_in_windows(arrival_s, window_s, span_s)
     if len(counts) < FEWEST_WINDOWS or counts.sum() == 0:
         return None
@@ -60,8 +64,12 @@ def dispersion(arrival_s: np.ndarray, window_s: float, span_s: float | None = No
 
 
 def counts_in_windows(arrival_s: np.ndarray, window_s: float, span_s: float | None = None) -> np.ndarray:
-    """Returns how many requests arrive in each whole window of `window_s` from the first one on, up to the last one or
-    for `span_s`: int64[windows]; none where there are too many to count, as of years in seconds."""
+    """Returns the number of arrivals in each whole window of `window_s` from the first arrival on,
+    int64[windows].
+
+    The windows span `span_s`, or the time to the last arrival. None are returned if there are more
+    than `MOST_WINDOWS`.
+    """
     if len(arrival_s) == 0:
         return np.zeros(0, np.int64)
     span_s = float(arrival_s[-1] - arrival_s[0]) if span_s is None else span_s
@@ -72,7 +80,7 @@ def counts_in_windows(arrival_s: np.ndarray, window_s: float, span_s: float | No
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Returns Spearman's rank correlation, or None where one of the two does not vary."""
+    """Returns Spearman's rank correlation, or None if one of the two does not vary."""
     from scipy.stats import spearmanr
 
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
@@ -82,7 +90,9 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def ks(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns Kolmogorov and Smirnov's distance: the largest difference between two samples' distribution functions."""
+    """Returns the Kolmogorov-Smirnov distance: the largest difference between two samples'
+    distribution functions.
+    """
     from scipy.stats import ks_2samp
 
     found: Any = ks_2samp(a, b, method="asymp")
@@ -104,13 +114,13 @@ def _gaps(arrival_s: np.ndarray) -> dict[str, float] | None:
 
 
 def _peak(arrival_s: np.ndarray, window_s: float) -> float | None:
-    """Highest over mean count of windows that tile the span."""
+    """Returns the highest over the mean count of windows that tile the span."""
     counts = counts_in_windows(arrival_s, window_s)
     return float(counts.max() / counts.mean()) if len(counts) >= 3 and counts.sum() else None
 
 
 def write_page(trace: Trace, title: str, path: Path, notes: Sequence[str] = ()) -> Path:
-    """Writes one self-contained HTML page: rate, dispersion, gaps and lengths, and notes below; returns its path."""
+    """Writes a self-contained HTML page of rate, dispersion, gaps, lengths and notes; returns its path."""
     arrival_s = trace.arrival_s
     width = next((width for width in BINS_S if np.ptp(arrival_s) / width <= POINTS), BINS_S[-1])
     counts = counts_in_windows(arrival_s, width)
@@ -127,7 +137,7 @@ def write_page(trace: Trace, title: str, path: Path, notes: Sequence[str] = ()) 
 
 
 def _distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A distribution function in 400 points, for a logarithmic axis."""
+    """Returns a distribution function in 400 points, for a logarithmic axis."""
     share = np.linspace(0, 1, POINTS)
     if len(values) == 0:
         return np.zeros(0), np.zeros(0)

@@ -1,4 +1,4 @@
-"""Downloads by pooch: a file appears under its name only when it is whole and is the one that was expected."""
+"""Downloads by pooch: a file appears under its name only when it is complete and its checksum is right."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Unreachable(UserError):
 
 def download(address: str, path: Path, sha256: str | None = None,
              report: Callable[[int], None] = lambda count: None) -> tuple[bool, str]:
-    """Downloads a file, or checks that it is there already.
+    """Downloads a file, or checks the one that is already there.
 
     Args:
         address: http or https.
-        path: where the file goes; its folder is made.
-        sha256: expected, 64 hexadecimal digits; None where nothing is known of it.
-        report: called with the bytes of each piece that has arrived.
+        path: where the file goes; its folder is created.
+        sha256: expected, 64 hexadecimal digits; None if unknown.
+        report: called with the number of bytes of each piece that arrives.
 
     Returns:
-        Whether it came over the network, rather than being there already; and its SHA-256.
+        Whether the file was downloaded (rather than already there), and its SHA-256.
 
     Raises:
         Unreachable: no connection, or the server refuses.
-        UserError: a wrong checksum, or a full disk; the sentence says what to do.
+        UserError: a wrong checksum, or a full disk; the message says what to do.
     """
     import pooch
     from requests import RequestException
@@ -62,7 +62,7 @@ def download(address: str, path: Path, sha256: str | None = None,
 
 
 class _Bar:
-    """Progress bar for pooch, which reports each piece, then, after `reset`, the whole once more."""
+    """Progress bar for pooch, which reports each piece and then, after `reset`, the whole file once more."""
 
     total = 0.0
 
@@ -70,11 +70,11 @@ class _Bar:
         self.update = report
 
     def reset(self) -> None:
-        """Called when all pieces have come: nothing more is counted."""
+        """Stops counting; pooch calls it when all pieces have arrived."""
         self.update = lambda count: None
 
     def close(self) -> None:
-        """Closes the bar; the download has a bar of its own."""
+        """Does nothing: the caller's progress bar closes itself."""
 
 
 def _reason(error: Any) -> str:

@@ -1,8 +1,9 @@
-"""Fitting a workload to a trace: hourly rates, bursts and lengths; the result is a workload's YAML.
+"""Fitting of a workload to a trace: hourly rates, bursts and lengths. The result is a workload's
+YAML.
 
-Ornstein-Uhlenbeck processes on the log-intensity are fitted to the index of dispersion (variance over mean of counts),
-which a Cox process has in closed form (`expected_dispersion`). Shared prefixes are not fitted: where a trace has them,
-the fit says which `sharing` to add.
+Ornstein-Uhlenbeck processes on the log-intensity are fitted to the index of dispersion (variance
+over mean of counts), which a Cox process has in closed form (`expected_dispersion`). Shared
+prefixes are not fitted: for a trace with them the fit names the `sharing` to add.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ QUANTILES = (0.0, 0.001, 0.005, *(i / 100 for i in range(1, 100)), 0.995, 0.999,
 
 FLAT = (1.0,) * 24
 TIDE_FROM_S = 20 * 3600.0
-BATCHED_FROM = 0.3          # share of requests at the same instant as the one before
-MOST_REQUESTS = 2_000_000   # whose processes are fitted; a tide is taken from all
+BATCHED_FROM = 0.3          # share of requests at the same time as the previous one
+MOST_REQUESTS = 2_000_000   # used to fit bursts; the tide is fitted to all
 MOST_PROCESSES = 3
-FASTEST_S = 0.25            # correlation time; the generator's own limit is 0.2 s
+FASTEST_S = 0.25            # correlation time; the generator's limit is 0.2 s
 WIDEST = 1.5                # standard deviation of a log-intensity
-CLOSE = 0.04                # root mean square of the logarithms below which no further process is sought
+CLOSE = 0.04                # RMS error of the logarithms at which no further process is added
 FITTED_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
 PLAYED_REQUESTS, PLAYED_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 100
 _TIDE_STEP_S, _POINTS = 30.0, 600
-LEAST_RATIO = 0.02          # share of prompt tokens seen before, from which the fit says that it leaves sharing out
+LEAST_RATIO = 0.02          # share of repeated prompt tokens from which the fit reports that it omits sharing
 
 
 class Fit(NamedTuple):
-    """A fitted workload: what its YAML holds, and how like it is to the trace (JSON-able)."""
+    """A fitted workload: its YAML's content, and its likeness to the trace (JSON-able)."""
 
     spec: dict[str, Any]
     report: dict[str, Any]
@@ -56,7 +57,7 @@ def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
         name: of the workload.
         source: where the data come from, for the YAML.
         seed: of the generators that are compared with the trace.
-        tell: called with what is being done.
+        tell: called with the name of each stage.
 
     Raises:
         UserError: too few requests, or all at once.
@@ -88,7 +89,7 @@ def fit(trace: Trace, *, name: str, source: str, seed: int = 1,
 
 
 def _left_out(trace: Trace) -> list[str]:
-    """Says which `sharing` a workload with the trace's shared prefixes needs."""
+    """Returns a sentence that names the `sharing` which the trace's shared prefixes need."""
     ratio = sharing_ratio(trace) or 0.0
     if ratio < LEAST_RATIO:
         return []
@@ -97,7 +98,7 @@ def _left_out(trace: Trace) -> list[str]:
 
 
 def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> list[str]:
-    """Says where the generator is not like the trace."""
+    """Returns sentences on where the generator differs from the trace."""
     doubts = []
     together = float(np.mean(np.diff(arrival_s) == 0))
     if together > 0.05 and not batch_s:
@@ -113,7 +114,7 @@ def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> lis
 
 
 def _fit_lengths(trace: Trace, seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
-    """Returns (what the YAML says, the same parsed, how like it is)."""
+    """Returns the YAML's `lengths`, the model parsed from them, and its likeness to the trace."""
     measured = {"prompt": trace.prompt_tokens, "output": trace.output_tokens}
     spec = {side: _quantiles(tokens) for side, tokens in measured.items()}
     correlation = rank_correlation(*measured.values())
@@ -125,7 +126,7 @@ def _fit_lengths(trace: Trace, seed: int) -> tuple[dict[str, Any], LengthModel, 
 
 
 def _quantiles(tokens: np.ndarray) -> dict[str, Any]:
-    """A side of a workload's `lengths`: quantiles, and the mean that they are moved to."""
+    """Returns one side of a workload's `lengths`: quantiles, and the mean to which they are shifted."""
     return {"quantiles": list(QUANTILES), "tokens": [_round(x) for x in np.quantile(tokens, QUANTILES)],
             "mean": _round(float(tokens.mean()))}
 
@@ -170,7 +171,9 @@ def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]
 
 
 def find_batches(arrival_s: np.ndarray) -> float:
-    """Returns the step in seconds, a whole part of 600, at whose multiples requests arrive together; 0 if at none."""
+    """Returns the batch interval in seconds, 600 divided by a whole number; 0 if requests do not
+    arrive in batches.
+    """
     if len(arrival_s) < 2 or np.mean(np.diff(arrival_s) == 0) < BATCHED_FROM:
         return 0.0
     steps = np.diff(np.unique(arrival_s))
@@ -182,14 +185,14 @@ def find_batches(arrival_s: np.ndarray) -> float:
 
 
 def _unbatched(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:
-    """The arrivals as they may have been before they were let in together, float64[n] sorted."""
+    """Returns arrivals spread at random over their batch intervals, float64[n] sorted."""
     if not batch_s:
         return arrival_s
     return np.sort(arrival_s + batch_s * keyed_generator(seed, "fit/batches").random(len(arrival_s)))
 
 
 def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
-    """The arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
+    """Returns the arrivals with time rescaled by the tide, so that their rate has none, float64[n]."""
     if len(set(tide)) == 1:
         return arrival_s
     grid = np.arange(arrival_s[0], arrival_s[-1] + 2 * _TIDE_STEP_S, _TIDE_STEP_S)
@@ -198,7 +201,7 @@ def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
 
 
 def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, list[str]]:
-    """Returns the process with what its counts vary by, and what was assumed."""
+    """Returns the arrival process with fitted rate variation, and the assumptions made."""
     part = arrival_s[:MOST_REQUESTS]
     assumed = [f"bursts are those of the first {MOST_REQUESTS:,} requests"] if len(part) < len(arrival_s) else []
     plain = _without_tide(_unbatched(part, base.batch_s, seed), base.tide)
@@ -213,15 +216,15 @@ def fit_arrivals(base: Arrivals, arrival_s: np.ndarray, seed: int) -> tuple[Arri
 
 def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray,
                   measured: np.ndarray) -> tuple[OrnsteinUhlenbeck, ...]:
-    """Returns the fewest OU processes, at most three, that bring the dispersion to what was measured.
+    """Returns the fewest OU processes, at most three, whose dispersion matches the measured one.
 
-    Least squares on the logarithms. None are taken where all that is measured lies within four standard deviations
-    of what is expected without.
+    The fit is least squares on the logarithms. It returns no process if all measured values are
+    within four standard deviations of a Poisson process's.
 
     Args:
         rate_per_s: mean rate.
         window_s: float64[k].
-        windows: int64[k], how many of that length were measured.
+        windows: int64[k], number of measured windows of that length.
         measured: float64[k], index of dispersion, > 0.
     """
     from scipy.optimize import least_squares
@@ -268,7 +271,7 @@ def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], wind
         rate_per_s: mean rate.
         ou: processes on the log-intensity.
         window_s: float64[k].
-        windows: int64[k], how many windows of that length in a row are measured.
+        windows: int64[k], number of successive windows of that length.
     """
     lag = np.concatenate([[0.0], np.geomspace(1e-3, float(np.max(window_s * windows)), _POINTS)])
     exponent = np.zeros_like(lag)
@@ -293,10 +296,10 @@ def play_arrivals(arrivals: Arrivals, start_s: float, duration_s: float, seed: i
 
 
 def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int) -> dict[str, Any]:
-    """Plays a generator over the trace's own span, with 4 to 100 seeds, and measures both alike; JSON-able.
+    """Compares a generator over the trace's span, with 4 to 100 seeds, with the trace; JSON-able.
 
-    Keys: `ks_gaps`, Kolmogorov and Smirnov's distance of the gaps between arrivals; `dispersion`, by window `trace`,
-    `model` and `ratio`; `seeds`.
+    Keys: `ks_gaps`, Kolmogorov-Smirnov distance of the gaps between arrivals; `dispersion`, by
+    window `trace`, `model` and `ratio`; `seeds`.
     """
     arrival_s = arrival_s[:MOST_REQUESTS]
     start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])

@@ -1,6 +1,6 @@
-"""The trace formats that `read_trace` knows, and how a file's columns say which it is.
+"""The trace formats that `read_trace` knows, and the recognition of a format by a file's columns.
 
-A new format is a `TraceFormat` in `FORMATS`; `reading` reads what it says.
+A new format is a `TraceFormat` in `FORMATS`; `reading` interprets it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microsecond
 TIME_UNITS = ("auto", *UNITS, "date")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 LIKELY = {"arrival_s": ("arriv", "start", "creat", "submit", "time", "ts", "date"), "prompt_tokens": (
-    "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # in names
-LONGEST_NAME = 80   # of a column or a value in a message
+    "prompt", "input", "context"), "output_tokens": ("completion", "output", "generat", "response")}  # parts of names
+LONGEST_NAME = 80   # longest column name or value shown in a message
 LOG_TOKENS = ("a server's answer has them as usage.prompt_tokens and usage.completion_tokens (of a stream with "
               "stream_options.include_usage): log these with each request, as docs/traces.md says")
 OPTIONAL = ("class", *SECONDS, "session", "think_s", "delay", "end_s", "elapsed_s", "prefix_hashes", "block_tokens")
@@ -35,19 +35,23 @@ OURS = {name: name for name in REQUIRED + OPTIONAL}
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """A format: which of a file's columns are which of ours, and what they mean.
+    """A format: the file's name for each of our columns, and their meaning.
 
     Attributes:
         name: as `read_trace` takes it.
-        columns: our names to the file's; by those of arrivals and lengths it is recognised, and they must be there.
-        unit: of its times: `s`, `ms`, `us`, `ns`, or `date`: nanoseconds since 1970, which count from the first
-            request.
-        parent: the column that names the session which a request goes on with, where each has one of its own.
-        block_tokens: tokens of the prompt to each prefix hash; None: what the file's column says, or 512.
-        chained: whether a hash stands for its block alone, so that those before it belong to the prefix besides.
-        said: whether the block was given by the user rather than by the format.
-        own: whether it is our own schema: zero output tokens are an error there, where in others they mean a failed
-            request, to be dropped and noted; and times since 1970 do not count from the first request.
+        columns: our names to the file's; those of arrivals and lengths are required and identify
+            the format.
+        unit: of its times: `s`, `ms`, `us`, `ns`, or `date` (nanoseconds since 1970, counted from
+            the first request).
+        parent: the column that names the session which a request continues, if each request has a
+            session of its own.
+        block_tokens: prompt tokens per prefix hash; None: the file's column, or 512.
+        chained: whether a hash covers its block alone, so that a prefix is identified by all hashes
+            up to it.
+        said: whether the user gave the block size.
+        own: whether it is our schema. Then zero output tokens are an error (elsewhere they mean a
+            failed request, which is dropped and noted), and times since 1970 are not counted from
+            the first request.
     """
 
     name: str
@@ -61,7 +65,7 @@ class TraceFormat:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The columns of the file's that must be there."""
+        """The file's columns that must be present."""
         return tuple(self.columns[name] for name in REQUIRED)
 
     @property
@@ -74,7 +78,7 @@ class TraceFormat:
         return first if self.unit == "date" or (not self.own and first >= EPOCH_S * self.per_second) else 0
 
     def there(self, table: Table) -> dict[str, str]:
-        """Returns which of our columns a file has, and under which name."""
+        """Returns which of our columns a file has, and the file's names for them."""
         found = {ours: field for ours, field in self.columns.items() if field in table.columns}
         for ours, theirs in (("prefix_hashes", "hash_ids"), ("session", "session_id")):
             if self.columns.get(ours) == ours and theirs in table.columns:
@@ -82,7 +86,7 @@ class TraceFormat:
         return found
 
     def untimed(self, table: Table) -> bool:
-        """Whether turns of sessions have a delay after the one before, in the place of a time."""
+        """Returns whether turns of sessions have a delay after the previous turn instead of a time."""
         there = self.there(table)
         return {"delay", "session"} <= set(there) and (
             "arrival_s" not in there or table.columns[there["arrival_s"]].null_count > 0)
@@ -94,14 +98,15 @@ OWN = TraceFormat("ooco_gym", OURS, own=True)
 AZURE = TraceFormat("azure", {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens",
                               "output_tokens": "GeneratedTokens"}, "date")
 
-# Mooncake traces (github kvcache-ai/Mooncake): JSON lines with prefix block hashes; with sessions, whose later turns
-# have a delay in place of a time, as AIPerf and Dynamo write them.
+# Mooncake traces (github kvcache-ai/Mooncake): JSON lines with prefix block hashes. In AIPerf's and
+# Dynamo's form they have sessions, whose later turns have a delay in place of a time.
 MOONCAKE = TraceFormat("mooncake", {"arrival_s": "timestamp", "prompt_tokens": "input_length",
                                     "output_tokens": "output_length", "prefix_hashes": "hash_ids",
                                     "session": "session_id", "delay": "delay"}, "ms", block_tokens=512)
 
-# Qwen-Bailian traces (github alibaba-edu/qwen-bailian-usagetraces-anon): Mooncake's columns, but seconds, hashes of
-# single blocks of 16 tokens, and conversations by the request that each goes on with.
+# Qwen-Bailian traces (github alibaba-edu/qwen-bailian-usagetraces-anon): Mooncake's columns, but
+# seconds, hashes of single blocks of 16 tokens, and conversations given by the request that each
+# continues.
 BAILIAN = TraceFormat("bailian", {**MOONCAKE.columns, "session": "chat_id"}, parent="parent_chat_id", block_tokens=16,
                       chained=True)
 
@@ -109,7 +114,7 @@ BAILIAN = TraceFormat("bailian", {**MOONCAKE.columns, "session": "chat_id"}, par
 BURSTGPT = TraceFormat("burstgpt", {"arrival_s": "Timestamp", "prompt_tokens": "Request tokens",
                                     "output_tokens": "Response tokens", "session": "Session ID"})
 
-# Answers of OpenAI's interface, a line each: chat completions and completions, responses, and the Batch API's.
+# Responses of OpenAI's interface, one per line: chat completions and completions, responses, and the Batch API's.
 OPENAI = tuple(TraceFormat(f"openai{name}", {
     "arrival_s": f"{where}{created}", "prompt_tokens": f"{where}usage.{prompt}_tokens",
     "output_tokens": f"{where}usage.{output}_tokens"}) for name, where, created, prompt, output in (
@@ -123,7 +128,7 @@ FORMATS = {item.name: item for item in (*FLAT, *NESTED)}
 
 def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | None] | None = None,
               time_unit: str = "auto", block_tokens: int | None = None, at_once: bool = False) -> TraceFormat:
-    """Returns how a table is to be read; arguments as `read_trace` has them.
+    """Returns the format in which a table is to be read; arguments as in `read_trace`.
 
     Raises:
         UserError: an unknown name, or a column that the file does not have.
@@ -166,8 +171,11 @@ def format_of(table: Table, format: str = "auto", columns: Mapping[str, str | No
 
 
 def _recognised(table: Table) -> TraceFormat:
-    """Returns the format that nested objects are of; else the one of which the table has the most columns, those that
-    are required first; ours if it has one of these at most."""
+    """Returns the format of nested objects; else the one with the most columns in the table,
+    required ones first.
+
+    Our own format is returned if the best match has at most one required column.
+    """
     if table.form is not None:
         return FORMATS[table.form]
     found = set(table.columns)
@@ -176,7 +184,7 @@ def _recognised(table: Table) -> TraceFormat:
 
 
 def _of_a_batch(table: Table, form: TraceFormat) -> bool:
-    """Whether all requests are offline and nothing sounds or looks like a time."""
+    """Returns whether all requests are offline and no column looks like a time."""
     there = form.there(table)
     if "class" not in there or _likely(table, "arrival_s") != "NAME" or any(map(table.holds_dates, table.columns)):
         return False
@@ -185,7 +193,7 @@ def _of_a_batch(table: Table, form: TraceFormat) -> bool:
 
 
 def _asked(table: Table, missing: Iterable[str]) -> str:
-    """The settings that name the columns which are missing, in words."""
+    """Returns the options that name the missing columns, in words."""
     likely = {ours: _likely(table, ours) for ours in missing}
     said = f"; say which they are: {played(*(f'columns.{ours}={name}' for ours, name in likely.items()))}"
     if list(likely.items()) == [("arrival_s", "NAME")]:
@@ -194,15 +202,17 @@ def _asked(table: Table, missing: Iterable[str]) -> str:
 
 
 def _likely(table: Table, ours: str) -> str:
-    """The column that sounds most like one of ours; NAME where none does."""
+    """Returns the column whose name is most like one of ours; NAME if there is none."""
     found = [name for word in LIKELY[ours] for name in table.columns if word in name.casefold() and (
-        ours == "arrival_s" or "time" not in name.casefold())]  # completionStartTime counts no tokens
+        ours == "arrival_s" or "time" not in name.casefold())]  # completionStartTime is no token count
     tokens = [name for name in found if ("tok" in name.casefold()) == (ours != "arrival_s")]
     return [*tokens, *found, "NAME"][0]
 
 
 def _unit_of(table: Table, field: str) -> str:
-    """The unit that a column of times shows by itself: dates, or numbers too large for seconds; else `auto`."""
+    """Returns the unit that a column of times shows by itself (dates, or numbers too large for
+    seconds); else `auto`.
+    """
     if table.holds_dates(field):
         return "date"
     values = table.numbers_of(field)
@@ -213,20 +223,20 @@ def _unit_of(table: Table, field: str) -> str:
 
 
 def played(*settings: str) -> str:
-    """Returns settings as the readers take them, and as a workload does."""
+    """Returns options as the readers take them, and as a workload does."""
     words = " ".join(_word(one) for one in settings)
     of_workload = " ".join(_word(f"workload.{one}") for one in settings)
     return f"{words} (of a file that is played, {of_workload})"
 
 
 def _word(setting: str) -> str:
-    """A setting as a shell and the command line take it."""
+    """Returns an option quoted for a shell and the command line."""
     key, _, value = setting.partition("=")
     return setting if re.fullmatch(r"\[.*|[\w.@/:-]*", value) else f"'{key}=\"{value}\"'"
 
 
 def few(names: Iterable[str]) -> str:
-    """Returns names for a message: at most 12; of long ones the beginning, and dots."""
+    """Returns at most 12 names for a message, long ones shortened."""
     texts = [repr(name)[1:-1] for name in names]
     texts = [text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…" for text in texts]
     return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")

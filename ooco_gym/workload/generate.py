@@ -30,15 +30,16 @@ MAX_REQUESTS = 100_000_000
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """A synthetic workload: arrivals, lengths, and where its day's peak lies.
+    """A synthetic workload: arrivals, lengths, and the time of its daily peak.
 
     Attributes:
         name: also keys its random numbers.
         arrivals: the arrival process.
         lengths: of the requests' prompts and outputs.
-        peak_start_s: time of day at which the four busiest hours around the highest rate begin.
-        sharing: what prompts have in common: conversations, or groups of documents; None for nothing.
-        clients: workloads of which this one is made up; empty for one that is drawn as a whole.
+        peak_start_s: time of day at which the busiest four hours that include the highest rate
+            begin.
+        sharing: what prompts share: conversations, or groups of documents; None: nothing.
+        clients: workloads that compose this one; empty if it is drawn as a whole.
     """
 
     name: str
@@ -57,7 +58,7 @@ def list_workloads() -> list[str]:
 def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -> WorkloadSpec:
     """Reads a workload by name, by the path of a YAML file, or from a mapping.
 
-    A mapping whose `name` is an embedded workload's changes that one: what it does not say is taken from there.
+    A mapping whose `name` is an embedded workload's overrides keys of that workload.
 
     Raises:
         UserError: unknown name, missing, unknown or impossible key; the message names it.
@@ -81,8 +82,9 @@ def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -
 def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str = "workload") -> LengthModel:
     """Reads a length model: a mapping `{prompt, output}` or with key `lengths`, or a name or path of a YAML file.
 
-    A name is looked up in the group `prefer` (`workload` or `offline`), then in the other; `ooc_offline` always means
-    `conf/offline/ooc.yaml`. Where `lengths` is a name itself, they are those of the workload of that name.
+    A name is looked up in the group `prefer` (`workload` or `offline`), then in the other;
+    `ooc_offline` always means `conf/offline/ooc.yaml`. If `lengths` itself is a name, it refers to
+    the workload of that name.
 
     Raises:
         UserError: unknown name, or a missing or impossible key.
@@ -100,7 +102,7 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
         section = Section(load_yaml(group, text), f"{group} '{text}'")
     if not section.has("lengths"):
         return parse_lengths(section)
-    if isinstance(section.get("lengths"), str):  # another one's, an online workload's where both have the name
+    if isinstance(section.get("lengths"), str):  # the name of another workload; an online one's is preferred
         return load_lengths(str(section.get("lengths")))
     return parse_lengths(section.section("lengths"), _correlation(section))
 
@@ -132,7 +134,9 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
 
 
 def _clients(section: Section, name: str, rate: float) -> tuple[WorkloadSpec, ...]:
-    """The workloads of clients, each with its share of the rate; what one does not say is the whole's."""
+    """Returns the clients' workloads, each with its share of the rate; missing keys are those of
+    the whole workload.
+    """
     items = section.sections("clients")
     for item in items:
         item.only(*_CLIENT_KEYS)
@@ -164,23 +168,23 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
              duration_s: float, seed: int, rate_scale: float = 1.0, stream: str | None = None) -> Trace:
     """Generates the online requests that arrive in `[start_s, start_s + duration_s)`.
 
-    The same (spec, seed, stream) is one endless realisation: a window holds exactly the requests that a longer one
-    has there, and with a smaller `rate_scale` exactly a random part of those of a larger one, at the same times and
-    with the same lengths.
+    The same (spec, seed, stream) is one endless realisation. A window holds the same requests as a
+    longer one does there, and a smaller `rate_scale` a random subset of a larger one's, at the same
+    times and with the same lengths.
 
     Args:
         spec: name of an embedded workload, path of a YAML file, mapping, or a parsed specification.
-        start_s: seconds from midnight, >= 0; beyond 86,400 the tide goes on with the next day, bursts are new.
+        start_s: seconds from midnight, >= 0; beyond 86,400 the tide repeats with each day, bursts do not.
         duration_s: seconds, >= 0.
-        seed: any whole number.
+        seed: any integer.
         rate_scale: multiplies the mean rate, >= 0.
-        stream: keys the random numbers beside the seed; the workload's name unless given.
+        stream: keys the random numbers together with the seed; default: the workload's name.
 
     Returns:
         A trace of online requests; arrival times are absolute (`start_s` is not subtracted).
 
     Raises:
-        UserError: an unknown workload, an impossible parameter, or more than 100 million requests asked for.
+        UserError: an unknown workload, an impossible parameter, or more than 100 million requests.
     """
     workload = load_spec(spec)
     start_s = number(start_s, "start_s", 0.0, 1e9)
@@ -198,7 +202,7 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
 
 def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int, stream: str,
          rate_scale: float = 1.0) -> Trace:
-    """Returns what `generate` does; arguments are not checked."""
+    """Generates requests as `generate` does, without checks of the arguments."""
     if workload.clients:
         parts = [play(client, start_s=start_s, duration_s=duration_s, seed=seed, stream=f"{stream}/{place}",
                       rate_scale=rate_scale) for place, client in enumerate(workload.clients)]
@@ -225,21 +229,21 @@ def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int
 
 def generate_lengths(spec: LengthModel | Mapping[str, Any] | str, n: int, seed: int,
                      stream: str = "lengths") -> tuple[np.ndarray, np.ndarray]:
-    """Draws the lengths of requests 0 to n-1: request i's depend on (spec, seed, stream, i) only, not on n.
+    """Draws the lengths of requests 0 to n-1. Request i's lengths depend on (spec, seed, stream, i) only, not on n.
 
     Args:
-        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/workload` or
-            `conf/offline` (`ooc_offline` for the latter where both have the name).
-        n: how many.
-        seed: any whole number.
-        stream: what the numbers are for; another stream gives independent ones.
+        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/workload`
+            or `conf/offline` (`ooc_offline` is the offline one, because both have `ooc`).
+        n: number of requests.
+        seed: any integer.
+        stream: purpose of the random numbers; another stream gives independent ones.
 
     Returns:
         (prompt_tokens int32[n], output_tokens int32[n]), both >= 1.
     """
     model = spec if isinstance(spec, LengthModel) else load_lengths(spec)
     seed = check_seed(seed)
-    # One generator for each kind of number, drawn in sequence: the first n are the same whatever n is.
+    # One generator for each kind of number, drawn in sequence: the first n do not depend on n.
     sides = ("prompt", "output")
     uniform = [keyed_generator(seed, f"{stream}/{side}/uniform").random(n) for side in sides]
     normal = [keyed_generator(seed, f"{stream}/{side}/normal").standard_normal(n) for side in sides]

@@ -1,4 +1,4 @@
-"""Random generators keyed by what a number is for, so that no draw depends on what was drawn before."""
+"""Random generators keyed by the purpose of a number, so that no draw depends on earlier ones."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def check_seed(seed: object) -> int:
 
 
 def keyed_generator(seed: int, stream: str, block: int = 0, layer: int = 0) -> np.random.Generator:
-    """Returns the generator of (seed, stream, block, layer): the same four give the same numbers, always.
+    """Returns the generator of (seed, stream, block, layer); the same four always give the same
+    numbers.
 
-    Philox is counter-based: seed and stream are its key, block and layer the upper words of its counter, so that
-    generators never overlap. `block` may be negative.
+    Philox is counter-based. Seed and stream are its key, block and layer the upper words of its
+    counter, so generators never overlap. `block` may be negative.
     """
     digest = hashlib.blake2b(stream.encode("utf-8"), digest_size=8).digest()
     key = np.array([seed & _MASK, int.from_bytes(digest, "little")], dtype=np.uint64)
@@ -38,7 +39,7 @@ def keyed_generator(seed: int, stream: str, block: int = 0, layer: int = 0) -> n
 
 
 def scattered(numbers: np.ndarray, salt: str) -> np.ndarray:
-    """Returns int64[n] >= 0, scattered: the same for the same numbers and salt (SplitMix64's finaliser)."""
+    """Returns pseudo-random int64[n] >= 0, a function of the numbers and the salt (SplitMix64's finaliser)."""
     key = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
     x = np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -47,6 +48,6 @@ def scattered(numbers: np.ndarray, salt: str) -> np.ndarray:
 
 
 def keyed_uniform(numbers: np.ndarray, seed: int, stream: str) -> np.ndarray:
-    """Returns float64[n] in [0, 1): each depends on (its number int64, seed, stream) alone."""
+    """Returns float64[n] in [0, 1); each depends only on (its number int64, seed, stream)."""
     key = int(keyed_generator(seed, stream).integers(1 << 62))
     return (scattered(numbers, f"{stream}/{key}") >> 10) / float(1 << 53)

@@ -1,4 +1,6 @@
-"""Prompt and output lengths: mixtures of clipped lognormals, quantile tables, or a constant; correlated or not."""
+"""Prompt and output lengths: mixtures of clipped lognormals, quantile tables or a constant,
+optionally correlated.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ooco_gym.workload.checks import Section
 class Lengths(Protocol):
     """Turns random numbers into token counts int32[n] >= 1, element by element.
 
-    `tokens` takes a uniform and a normal number for each count, `at` the quantile in (0, 1) at which each count lies.
+    `tokens` takes a uniform and a normal number per count, `at` the quantile in (0, 1) of each count.
     """
 
     def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray: ...
@@ -46,7 +48,7 @@ class LognormalMixture:
 
     @cached_property
     def _grid(self) -> tuple[np.ndarray, np.ndarray]:
-        """(distribution function, logarithm of the count), float64[4097] each."""
+        """The distribution function and the logarithm of the count, float64[4097] each."""
         from scipy.special import ndtr
 
         mu, sigma = np.asarray(self.mu), np.maximum(self.sigma, 1e-9)
@@ -96,7 +98,7 @@ class LengthModel:
     Attributes:
         prompt: token counts of prompts.
         output: token counts of outputs.
-        correlation: Spearman's rank correlation of the two, brought about by a Gaussian copula; 0: independent.
+        correlation: Spearman's rank correlation of the two, by a Gaussian copula; 0: independent.
     """
 
     prompt: Lengths
@@ -104,9 +106,11 @@ class LengthModel:
     correlation: float = 0.0
 
     def draw(self, draws: np.ndarray, scores: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (prompt int32[n], output int32[n]) for float64[4, n]: two uniform and two normal numbers a request.
+        """Returns (prompt int32[n], output int32[n]) for float64[4, n]: two uniform and two normal
+        numbers per request.
 
-        With `scores`, or where the two are correlated, the normal numbers alone decide, as normal scores.
+        With `scores`, or if the two are correlated, only the normal numbers are used, as normal
+        scores.
         """
         if self.correlation == 0.0 and not scores:
             return self.prompt.tokens(draws[0], draws[2]), self.output.tokens(draws[1], draws[3])

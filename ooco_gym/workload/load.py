@@ -1,6 +1,6 @@
-"""One door for all workloads: embedded names, YAML files, users' traces, mixes of them, and mappings.
+"""Loading of all workloads: embedded names, YAML files, users' traces, mixes of them, and mappings.
 
-What reads trace files is imported where one is named: most simulations generate their load.
+The reader of trace files is imported on first use: most simulations generate their load.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ if TYPE_CHECKING:
     from ooco_gym.workload.trace_file import TraceFile
 
 TRACE_KEYS = ("path", *HOW, "scale", "class", "sessions", "think_s", "concurrency")
-"""What a mapping says of a trace file; everything else in it is of a generator."""
+"""Keys of a mapping that describe a trace file; all others belong to a generator."""
 _TIDE_STEP_S, _START_STEP_S = 60.0, 600.0
 MOST_CLIENTS = 1_000_000
-_STARTS_WITHIN = 24  # starts that are tried within one length of a window, where that gives closer ones
+_STARTS_WITHIN = 24  # most steps between the starts that are tried, per window length
 
 
 def of_trace(workload: Source) -> Source:
-    """Returns what a mapping or a YAML file says of the trace file that it names under `path`; any other as it is.
+    """Returns the keys that describe the trace file in a mapping or YAML file with `path`; other
+    workloads unchanged.
 
-    What a generator of ours has, whose `path` was set, is left out: a file has arrivals and lengths of its own.
+    If `path` was set on one of our generators, the generator's keys are dropped: a file has its own
+    arrivals and lengths.
 
     Raises:
-        UserError: a key beside `path` that a trace file has not.
+        UserError: a key beside `path` that trace files do not have.
     """
     values: Source = workload
     if not isinstance(values, Mapping):
@@ -58,7 +60,8 @@ def of_trace(workload: Source) -> Source:
 
 @dataclass(frozen=True)
 class WorkloadPart:
-    """One part of a resolved workload: `weight` times the rate of `source`; `stream` keys it beside others of a name.
+    """One part of a resolved workload: `weight` times the rate of `source`; `stream` keys parts of
+    the same name.
     """
 
     name: str
@@ -68,7 +71,9 @@ class WorkloadPart:
     class_name: str | None = None
 
     def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float, by_session: bool = False) -> Trace:
-        """The part's requests in a window, as `load_workload` gives them; a file scaled by whole sessions if asked."""
+        """Returns the part's requests in a window, as `load_workload` does; `by_session` scales a
+        file by whole sessions.
+        """
         if isinstance(self.source, WorkloadSpec):
             trace = generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
                              stream=self.stream)
@@ -81,7 +86,8 @@ class WorkloadPart:
              by_session: bool) -> Trace:
         if not duration_s >= 0:
             raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
-        # A copy that scaling adds lies between its original and the next request: one more on either side is read.
+        # A copy made by scaling lies between its original and the next request, so one more request
+        # on either side is read.
         trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
         if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
             raise UserError(f"trace file '{self.name}' has no request in the window from {start_s:g} s to "
@@ -90,11 +96,13 @@ class WorkloadPart:
         return scale(trace, rate_scale, seed, first_row, by_session).slice_time(start_s, start_s + duration_s)
 
     def mean_rate(self) -> float:
-        """Requests a second, without the weight."""
+        """Returns requests per second, without the weight."""
         return self.source.arrivals.mean_rate_per_s if isinstance(self.source, WorkloadSpec) else self.source.mean_rate
 
     def window_rate(self, start_s: float, duration_s: float) -> float:
-        """Requests a second in a window, without the weight: of a generator the expected ones, by its tide."""
+        """Returns requests per second in a window, without the weight; for a generator the rate
+        expected from its tide.
+        """
         if not isinstance(self.source, WorkloadSpec):
             before, until = self.source.counts_before(np.array([start_s, start_s + duration_s]))
             return float(until - before) / duration_s
@@ -105,7 +113,7 @@ class WorkloadPart:
             _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
 
     def rates(self, start_s: float, duration_s: float, offline: Collection[str]) -> tuple[float, float]:
-        """Requests a second in a window, without the weight: (online ones, those whose class is among `offline`)."""
+        """Returns requests per second in a window, without the weight: (online, those of the classes `offline`)."""
         every = self.window_rate(start_s, duration_s)
         if self.class_name is not None or isinstance(self.source, WorkloadSpec):
             return (0.0, every) if self.class_name in offline else (every, 0.0)
@@ -115,7 +123,7 @@ class WorkloadPart:
         return every * (1.0 - share), every * share
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Start of the part's busiest `duration_s`."""
+        """Returns the start of the part's busiest `duration_s`."""
         if isinstance(self.source, WorkloadSpec):
             return self.source.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
                 self.source.arrivals.tide, duration_s)
@@ -127,7 +135,9 @@ class WorkloadPart:
         return float(starts[np.argmax(counts)])
 
     def by_hour(self) -> np.ndarray:
-        """Rates by hour of the day, over all days, relative to each other, float64[24], without the weight."""
+        """Returns rates by hour of the day, over all days, without the weight, relative to each
+        other, float64[24].
+        """
         if isinstance(self.source, WorkloadSpec):
             arrivals = self.source.arrivals
             return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
@@ -137,16 +147,17 @@ class WorkloadPart:
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload with its specifications read and its trace files open; nothing is looked up by name after this.
+    """A workload with its specifications read and its trace files open.
 
     Attributes:
-        name: as it was given.
-        parts: of a mix, in order; a single one otherwise.
+        name: as given.
+        parts: a mix's parts in order; otherwise one part.
         factor: multiplies the rate of all parts (a mapping's `scale`).
-        sessions: `open`: each turn arrives at its own time; `closed`: after the one before has finished.
-        think: how long after that, where a trace does not say it; None: not given.
-        concurrency: clients that send the online requests in turn, each its next one as it has an answer; None: all
-            arrive at their own times.
+        sessions: `open`: each turn arrives at its own time; `closed`: after the previous turn has
+            finished.
+        think: think time before a turn if the trace has none; None: not given.
+        concurrency: number of clients that share the online requests, each sending its next one
+            after an answer; None: all requests arrive at their own times.
     """
 
     name: str
@@ -158,14 +169,14 @@ class Workload:
 
     @property
     def closed(self) -> bool:
-        """Whether requests wait for others to be answered."""
+        """Whether requests wait for others to finish."""
         return self.sessions == CLOSED or self.concurrency is not None
 
     def turns(self, trace: Trace, seed: int) -> Turns | None:
-        """Turns of a trace drawn from it that wait for other requests; None: none does.
+        """Returns the turns of a drawn trace that wait for other requests; None if none does.
 
         Raises:
-            UserError: sessions are closed, and the trace has none, or a turn has no think time.
+            UserError: sessions are closed, but the trace has no sessions, or a turn has no think time.
         """
         if self.concurrency is not None:
             return at_most(trace, self.concurrency)
@@ -174,11 +185,11 @@ class Workload:
 
     @property
     def files(self) -> list[TraceFile]:
-        """Its trace files, open: its own, or those among the parts of a mix; none of a generator."""
+        """The workload's open trace files; empty for generators."""
         return [part.source for part in self.parts if not isinstance(part.source, WorkloadSpec)]
 
     def draw(self, *, start_s: float = 0.0, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
-        """The requests of a window; arguments, times and errors as `load_workload` has them."""
+        """Returns the requests of a window; arguments, times and errors as in `load_workload`."""
         rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * self.factor
         whole = self.sessions == CLOSED
         traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight, whole) for part in self.parts]
@@ -187,12 +198,12 @@ class Workload:
         return merge(*with_own_numbers(traces), name=self.name)
 
     def mean_rate(self) -> float:
-        """The mean rate in requests per second, over a day for generators, scales included."""
+        """Returns the mean rate in requests per second, over a day for generators, scales included."""
         return sum(part.weight * self.factor * part.mean_rate() for part in self.parts)
 
     def rates(self, start_s: float, duration_s: float, offline: Collection[str] = DEFAULT_CLASSES[1:],
               ) -> tuple[float, float]:
-        """Requests a second in a window, scales included: (online ones, those whose class is among `offline`)."""
+        """Returns requests per second in a window, scales included: (online, those of the classes `offline`)."""
         online, others = 0.0, 0.0
         for part in self.parts:
             rates = part.rates(start_s, duration_s, offline)
@@ -201,10 +212,11 @@ class Workload:
         return online, others
 
     def window(self, start_s: float | None, duration_s: float | None) -> tuple[float, float]:
-        """Start and length in seconds of the window that is measured, what is open filled in.
+        """Returns start and length in seconds of the measured window, with defaults for None.
 
-        Trace files are played from their first request to the last, in whole seconds; the busiest `duration_s` of them
-        where only that is said. A generator has the protocol's window around its peak.
+        By default trace files are replayed from first to last request, in whole seconds; with
+        `duration_s` alone, their busiest `duration_s`. A generator has the protocol's window around
+        its peak.
         """
         if self.files and duration_s is None:
             start_s = float(math.floor(min(file.first_s for file in self.files))) if start_s is None else start_s
@@ -213,7 +225,7 @@ class Workload:
         return self.peak_start_s(duration_s) if start_s is None else start_s, duration_s
 
     def peak_start_s(self, duration_s: float) -> float:
-        """Start of the workload's busiest `duration_s`."""
+        """Returns the start of the workload's busiest `duration_s`."""
         if len(self.parts) == 1:
             return self.parts[0].peak_start_s(duration_s)
         total = sum((part.weight * self.factor * part.by_hour() for part in self.parts), np.zeros(24))
@@ -224,7 +236,7 @@ def resolve_workload(spec: Source) -> Workload:
     """Reads the specifications and opens the trace files that a workload names.
 
     Args:
-        spec: as `load_workload` takes it.
+        spec: as in `load_workload`.
 
     Raises:
         UserError: an unknown name or key, or a malformed file.
@@ -276,18 +288,19 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             - the name of an embedded workload (`ooc`), or a mix (`ooc+azure_conv`, `0.5*ooc+azure_code`), whose parts
               may be paths too;
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
-            - a mapping: with `path` (and `HOW` it is read, as `read_trace` has it) a
-              trace file; with `mix` a mix; otherwise the parameters of a generator, where a known `name` supplies what
-              is not said. `scale` in it multiplies; `class` names the class of its requests; with `sessions: closed`
-              (and `think_s`) turns of conversations wait for each other (`ooco_gym.workload.sessions`).
+            - a mapping: a trace file if it has `path` (and reading options `HOW`, as in
+              `read_trace`); a mix if it has `mix`; else a generator's parameters, with defaults
+              from `name`. `scale` multiplies the rate; `class` names the requests' class; with
+              `sessions: closed` (and `think_s`) turns of conversations wait for each other
+              (`ooco_gym.workload.sessions`).
         start_s: start of the window, seconds: time of day for generators, time since the first request for files.
-        duration_s: length of the window, seconds; infinity means all that a trace file has.
-        seed: any whole number; for trace files it decides what scaling drops or adds.
-        rate_scale: multiplies the mean rate: generators by their rate, files by `scale` (OOCO 5.1.3).
+        duration_s: length of the window, seconds; infinity: the whole trace file.
+        seed: any integer; for trace files it determines which requests scaling drops or copies.
+        rate_scale: multiplies the mean rate: generators by their rate, files by `scale` (OOCO
+            5.1.3).
 
     Returns:
-        A trace. Its times are absolute: the caller subtracts `start_s` (`trace.shift(-start_s)`) where it wants the
-        window to begin at 0.
+        A trace with absolute times; `trace.shift(-start_s)` makes the window begin at 0.
 
     Raises:
         UserError: an unknown name or key, a malformed file, or a window in which a trace file has no request.

@@ -1,4 +1,4 @@
-"""Names of workloads as users write them: a name, a path, or a mix of these such as `0.5*ooc+2*azure_code@agent`."""
+"""Names of workloads: a name, a path, or a mix of these such as `0.5*ooc+2*azure_code@agent`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ YAML = (".yaml", ".yml")
 
 
 class MixPart(NamedTuple):
-    """One part of a mix: `weight` times the rate of `source` (a name or a path), all of one class where `class_name`
-    says so; `stream` keys its random numbers."""
+    """One part of a mix: `weight` times the rate of `source`, a name or a path.
+
+    All its requests are of class `class_name`, unless this is None; `stream` keys its random
+    numbers.
+    """
 
     source: str
     weight: float
@@ -29,8 +32,10 @@ class MixPart(NamedTuple):
 
 
 def parse_workload(text: str) -> tuple[MixPart, ...]:
-    """Reads a mix such as `ooc+azure_conv` or `0.5*ooc+2*azure_code@agent` into its parts; a single name is a mix of
-    one. What follows `@` is the class of a part's requests.
+    """Parses a mix such as `ooc+azure_conv` or `0.5*ooc+2*azure_code@agent`; a single name is a mix
+    of one part.
+
+    `@` precedes the class of a part's requests.
 
     Raises:
         UserError: an empty part, a weight that is no number >= 0, or an unknown name.
@@ -57,19 +62,19 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
 
 
 def split_workload(workload: Source) -> tuple[Source, str | None]:
-    """Takes the offline dataset out of a mix: `azure_conv_2023+arxiv_summarization` is online work and a dataset.
-    Its class, `arxiv_summarization@batch`, stays with it.
+    """Splits a mix into online work and an offline dataset: `azure_conv_2023+arxiv_summarization`.
 
-    A part is offline where it is a name of `conf/offline` that no online workload has, or `NAME_offline`.
+    The dataset keeps its class (`arxiv_summarization@batch`). A part is an offline dataset if its
+    name is in `conf/offline` and not in `conf/workload`, or is `NAME_offline`.
 
     Args:
-        workload: as `load_workload` takes it.
+        workload: as in `load_workload`.
 
     Returns:
-        (the online part, in the form given; the dataset's name or None).
+        (the online part, in the given form; the dataset's name or None).
 
     Raises:
-        UserError: two offline datasets, one with a weight, or nothing online.
+        UserError: two offline datasets, an offline dataset with a weight, or nothing online.
     """
     if isinstance(workload, Mapping):
         if workload.get("mix") is None or workload.get("path") is not None:
@@ -97,19 +102,19 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
 
 
 def from_file(workload: Source) -> bool:
-    """Whether a workload, as `load_workload` takes it, is a trace file or a mix with one."""
+    """Returns whether a workload, as in `load_workload`, is a trace file or a mix with one."""
     if isinstance(workload, Mapping):
         return bool(workload.get("path") or (workload.get("mix") and from_file(str(workload["mix"]))))
     return any(is_trace_file(_source_of(item)) for item in _items(os.fspath(workload)))
 
 
 def _items(text: str) -> list[str]:
-    """The parts of a mix; a file's name may have a plus in it."""
+    """Returns the parts of a mix; a file's name may contain a plus."""
     return [text] if is_file(text) else text.split("+")
 
 
 def _source_of(item: str) -> str:
-    """The name or path in a part of a mix."""
+    """Returns the name or path in a part of a mix."""
     return split_class(item.rpartition("*")[2].strip())[0]
 
 
@@ -128,14 +133,14 @@ def _check_source(source: str) -> None:
 
 
 def is_trace_file(source: str) -> bool:
-    """Whether a part of a mix names a trace file, by its ending or because it is there."""
+    """Returns whether a part of a mix names a trace file, by its extension or because the file exists."""
     if source.lower().endswith(YAML):
         return False
     return source.lower().endswith(ENDINGS) or (("/" in source or "." in source) and is_file(source))
 
 
 def is_file(text: str) -> bool:
-    """Whether a text is the path of a file."""
+    """Returns whether a text is the path of a file."""
     try:
         return Path(text).is_file()
     except OSError:  # for example a name too long for the file system

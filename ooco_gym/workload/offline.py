@@ -1,4 +1,4 @@
-"""Offline load: the work without a deadline that fills what online requests leave free."""
+"""Offline load: requests without a deadline that use the capacity which online requests leave."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from ooco_gym.workload.sharing import Groups, check_form, hash_blocks, parse_gro
 from ooco_gym.workload.trace import Trace
 
 OFFLINE_MODES = ("rate", "backlog", "jobs")
-"""Requests evenly spaced; more than can be served, there from the start; a finite set, there from the start."""
+"""Evenly spaced requests; more than can be served, present from the start; a finite set, present from the start."""
 BACKLOG_JOBS_PER_S = 20.0
-"""How many jobs a second a backlog holds unless told: several times what a pair of instances serves of a 7B model."""
+"""Default size of a backlog in jobs per second: several times what a pair of instances serves with a 7B model."""
 LOAD_KEYS = ("mode", "rate", "jobs", "class", "own")
-"""How many offline requests there are, when, of which class and beside which: what a dataset does not say."""
+"""Keys of the offline load that are independent of its dataset."""
 _NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "dataset")
 
 
 @dataclass(frozen=True)
 class OfflineLoad:
-    """Offline requests with everything that their description names read; nothing is looked up after this.
+    """Offline requests, with all names in their description resolved.
 
     Attributes:
         mode: `rate`, `backlog` or `jobs`.
-        rate: requests a second, of mode `rate`.
-        jobs: how many; of mode `backlog` None takes its default.
-        lengths: of their prompts and outputs.
-        sharing: what their prompts have in common; None for nothing.
-        name: keys the numbers of shared prompts.
-        class_name: the class of all of them; None: `offline`.
-        own: whether the offline requests that the workload itself has are played beside them.
+        rate: requests per second in mode `rate`.
+        jobs: number of requests; None: the default of mode `backlog`.
+        lengths: of prompts and outputs.
+        sharing: what prompts share; None: nothing.
+        name: keys the hashes of shared prompts.
+        class_name: class of all requests; None: `offline`.
+        own: whether the workload's own offline requests are simulated, too.
     """
 
     mode: str
@@ -54,7 +54,7 @@ class OfflineLoad:
     own: bool = True
 
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
-        """The requests; arguments, times and errors as `offline_trace` has them."""
+        """Returns the requests; arguments, times and errors as in `offline_trace`."""
         start_s, duration_s = number(start_s, "start_s", 0.0, 1e9), number(duration_s, "duration_s", 0.0, 1e9)
         if self.mode == "rate":
             rate = number(self.rate, "offline.rate (requests per second)", 0.0, 1e6)
@@ -78,7 +78,7 @@ class OfflineLoad:
 
 
 def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
-    """Reads a scenario's `offline`, as `offline_trace` takes it.
+    """Reads a scenario's `offline`, as in `offline_trace`.
 
     Raises:
         UserError: an unknown or impossible key, a missing rate or number of jobs.
@@ -98,26 +98,28 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
 
 
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
-    """Generates the offline requests that a scenario's `offline` describes, with prefix hashes where prompts share.
+    """Generates the offline requests that a scenario's `offline` describes, with prefix hashes if
+    prompts share text.
 
-    In mode `rate`, request i arrives at `start_s + i / rate`, up to `start_s + duration_s` (not included). In mode
-    `backlog` all are there at `start_s`, and there are more than will be served: `jobs`, or 20 for each second of
-    `duration_s`. In mode `jobs` the finite set of `jobs` requests is there at `start_s`.
+    In mode `rate`, request i arrives at `start_s + i / rate`, before `start_s + duration_s`. In
+    mode `backlog` all arrive at `start_s`: `jobs` requests, or 20 for each second of `duration_s`,
+    which exceeds capacity. In mode `jobs` the finite set of `jobs` requests arrives at `start_s`.
 
-    Request i's lengths and prefix depend on (what `offline` says of them, seed, i) only, in every mode and at every
-    rate. Its hashes agree with those of no online request.
+    Request i's lengths and prefix depend on (`offline`, seed, i) only, in every mode and at every
+    rate. Its hashes never equal those of online requests.
 
     Args:
-        offline: as in `conf/offline`: `mode` (`rate` unless given), `rate`, `jobs`; `lengths` (a mapping or a name;
-            OOC's unless given), `length_correlation`, `sharing` (`{form: documents | few_shot, ratio, groups, zipf}`);
-            or `dataset`, a name of `conf/offline` or a path, which gives what is not said; `class`, of
-            which they are (`offline` unless given); `own: false` leaves out a workload's own offline requests.
+        offline: as in `conf/offline`: `mode` (default `rate`), `rate`, `jobs`; `lengths` (a mapping
+            or a name; default OOC's), `length_correlation`, `sharing` (`{form: documents |
+            few_shot, ratio, groups, zipf}`); or `dataset`, a name of `conf/offline` or a path,
+            whose values are the defaults; `class` (default `offline`); `own: false` drops the
+            workload's own offline requests.
         duration_s: seconds, >= 0.
-        seed: any whole number.
-        start_s: when requests begin to arrive, seconds, >= 0.
+        seed: any integer.
+        start_s: time of the first arrival, seconds, >= 0.
 
     Returns:
-        A trace of offline requests, times absolute.
+        A trace of offline requests with absolute times.
 
     Raises:
         UserError: an unknown or impossible key, a missing rate or number of jobs.
@@ -126,15 +128,15 @@ def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, s
 
 
 def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, Any]:
-    """Returns an offline mapping with what a dataset says of its requests written out.
+    """Returns an offline mapping completed with a dataset's values.
 
     Args:
-        offline: as `offline_trace` takes it; `mode`, `rate` and `jobs` are kept.
-        dataset: a name of `conf/offline` (`NAME_offline` where an online workload has it too) or a path; None: the one
-            that `offline` itself names under `dataset`, if any. What follows `@` is the class of its requests.
+        offline: as in `offline_trace`; its `mode`, `rate` and `jobs` are kept.
+        dataset: a name of `conf/offline` (`NAME_offline` if an online workload has the name, too)
+            or a path, optionally with `@` and a class; None: `offline`'s own `dataset`, if any.
 
     Raises:
-        UserError: an unknown key, an unknown dataset, or two of them.
+        UserError: an unknown key, an unknown dataset, or two datasets.
     """
     values = plain(offline)
     check_keys("offline", values, _KEYS)
@@ -147,7 +149,7 @@ def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, A
     if own is not None and dataset_name(split_class(os.fspath(own))[0]) != dataset_name(chosen):
         raise UserError(f"two offline datasets: workload names '{dataset}', offline.dataset '{own}'; leave one out")
     given = {key: value for key, value in values.items() if value is not None}
-    if dataset is not None:  # OOC's figures are there by default, not because the user asked for them
+    if dataset is not None:  # OOC's values are defaults, not the user's
         name = given.get("name")
         if name not in (None, "ooc", dataset_name(dataset)):
             raise UserError(f"two offline datasets: workload names '{dataset}', offline '{name}'; leave one out")
@@ -156,12 +158,12 @@ def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, A
 
 
 def is_offline_dataset(source: str) -> bool:
-    """Tells whether a part of a workload names offline work: `NAME_offline`, or a NAME that no online workload has."""
+    """Returns whether a part of a workload is offline: `NAME_offline`, or a NAME that no online workload has."""
     return dataset_name(source) in names("offline") and source not in names("workload")
 
 
 def dataset_name(source: str | os.PathLike[str]) -> str:
-    """Returns the name in `conf/offline` that `NAME` or `NAME_offline` stands for; a path as it is."""
+    """Returns the name in `conf/offline` of `NAME` or `NAME_offline`; a path unchanged."""
     text, known = os.fspath(source), names("offline")
     return text if text in known else next((name for name in known if text == f"{name}_offline"), text)
 

@@ -1,18 +1,19 @@
-"""Length predictors: what is believed of a request's output before it has been generated, as a part of a scenario.
+"""Length predictors: predictions of a request's output length, a part of the scenario.
 
-A predictor says two figures of each request: the output tokens that it expects (median), and the standard deviation of
-their logarithm. It says them once, by the scenario's seed: the same for every policy and agent, whatever they do. How a
-belief is revised while tokens are generated is in `ooco_gym.policy.lengths`.
+For each request a predictor gives the predicted output tokens (median) and the standard deviation
+of their logarithm. Predictions depend on the scenario's seed and are the same for every policy and
+agent. `ooco_gym.policy.lengths` revises them while tokens are generated.
 
-| predictor | what it says | keys |
+| predictor | prediction | keys |
 |---|---|---|
-| `none` | nothing: what has finished so far is all that is known (the default) | |
+| `none` | none: only lengths of finished requests are known (the default) | |
 | `true` | the output length itself | |
 | `lognormal` | the output length times exp(`error` z), z standard normal | `error` |
-| `rank` | how it ranks among others of its class, with this Kendall tau between said and true order | `tau` |
+| `rank` | its rank among requests of its class, with this Kendall tau between predicted and true order | `tau` |
 
-`rank` is a learned ranker as of arXiv 2408.15792: said and true order have a Gaussian copula. It speaks in tokens
-because the distribution of each class's lengths is known, as from the workload's past: here it is that of the run.
+`rank` is a learned ranker as in arXiv 2408.15792, with a Gaussian copula between predicted and true
+order. Ranks become tokens by the run's own distribution of lengths in each class, which stands for
+the workload's known past.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class LengthPredictor:
     """A predictor of output lengths (`Scenario.lengths`).
 
     Attributes:
-        predictor: one of those above.
-        error: of `lognormal`: standard deviation of the logarithm of said over true length.
-        tau: of `rank`: Kendall's rank correlation of said and true lengths within a class.
+        predictor: one of the above.
+        error: of `lognormal`: standard deviation of the logarithm of predicted over true length.
+        tau: of `rank`: Kendall's rank correlation of predicted and true lengths within a class.
     """
 
     predictor: str = "none"
@@ -52,7 +53,7 @@ class LengthPredictor:
         """Reads a name, or a mapping such as `{predictor: lognormal, error: 0.3}`.
 
         Raises:
-            UserError: an unknown predictor, a key that it does not take, or a figure out of range.
+            UserError: an unknown predictor, a key that it does not take, or a value out of range.
         """
         raw: dict[str, Any] = {"predictor": value} if not isinstance(value, Mapping) else dict(value)
         check_keys("lengths", raw, cls.__dataclass_fields__)
@@ -71,12 +72,14 @@ class LengthPredictor:
         return cls(**{**raw, "predictor": name})
 
     def believe(self, trace: Trace, seed: int) -> np.ndarray | None:
-        """Prediction for each request: float64[n, 2], the median in output tokens and the spread of its logarithm.
+        """Returns the prediction for each request, float64[n, 2]: the median in output tokens and
+        the spread of its logarithm.
 
-        A request's draws depend on the seed, its class and its place among the requests of its class.
+        A request's draws depend on the seed, its class and its place among the requests of its
+        class.
 
         Returns:
-            None where nothing is said.
+            The predictions, or None without a predictor.
         """
         if self.predictor == "none":
             return None
@@ -99,18 +102,18 @@ class LengthPredictor:
 
 
 def lognormal(output: np.ndarray, error: float, z: np.ndarray) -> np.ndarray:
-    """Predictions with log-normal errors: float64[n, 2].
+    """Returns predictions with log-normal errors, float64[n, 2].
 
     Args:
         output: float64[n], true output tokens.
-        error: standard deviation of the logarithm of said over true.
+        error: standard deviation of the logarithm of predicted over true.
         z: float64[n], standard normal.
     """
     return np.column_stack([output * steady(np.exp(error * z)), np.full(output.size, float(error))])
 
 
 def _ranked(output: np.ndarray, tau: float, random: np.random.Generator) -> np.ndarray:
-    """Predictions of a ranker's order: two normal scores of correlation sin(pi tau / 2) have this Kendall tau."""
+    """Returns predictions of a ranker; normal scores of correlation sin(pi tau / 2) have this Kendall tau."""
     scores = np.sort(random.standard_normal(output.size))
     true = np.empty_like(scores)
     true[np.lexsort((random.random(output.size), output))] = scores

@@ -1,7 +1,7 @@
-"""From a file's columns to a trace.
+"""Conversion of a file's columns to a trace.
 
-A file becomes a `Table` of columns, and these, as a `TraceFormat` says, a `Trace` with an account of what was repaired
-and what looks odd. Each value is checked; what is wrong is named by its row.
+A `TraceFormat` turns the columns of a `Table` into a `Trace`, with notes on repairs and oddities.
+Each value is checked; an error names its row.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from ooco_gym.workload.unfolding import FORMS
 
 DATE = "a date and time such as 2023-11-16 18:15:46.680590"
 MAX_NS = 2**63 - 1
-USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens to a hash that are looked for
+USUAL_BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # tokens per hash that are tried
 LONGEST_USUAL = 1_000_000
-SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which a unit is doubted
+SPARSE_S, DENSE_S = 20.0, 5e-3      # mean gaps beyond which the unit is questioned
 FEWEST_TO_DOUBT = 20
 PRIORITIES = ("priority", "qos", "tier", "service_tier", "request_class", "lane")   # columns of classes
-TIMES = ("ttft_s", "e2e_s")     # of requests that were served, in nested forms: `calibrate replay` compares them
-LOOKED_AT = 10_000      # values of a column that is not read
+TIMES = ("ttft_s", "e2e_s")     # measured times in nested forms, for `calibrate replay`
+LOOKED_AT = 10_000      # values examined in an unread column
 
 
 def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
           block_tokens: int | None = None, at_once: bool = False, **rows: Any) -> tuple[Trace, TraceFormat, Table]:
-    """A whole file: its trace, and what it was read from."""
+    """Reads a whole file; returns its trace, format and table."""
     table = read_table(path)
     check_counts(table, [*(columns or {}).values(), *flat(rows.get("only"))])
     form = format_of(table, format, columns, time_unit, block_tokens, at_once)
@@ -56,7 +56,7 @@ def read_whole(path: Path, format: str, *, columns: Mapping[str, str | None] | N
 
 
 def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = None, distinct: bool = False) -> Trace:
-    """The trace that a file's columns hold, repairs and refusals as `read_trace` has them."""
+    """Returns the trace in a file's columns, with repairs and errors as in `read_trace`."""
     if table.rows == 0:
         raise UserError(f"trace file '{table.path}' holds no request")
     there = form.there(table)
@@ -68,7 +68,7 @@ def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = N
         ticks = ticks if timed else _planned(table, there, form, found)
         hashes, block_tokens = _hashes(table, form, there, found["prompt_tokens"])
         ends = _ends(table, form, there, ticks)
-    except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
+    except (pa.ArrowException, UnicodeError) as error:  # for example a corrupt Parquet file
         raise unreadable(table.path, error) from None
     kept, checked = _served(table, found)
     ticks = ticks[kept]
@@ -95,13 +95,13 @@ def trace_of(table: Table, form: TraceFormat, only: Mapping[str, Any] | None = N
 
 
 def file_name(path: Path) -> str:
-    """Name of a trace: its file's, without endings."""
+    """Returns a trace's name: the file's, without extensions."""
     return path.name.split(".")[0]
 
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
 def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[str, Any]:
-    """Columns of a `Trace` besides arrivals and hashes; zero output tokens are those of failed requests."""
+    """Returns the columns of a `Trace` besides arrivals and hashes; failed requests have zero output tokens."""
     read: dict[str, Any] = {}
     for name, least in (("prompt_tokens", 1), ("output_tokens", 1 if form.own else 0)):
         read[name] = table.integers(there[name], f"a whole number from {least} to {MAX_TOKENS}", least, MAX_TOKENS)
@@ -125,8 +125,9 @@ def _columns(table: Table, form: TraceFormat, there: Mapping[str, str]) -> dict[
 
 
 def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
-    """Times in the file's own unit: int64[n] nanoseconds, which since 1970 are more than a float64 holds, else
-    float64[n]."""
+    """Returns times in the file's own unit, float64[n]; nanoseconds as int64[n], which a float64
+    cannot hold exactly.
+    """
     if unit == "date":
         moments_ns = table.timestamps_ns(field, DATE)
         table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
@@ -143,22 +144,25 @@ def _ticks(table: Table, field: str, unit: str) -> np.ndarray:
 
 
 def _planned(table: Table, there: Mapping[str, str], form: TraceFormat, found: dict[str, Any]) -> np.ndarray:
-    """Times in the file's unit, float64[n]: what has none arrives its delay, which is its think time, after the turn
-    before it, the earliest that it can; a first turn with the file's first time, or at 0."""
+    """Returns times in the file's unit, float64[n], with times for turns that have only a delay.
+
+    Such a turn arrives its delay, which is its think time, after the previous turn's arrival, the
+    earliest possible time. A first turn without a time arrives at the file's first time, or at 0.
+    """
     unit, ticks = UNITS[form.unit][0], np.full(table.rows, np.nan)
     waits = _seconds(table, there["delay"], f"a number of {unit} >= 0, or nothing")
     found.setdefault("think_s", waits / form.per_second)
     if "arrival_s" in there:
         ticks = table.numbers(there["arrival_s"], f"a number of {unit}, or nothing", np.nan).copy()
     previous, first = previous_turns(found["session"])[0], np.nanmin(ticks) if np.isfinite(ticks).any() else 0.0
-    for row in np.flatnonzero(np.isnan(ticks)):  # in the file's order, so that the one before has its time
+    for row in np.flatnonzero(np.isnan(ticks)):  # in the file's order, so that the previous turn has its time
         ticks[row] = (ticks[previous[row]] if previous[row] >= 0 else first) + np.nan_to_num(waits[row])
     table.demand(np.isfinite(ticks) & (ticks >= 0), there["delay"], "a time or a delay")
     return ticks
 
 
 def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.ndarray) -> np.ndarray | None:
-    """When requests were answered, as `_ticks`; None where that is not told."""
+    """Returns when requests finished, as `_ticks` returns times; None if unknown."""
     if "end_s" in there:
         ends, second = _ticks(table, there["end_s"], form.unit), form.per_second
         good = (ends >= ticks - second) & (ends - ticks < EPOCH_S * second)
@@ -170,7 +174,9 @@ def _ends(table: Table, form: TraceFormat, there: Mapping[str, str], ticks: np.n
 
 
 def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, per_second: float) -> np.ndarray:
-    """Seconds from the end of each session's turn before to a request's arrival, at least 0; NaN of first turns."""
+    """Returns seconds from the end of the session's previous turn to an arrival, at least 0; NaN
+    for first turns.
+    """
     if session is None:
         return np.full(len(ticks), np.nan)
     previous, _ = previous_turns(session)
@@ -178,7 +184,7 @@ def _thought(ticks: np.ndarray, ends: np.ndarray, session: np.ndarray | None, pe
 
 
 def _seconds(table: Table, field: str, expected: str, above: bool = False) -> np.ndarray:
-    """Seconds from 0 on, or above it, NaN where there are none."""
+    """Returns a column of seconds >= 0 (> 0 with `above`), NaN where a value is missing."""
     values = table.numbers(field, expected, missing=np.nan)
     good = np.isfinite(values) & (values > 0 if above else values >= 0)
     table.demand(np.isnan(values) | good, field, expected)
@@ -186,18 +192,18 @@ def _seconds(table: Table, field: str, expected: str, above: bool = False) -> np
 
 
 def _roots(session: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """The session in which each request's conversation began; one that is not in the file counts as such."""
+    """Returns the first session of each request's conversation, even if that session is not in the file."""
     own, place = np.unique(np.concatenate([session, parent]), return_inverse=True)
     before = np.arange(len(own))
     goes_on = parent >= 0
     before[place[:len(session)][goes_on]] = place[len(session):][goes_on]
-    for _ in range(len(own).bit_length()):      # each round doubles how far back it looks
+    for _ in range(len(own).bit_length()):      # each round doubles the distance looked back
         before = before[before]
     return own[before[place[:len(session)]]]
 
 
 def _classes(table: Table, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Places in the classes' names, int8[n], and these."""
+    """Returns indices into the classes' names, int8[n], and the names."""
     expected = f"online, offline or a class's name: {NAMED}"
     texts = table.texts(field, expected).combine_chunks()
     small = pc.call_function("utf8_lower", [texts])
@@ -215,11 +221,12 @@ def _classes(table: Table, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
 # --- Prefix hashes ----------------------------------------------------------------------------------------------------
 def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
             prompt: np.ndarray) -> tuple[Hashes | None, int]:
-    """Hashes, and the block of the prompt that they fit: one for each block begun, of heads that are shared fewer.
+    """Returns hashes and the block size that fits them: one hash per block begun, or fewer for
+    shared prefixes only.
 
     Raises:
-        UserError: one row has too many, or too few where the format has all; or blocks of another usual size fit
-            every row, and nothing says which it is.
+        UserError: a row has too many hashes, or too few if the format has all; or blocks of another
+            usual size fit every row, and the size was not given.
     """
     if "prefix_hashes" not in there:
         return None, BLOCK_TOKENS
@@ -235,7 +242,7 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
     given, wanted = counts > 0, -(-prompt // size)
     fits = [other for other in USUAL_BLOCKS if np.array_equal(counts[given], -(-prompt[given] // other))]
     heads = form.said or (form.block_tokens is None and ("block_tokens" in there or not fits))
-    full = (counts == prompt // size) & (form.block_tokens is not None)  # where a block that is not full has no hash
+    full = (counts == prompt // size) & (form.block_tokens is not None)  # if partial blocks have no hash
     good = ~given | (counts == wanted) | full | ((counts < wanted) & heads)
     if not good.all():
         row = int(np.argmin(good))
@@ -247,7 +254,7 @@ def _hashes(table: Table, form: TraceFormat, there: Mapping[str, str],
 
 
 def _chained(hashes: Hashes) -> Hashes:
-    """Hashes of single blocks as hashes of all up to each: sums of numbers that tell block and place."""
+    """Returns cumulative hashes from hashes of single blocks: sums of numbers that identify block and place."""
     offsets, values = hashes
     counts = np.diff(offsets)
     place = np.arange(len(values)) - np.repeat(offsets[:-1], counts)
@@ -257,7 +264,7 @@ def _chained(hashes: Hashes) -> Hashes:
 
 # --- Repairs, and what looks odd --------------------------------------------------------------------------------------
 def _served(table: Table, found: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
-    """The rows of requests with output tokens, int64[m], and what there is to say of the lengths of all."""
+    """Returns the rows with output tokens, int64[m], and notes on lengths and failed requests."""
     notes, failed = [], found["output_tokens"] == 0
     longest = np.maximum(found["prompt_tokens"], found["output_tokens"])
     long = longest > LONGEST_USUAL
@@ -274,7 +281,7 @@ def _served(table: Table, found: Mapping[str, np.ndarray]) -> tuple[np.ndarray, 
 
 
 def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
-    """Note on times whose unit looks like another one; the unit of nested forms is sure."""
+    """Returns a note on times whose unit is suspicious; the units of nested forms are certain."""
     if len(ticks) <= FEWEST_TO_DOUBT or form.unit == "date" or form.name in FORMS:
         return []
     gap = float(ticks.max() - ticks.min()) / (len(ticks) - 1)
@@ -287,7 +294,7 @@ def _doubts(ticks: np.ndarray, form: TraceFormat) -> list[str]:
 
 
 def _unread(table: Table, form: TraceFormat) -> list[str]:
-    """Notes on columns that are left out, first on those that look like classes of requests."""
+    """Returns notes on columns that are not read, first on those that look like classes of requests."""
     read, notes = form.there(table), []
     left_out = [name for name in table.columns if name not in (*read.values(), form.parent, *TIMES)]
     for name in left_out if "class" not in read else ():

@@ -1,6 +1,8 @@
-"""Selects the rows of a file that are load: rows that the user chose, without failed requests and warm-up.
+"""Selection of the rows of a file that are load: those the user chose, without failed requests and
+warm-up.
 
-A column is known by the last part of its name, in any letter case: `response.status_code` is a `status_code`.
+A column is recognised by the last part of its name, in any letter case: `response.status_code` is a
+`status_code`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from ooco_gym.workload.table_reader import Table
 FAILED = ("error", "failed", "failure", "timeout", "timed_out", "cancelled", "canceled", "abort", "aborted", "rejected")
 NO_COUNT = ("", "-", "0", "none", "null", "nan")  # in both lengths
 NOTHING = ("", "-", "0", "none", "null", "nan", "false", "no", "ok", "[]", "{}")
-STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # of HTTP
-DOUBLED_SHARE = 0.01    # of rows that are equal to one before, from which they are asked about
+STATUS_ERROR = r"^[45]\d\d(\.0)?$"  # HTTP status
+DOUBLED_SHARE = 0.01    # share of rows equal to an earlier one from which there is a warning
 
 
 def _words(texts: Any, words: Sequence[str]) -> Any:
@@ -33,7 +35,7 @@ def _failed(texts: Any) -> Any:
         "match_substring_regex", [texts], pc.MatchSubstringOptions(STATUS_ERROR))])
 
 
-# By names of columns: which of their values, in small letters, say that a row is no load, and what they say.
+# By column name: which values, in lower case, mean that a row is no load, and the reason for messages.
 NO_LOAD: tuple[tuple[tuple[str, ...], str, Callable[[Any], Any]], ...] = (
     (("status", "status_code", "statuscode", "http_status", "http_status_code", "response_code", "finish_reason",
       "finish_reasons"), "failed", _failed),
@@ -48,22 +50,23 @@ TOLD = frozenset((*(name for names, *_ in NO_LOAD for name in names), *MODELS, *
 
 
 def named(name: str) -> str:
-    """Returns the last part of a column's name, as it is looked for."""
+    """Returns the last part of a column's name, normalised for look-up."""
     return re.split(r"[./]", name)[-1].strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None = None,
            distinct: bool = False) -> tuple[Table, list[str]]:
-    """Returns the rows of a table that are load, and what there is to say of the others.
+    """Returns the rows of a table that are load, and notes on the others.
 
     Args:
         table: of the file.
-        read: our columns to the file's, as they are read.
-        only: columns of the file to the value, or values, that a row must have in them.
-        distinct: leaves out rows that are equal to an earlier one in all columns.
+        read: our columns to the file's, for the columns that are read.
+        only: the file's columns to the value, or values, that a row must have.
+        distinct: drops rows that equal an earlier one in all columns.
 
     Raises:
-        UserError: an unknown column, a value that no row has, rows that stand for many requests each, or nothing left.
+        UserError: an unknown column, a value that no row has, rows that each stand for many
+            requests, or no row left.
     """
     chosen = flat(only)
     for name, values in chosen.items():
@@ -83,7 +86,7 @@ def loaded(table: Table, read: Mapping[str, str], only: Mapping[str, Any] | None
 
 
 def flat(values: Mapping[str, Any] | None, above: str = "") -> dict[str, Any]:
-    """Returns columns and values; the command line makes mappings of names with dots."""
+    """Returns columns and values with dotted names joined again, which the command line parses into mappings."""
     found: dict[str, Any] = {}
     for key, value in (values or {}).items():
         if isinstance(value, Mapping):
@@ -94,7 +97,7 @@ def flat(values: Mapping[str, Any] | None, above: str = "") -> dict[str, Any]:
 
 
 def _texts(table: Table, name: str) -> Any:
-    """A column's values as text in small letters, null where there is none; lists as null."""
+    """Returns a column's values as lower-case text; missing values and lists become null."""
     column = table.columns[name]
     if pa.types.is_nested(column.type):
         return pa.chunked_array([pa.nulls(len(column), pa.string())])
@@ -117,7 +120,7 @@ def _chosen(table: Table, name: str, values: list[str]) -> Table:
 
 
 def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], notes: list[str]) -> np.ndarray:
-    """Marks the rows that stay, bool[rows]; a column says of the others that they are no load."""
+    """Returns a mask of the rows to keep, bool[rows]; the others are no load according to the column `name`."""
     texts = _texts(table, name)
     out = np.asarray(tells(texts).fill_null(False)) & np.asarray(texts.is_valid())
     if out.any():
@@ -131,7 +134,7 @@ def _without(table: Table, name: str, what: str, tells: Callable[[Any], Any], no
 
 
 def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
-    """The rows that have a token count, and a sentence on those that have none, as of answers that broke off."""
+    """Returns the rows with a token count, and a note on the others (for example aborted answers)."""
     fields = [read["prompt_tokens"], read["output_tokens"]]
     lacks = np.ones(table.rows, bool)
     for name in fields:
@@ -139,7 +142,7 @@ def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
             return table, []
         texts = _texts(table, name)
         lacks &= np.asarray(_words(texts, NO_COUNT)) | np.asarray(texts.is_null())
-    if not lacks.any() or table.form not in (None, "otel"):     # others say themselves what failed
+    if not lacks.any() or table.form not in (None, "otel"):     # other forms mark failures themselves
         return table, []
     what = f"without token counts in '{fields[0]}' and '{fields[1]}'"
     if lacks.all():
@@ -149,10 +152,11 @@ def _counted(table: Table, read: Mapping[str, str]) -> tuple[Table, list[str]]:
 
 
 def check_counts(table: Table, said: Iterable[str | None]) -> None:
-    """Refuses sums over many requests, as exports of what was used have them; `said` are columns that the user names.
+    """Raises UserError for rows that sum over many requests, as usage exports have; `said` are
+    columns that the user names.
 
     Raises:
-        UserError: a column counts the requests of a row, and they are more than one.
+        UserError: a column counts the requests of a row, and a row has more than one.
     """
     for name in set(table.columns) - set(said):
         if named(name) in COUNTS and (counts := table.numbers_of(name)) is not None and np.nanmax(counts) > 1:
@@ -163,7 +167,9 @@ def check_counts(table: Table, said: Iterable[str | None]) -> None:
 
 
 def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: bool) -> tuple[Table, list[str]]:
-    """Each row once: of those with an id of a request, and of all where the user says so; else a question."""
+    """Returns the rows without duplicates: those with a repeated request id, or, with `distinct`,
+    all; else a warning.
+    """
     times = {read[name] for name in ("arrival_s", "prompt_tokens", "output_tokens") if name in read}
     for name in [name for name in free if named(name) in IDS]:
         there = np.asarray(_texts(table, name).is_valid())
@@ -176,7 +182,7 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
         if there.all():
             return table, []
     few_rows, arrivals = max(1.0, DOUBLED_SHARE * table.rows), table.columns.get(read.get("arrival_s", ""))
-    times_there = 1     # all at one time: a batch that is handed in
+    times_there = 1     # all at one time: a submitted batch
     if arrivals is not None and not pa.types.is_nested(arrivals.type):
         times_there = len(arrivals.unique())
     if not distinct and (times_there == 1 or table.rows - times_there < few_rows):
@@ -193,7 +199,7 @@ def _once(table: Table, read: Mapping[str, str], free: Sequence[str], distinct: 
 
 
 def _firsts(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Marks the rows that are the first with their values in some columns, bool[rows]."""
+    """Returns a mask of the rows that are the first with their values in some columns, bool[rows]."""
     columns = {name: table.columns[name] for name in names}
     for name, column in columns.items():
         if pa.types.is_nested(column.type):

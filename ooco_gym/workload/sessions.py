@@ -1,4 +1,4 @@
-"""Closed sessions: each turn of a conversation waits for the one before to be answered, and its user thinks then."""
+"""Closed sessions: each turn of a conversation arrives a think time after the previous one has finished."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ LONGEST_S = 1e6
 
 @dataclass(frozen=True)
 class Think:
-    """Think times in seconds: `median_s` times a lognormal factor whose logarithm has the standard deviation `sigma`
-    (0: all alike)."""
+    """Think times in seconds: `median_s` times a lognormal factor with `sigma` as the standard
+    deviation of its logarithm.
+    """
 
     median_s: float
     sigma: float = 0.0
@@ -32,7 +33,7 @@ class Think:
         """Reads `5.0`, or `{median: 5.0, sigma: 1.2}`.
 
         Raises:
-            UserError: a key or figure that it cannot have.
+            UserError: an unknown key or an impossible value.
         """
         what = "workload: key 'think_s'"
         if not isinstance(value, Mapping):
@@ -42,8 +43,9 @@ class Think:
                    number(value.get("sigma", 0.0), f"{what}.sigma", 0.0, 5.0))
 
     def draw(self, numbers: np.ndarray, seed: int) -> np.ndarray:
-        """Returns the times of turns with these numbers int64[n], float64[n]: each depends on its number and the seed
-        alone."""
+        """Returns the think times of turns with these numbers int64[n], float64[n]; each depends on
+        number and seed only.
+        """
         if not self.sigma:
             return np.full(len(numbers), self.median_s)
         from scipy.special import ndtri
@@ -57,13 +59,13 @@ class Think:
 
 @dataclass(frozen=True)
 class Turns:
-    """Requests that the requests of a trace wait for in closed sessions, arrays (n,).
+    """For each request of a trace in closed sessions, the request that it waits for; arrays (n,).
 
     Attributes:
-        previous: int64, the request whose end each waits for; -1: it arrives at the trace's own time.
-        think_s: float64, seconds from that end to its arrival; 0 where it waits for none.
-        planned_s: float64, arrivals as the trace has them.
-        think: where the times are from, in words.
+        previous: int64, the request whose end it waits for; -1: it arrives at the trace's own time.
+        think_s: float64, seconds from that end to its arrival; 0 if it waits for none.
+        planned_s: float64, arrivals in the trace.
+        think: source of the think times, in words.
     """
 
     previous: np.ndarray
@@ -81,8 +83,9 @@ def check_mode(value: Any) -> str:
 
 
 def previous_turns(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the request before each in its session, in the order of rows (int64[n], -1 for none), and how many there
-    are before it (int64[n])."""
+    """Returns each request's predecessor in its session (int64[n], -1: none) and its number of
+    predecessors (int64[n]).
+    """
     order = np.argsort(session, kind="stable")
     ordered = session[order]
     follows = np.zeros(len(session), bool)
@@ -95,7 +98,7 @@ def previous_turns(session: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
-    """Returns a sentence where a trace has conversations and their turns do not wait for each other."""
+    """Returns a sentence if a trace has conversations whose turns do not wait for each other."""
     if turns is not None or trace.session is None or (previous_turns(trace.session)[0] < 0).all():
         return ()
     return ("sessions are open: each turn arrives at the trace's own time, also while the one before it is not "
@@ -103,8 +106,11 @@ def open_note(trace: Trace, turns: Turns | None) -> tuple[str, ...]:
 
 
 def at_most(trace: Trace, count: int) -> Turns:
-    """Returns what requests wait for where `count` clients send the online ones in turn: each sends its next one as it
-    has the answer to the one before. The first `count` arrive at their own times."""
+    """Returns the turns of `count` clients that share the online requests; each sends its next one
+    after an answer.
+
+    The first `count` requests arrive at their own times.
+    """
     online = np.flatnonzero(trace.online)
     previous = np.full(len(trace), -1)
     previous[online[count:]] = online[:-count] if count < len(online) else online[:0]
@@ -112,10 +118,10 @@ def at_most(trace: Trace, count: int) -> Turns:
 
 
 def close_sessions(trace: Trace, think: Think | None, seed: int) -> Turns:
-    """Returns what each request of a trace waits for.
+    """Returns the request that each request of a trace waits for.
 
-    A turn's think time is the trace's own (`think_s`), else one of `think`. The first turn of a session that the trace
-    holds arrives at its own time.
+    A turn's think time is the trace's own (`think_s`), or else drawn from `think`. The trace's
+    first turn of a session arrives at its own time.
 
     Raises:
         UserError: the trace has no sessions, or a turn has no think time.

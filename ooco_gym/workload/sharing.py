@@ -1,15 +1,16 @@
-"""Prompts that begin alike: conversations of several turns, questions on documents, few-shot evaluation.
+"""Prompts with shared prefixes: conversations of several turns, questions on documents, few-shot
+evaluation.
 
-A prompt is cut into blocks of 512 tokens, the last one perhaps shorter; each has a number that stands for the prompt
-up to its end, as Mooncake defines `hash_ids`. The *sharing ratio* is the share of prompt tokens that lie in blocks
-seen before: what an endless prefix cache would save.
+A prompt is cut into blocks of 512 tokens, of which the last may be shorter. Each block has a hash
+of the prompt up to its end (Mooncake's `hash_ids`). The *sharing ratio* is the share of prompt
+tokens in blocks seen before: the hit rate of an infinite prefix cache.
 
-In conversations, sessions begin as the arrival process says, at its rate over the mean number of turns; turns follow
-at exponential or lognormal times. The prompts of a session are drawn from the workload's own lengths, alike to a stated
-degree, and put in ascending order, so that all prompts together have exactly those lengths, while each turn's prompt
-can hold the one before. The number of turns is geometric (40 at most), its mean such that the stated share of prompt
-tokens has been seen before. Times between turns and likeness together decide how many other blocks are used between
-two uses of a prefix, and so what a cache of finite size finds.
+Sessions of conversations begin by the arrival process at its rate over the mean number of turns;
+turns follow at exponential or lognormal intervals. A session's prompts are drawn from the
+workload's lengths, with a given correlation, and sorted, so that each turn's prompt can contain the
+previous one and all prompts together keep those lengths. The number of turns is geometric (40 at
+most), with the mean that gives the sharing ratio. Intervals and correlation determine how many
+other blocks are used between two uses of a prefix, hence the hit rate of a finite cache.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
 MOST_TURNS = 40
 MOST_MEAN_TURNS = MOST_TURNS / 2
-KEPT = 64  # mean numbers of turns that were found
+KEPT = 64  # size of the cache of `_turns`
 MOST_ALIKE = 0.98       # correlation of a session's prompts
-_LONGEST = 2.0 * MOST_TURNS     # of a session, in think times: 40 turns are longer once in ten million times
-_SESSIONS, _STEP = 32, 4        # kinds of sessions where their prompts are alike, and grid points put together then
+_LONGEST = 2.0 * MOST_TURNS     # longest session in think times; 40 turns exceed it once in ten million
+_SESSIONS, _STEP = 32, 4        # with correlated prompts: quantiles of the common factor; grid points merged
 _GRID = (np.arange(4000) + 0.5) / 4000
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Requests that each begin with the text of one of many groups: a document, or a task's examples.
+    """Requests whose prompts begin with the text of one of many groups: a document, or a task's examples.
 
     Attributes:
-        ratio: share of a prompt's tokens that are its group's text, in the mean of each group.
-        count: how many groups there are.
-        zipf: group k is asked in proportion to `(k + 1) ** -zipf`; 0: all alike.
+        ratio: share of a prompt's tokens that are its group's text, the mean of each group.
+        count: number of groups.
+        zipf: group k is chosen in proportion to `(k + 1) ** -zipf`; 0: all equally.
     """
 
     ratio: float
@@ -69,7 +70,7 @@ class Groups:
 
 
 def parse_groups(section: Section, form: str) -> Groups:
-    """Reads `{form: documents | few_shot, ratio, groups, zipf}`; the two last have defaults."""
+    """Reads `{form: documents | few_shot, ratio, groups, zipf}`; the last two have defaults."""
     section.only("form", "ratio", "groups", "zipf")
     count = section.integer("groups", 1, 10_000_000) if section.has("groups") else GROUPS[form]
     zipf = section.number("zipf", 0.0, 5.0) if section.has("zipf") else ZIPF[form]
@@ -77,7 +78,7 @@ def parse_groups(section: Section, form: str) -> Groups:
 
 
 def check_form(section: Section) -> str:
-    """Returns which form of sharing a section names."""
+    """Returns the form of sharing that a section names."""
     form = str(section.get("form"))
     if form not in FORMS:
         raise unknown("form of sharing", form, FORMS)
@@ -86,15 +87,15 @@ def check_form(section: Section) -> str:
 
 def hash_blocks(prompt_tokens: np.ndarray, shared_blocks: np.ndarray, group: np.ndarray, own: np.ndarray,
                 salt: str, common_blocks: int = 0) -> Hashes:
-    """Returns the block hashes of prompts that begin with their group's text and go on with their own.
+    """Returns the block hashes of prompts that begin with their group's text and continue with their own.
 
     Args:
         prompt_tokens: int[n].
-        shared_blocks: int[n], how many blocks of each are the group's.
-        group: int64[n], whose text each begins with.
-        own: int64[n], a number of each request's own.
-        salt: what the numbers are for; another salt gives other hashes.
-        common_blocks: how many blocks all prompts begin with, such as a system's own prompt.
+        shared_blocks: int[n], number of each prompt's blocks that are the group's.
+        group: int64[n], each prompt's group.
+        own: int64[n], a unique number for each request.
+        salt: purpose of the hashes; another salt gives other hashes.
+        common_blocks: number of first blocks that all prompts share, such as a system prompt.
 
     Returns:
         (offsets int64[n+1], values int64 >= 0), as `Trace.prefix_hashes`.
@@ -110,7 +111,7 @@ def hash_blocks(prompt_tokens: np.ndarray, shared_blocks: np.ndarray, group: np.
 
 
 def sharing_ratio(trace: Trace) -> float | None:
-    """Returns the share of prompt tokens in blocks whose hash a request before had; None without hashes."""
+    """Returns the share of prompt tokens in blocks whose hash an earlier request had; None without hashes."""
     if trace.prefix_hashes is None or len(trace.prefix_hashes[1]) == 0:
         return None
     tokens = block_tokens_of(trace)
@@ -120,7 +121,7 @@ def sharing_ratio(trace: Trace) -> float | None:
 
 
 def block_tokens_of(trace: Trace) -> np.ndarray:
-    """Returns how many prompt tokens lie in each block of a trace with prefix hashes, int64[blocks]."""
+    """Returns the number of prompt tokens in each block of a trace with prefix hashes, int64[blocks]."""
     assert trace.prefix_hashes is not None
     offsets, _ = trace.prefix_hashes
     counts = np.diff(offsets)
@@ -136,10 +137,11 @@ class Chat:
     Attributes:
         ratio: share of prompt tokens seen before, in the long run.
         think_s: mean seconds from a turn to the next.
-        common_blocks: blocks of 512 tokens that all conversations begin with.
-        mean_turns: of a session, were there no limit, which gives that ratio.
-        think_sigma: standard deviation of the logarithm of lognormal times between turns; 0: they are exponential.
-        correlation: of the lengths of a session's prompts (their normal scores); 0: independent of each other.
+        common_blocks: first blocks of 512 tokens that all conversations share.
+        mean_turns: mean turns of a session without the limit `MOST_TURNS`, which gives that ratio.
+        think_sigma: standard deviation of the logarithm of lognormal intervals between turns; 0:
+            exponential intervals.
+        correlation: of the normal scores of a session's prompt lengths; 0: independent.
     """
 
     ratio: float
@@ -151,12 +153,12 @@ class Chat:
 
     @property
     def turns(self) -> float:
-        """Mean turns of a session, at most `MOST_TURNS` each."""
+        """Mean turns of a session with the limit `MOST_TURNS`."""
         return self.mean_turns * (1 - (1 - 1 / self.mean_turns) ** MOST_TURNS)
 
     @property
     def longest_s(self) -> float:
-        """Turns later than this after a session's first are not asked, seconds."""
+        """Seconds after a session's first turn beyond which turns are dropped."""
         return _LONGEST * self.think_s
 
     def draw(self, arrivals: Arrivals, lengths: LengthModel, *, start_s: float, duration_s: float, seed: int,
@@ -171,7 +173,7 @@ class Chat:
             asked_s, session, turn = self._turns(begin_s, numbers, seed, stream)
             if arrivals.batch_s:
                 asked_s = let_in(arrivals, asked_s)
-            # Whole sessions, so that their prompts can be put in order, but only those that reach into the window.
+            # Whole sessions, so that their prompts can be sorted, but only those with a turn in the window.
             wanted = np.isin(session, session[(asked_s >= start_s) & (asked_s < start_s + duration_s)])
             asked_s, session, turn = asked_s[wanted], session[wanted], turn[wanted]
             prompt, output = self._lengths(lengths, session, turn, seed, stream)
@@ -185,7 +187,7 @@ class Chat:
 
     def _turns(self, begin_s: np.ndarray, numbers: np.ndarray, seed: int,
                stream: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (time float64[m], session's number int64[m], turn from 0 int64[m]), sessions one after the other."""
+        """Returns (time float64[m], session's number int64[m], turn from 0 int64[m]), session by session."""
         uniform = keyed_uniform(numbers, seed, f"{stream}/turns")
         turns = np.full(len(numbers), 1) if self.mean_turns == 1 else np.minimum(
             MOST_TURNS, 1 + np.floor(steady(np.log1p(-uniform) / np.log1p(-1 / self.mean_turns))).astype(np.int64))
@@ -200,7 +202,7 @@ class Chat:
         return (np.repeat(begin_s, turns) + since_s)[asked], session[asked], turn[asked]
 
     def _think(self, uniform: np.ndarray) -> np.ndarray:
-        """Returns the times between turns at quantiles float64[m], float64[m]."""
+        """Returns intervals between turns at the given quantiles, float64[m]."""
         if not self.think_sigma:
             return -self.think_s * steady(np.log1p(-uniform))
         from scipy.special import ndtri
@@ -210,7 +212,7 @@ class Chat:
 
     def _lengths(self, lengths: LengthModel, session: np.ndarray, turn: np.ndarray, seed: int,
                  stream: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (prompt int32[m], output int32[m]); within each session pairs are in order of their prompts."""
+        """Returns (prompt int32[m], output int32[m]); within each session they are sorted by prompt."""
         from scipy.special import ndtri
 
         own = session * MOST_TURNS + turn
@@ -227,7 +229,8 @@ class Chat:
 
 
 def parse_chat(section: Section, lengths: LengthModel) -> Chat:
-    """Reads `{form: chat, ratio, think_s, think_sigma, correlation, common_blocks}`; finds the mean number of turns.
+    """Reads `{form: chat, ratio, think_s, think_sigma, correlation, common_blocks}`; derives the
+    mean number of turns.
 
     Raises:
         UserError: an impossible key, or a ratio that these prompt lengths cannot have.
@@ -247,8 +250,9 @@ def parse_chat(section: Section, lengths: LengthModel) -> Chat:
 
 @lru_cache(maxsize=KEPT)
 def _turns(lengths: LengthModel, common_blocks: int, correlation: float, ratio: float) -> tuple[float, float, float]:
-    """The ratios of one turn and of the most, and the mean number of turns that gives this one: the search for it takes
-    most of the time that a workload does to read."""
+    """Returns the ratios at one turn and at `MOST_MEAN_TURNS`, and the mean number of turns for
+    `ratio`; cached, as slow.
+    """
     sharing = ChatRatio(lengths, common_blocks, correlation)
     return sharing.at(1.0), sharing.at(MOST_MEAN_TURNS), steady(sharing.turns_for(ratio))
 
@@ -256,15 +260,15 @@ def _turns(lengths: LengthModel, common_blocks: int, correlation: float, ratio: 
 class ChatRatio:
     """Share of prompt tokens seen before, as a function of the mean number of turns of a session.
 
-    A turn after the first has seen the whole blocks f(P) of the prompt before it, so a session has seen those of all
-    its prompts but the longest: E[T] E[f(P)] - E[f(max)] of E[T] E[P], besides the common blocks of the first turn.
-    Given what a session's prompts have in common, they are independent: the maximum's distribution function is a power
-    of theirs, in the mean over sessions.
+    A turn after the first has seen the whole blocks f(P) of the previous prompt, so a session has
+    seen those of all its prompts but the longest: E[T] E[f(P)] - E[f(max)] of E[T] E[P], plus the
+    common blocks of the first turn. Given the session's common factor its prompts are independent,
+    so the maximum's distribution function is a power of theirs, averaged over sessions.
 
     Args:
         lengths: of prompts.
-        common_blocks: blocks that all conversations begin with.
-        correlation: of a session's prompts, as `Chat` has it.
+        common_blocks: first blocks that all conversations share.
+        correlation: of a session's prompts, as in `Chat`.
     """
 
     def __init__(self, lengths: LengthModel, common_blocks: int, correlation: float = 0.0) -> None:
@@ -275,7 +279,7 @@ class ChatRatio:
         common = np.minimum(blocks, common_blocks * BLOCK_TOKENS)
         self.below = (np.arange(len(_GRID) + 1) / len(_GRID))[None]
         self.mean_blocks, self.mean_prompt = float(blocks.mean()), float(prompt.mean())
-        if correlation:     # in coarser steps: each is there for each kind of session
+        if correlation:     # coarser steps: the grid is repeated for each quantile of the common factor
             prompt, blocks, common = (x.reshape(-1, _STEP).mean(axis=1) for x in (prompt, blocks, common))
             session = ndtri((np.arange(_SESSIONS) + 0.5) / _SESSIONS)[:, None]
             scores = ndtri(self.below[:, ::_STEP]) - np.sqrt(correlation) * session
@@ -285,11 +289,11 @@ class ChatRatio:
         self.blocks, self.common = blocks, common
 
     def at(self, mean_turns: float) -> float:
-        """The ratio with that many turns in the mean, before the limit of `MOST_TURNS`."""
+        """Returns the ratio for this mean number of turns (before the limit of `MOST_TURNS`)."""
         stop = 1 / mean_turns
 
         def raised(share: np.ndarray) -> np.ndarray:
-            """E[share^T], T geometric from 1 to MOST_TURNS."""
+            """Returns E[share^T], T geometric from 1 to MOST_TURNS."""
             go_on = (1 - stop) * share
             return ((stop * share * (1 - go_on ** (MOST_TURNS - 1)) / (1 - go_on) if stop < 1 else share) + (
                 go_on ** (MOST_TURNS - 1) * share if stop < 1 else 0.0)).mean(axis=0)
@@ -300,7 +304,7 @@ class ChatRatio:
         return (turns * self.mean_blocks - longest + shortest) / (turns * self.mean_prompt)
 
     def turns_for(self, ratio: float) -> float:
-        """The mean number of turns that gives a ratio; 1 where it is no higher than one turn's."""
+        """Returns the mean number of turns that gives `ratio`; 1 if one turn already gives it."""
         if ratio <= self.at(1.0):
             return 1.0
         few, many = 1.0, MOST_MEAN_TURNS

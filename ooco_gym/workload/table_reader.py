@@ -1,7 +1,8 @@
-"""A trace file as columns: CSV, JSON lines (packed with gzip or xz, or not) or Parquet, recognised by content.
+"""A trace file as columns: CSV, JSON lines (optionally packed with gzip or xz) or Parquet,
+recognised by content.
 
-pyarrow reads CSV, as text, and Parquet; JSON lines are read one by one. A column is cast as a whole; where that fails,
-the first row that is to blame is found, and its line looked up in the file.
+pyarrow reads Parquet, and CSV as text; JSON lines are parsed one by one. A column is cast as a
+whole; if that fails, the first offending row and its line in the file are found for the message.
 """
 
 from __future__ import annotations
@@ -34,27 +35,28 @@ from ooco_gym.workload.trace import ENDINGS
 from ooco_gym.workload.unfolding import FORMS, form_of
 
 BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error)
-_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by what packed text begins with
-_EMPTY = ["", "null", "NULL", "None"]  # what stands for nothing in a CSV
+_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zX": lzma.open}  # by magic number
+_EMPTY = ["", "null", "NULL", "None"]  # null values in a CSV
 _LOG = re.compile(r"^(?!\s*\[?\s*{)(.*\[(\d\d/)?[A-Z][a-z]{2}[ /]|.*\b(INFO|DEBUG|WARNING|ERROR)\b.*\d\d:\d\d"
                   r"|\w+=\S+ \w+=\S+|data: |# (HELP|TYPE) )")
-LOOKED_AT = 1000    # characters of a line, by which text of a log is known
-MOST_VALUES, FEWEST_COLUMNS = 10_000_000, 128     # of JSON as columns
-_compute: Any = pyarrow.compute  # whose functions are made when it is imported
+LOOKED_AT = 1000    # characters of a line that are examined for signs of a log
+MOST_VALUES, FEWEST_COLUMNS = 10_000_000, 128     # limits for JSON as columns
+_compute: Any = pyarrow.compute  # its functions are created at import
 
 
 class Table:
-    """Rows of a file in a row, with the way back from a row to its place in the file.
+    """Consecutive rows of a file, with each row's place in it.
 
     Args:
         path: the file.
         columns: by name, each of length `rows`.
-        rows: how many.
-        first_row: number of the first of these rows in the file, from 0.
-        lines: of each row of a JSON file; None: they are looked up, `parquet` has none.
+        rows: number of rows.
+        first_row: the first row's number in the file, from 0.
+        lines: line number of each row of a JSON file; None: lines are looked up (CSV) or not used
+            (`parquet`).
         parquet: whether places are rows rather than lines.
-        form: that nested objects were unfolded from (`unfolding.FORMS`), or None.
-        kept: int64[rows], places of these rows among those of which `lines` tells; None: all of them.
+        form: the form of nested objects that were unfolded (`unfolding.FORMS`), or None.
+        kept: int64[rows], indices of these rows in `lines`; None: all rows.
     """
 
     def __init__(self, path: Path, columns: dict[str, Column], rows: int, first_row: int = 0, *,
@@ -64,13 +66,13 @@ class Table:
         self._first_row, self._lines, self._parquet, self._kept = first_row, lines, parquet, kept
 
     def take(self, rows: np.ndarray) -> Table:
-        """Returns some of the rows, int64[m] in order."""
+        """Returns the given rows, int64[m] ascending."""
         return Table(self.path, {name: column.take(rows) for name, column in self.columns.items()}, len(rows),
                      self._first_row, lines=self._lines, parquet=self._parquet, form=self.form,
                      kept=rows if self._kept is None else self._kept[rows])
 
     def error(self, row: int, field: str, expected: str) -> UserError:
-        """Builds the complaint about one field of one row (from 0)."""
+        """Builds the error for one field of one row (from 0)."""
         value = self.columns[field][row].as_py()
         found = "nothing" if value is None or value == "" else reprlib.repr(value)
         return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}, expected "
@@ -82,11 +84,11 @@ class Table:
             raise self.error(int(np.argmin(good)), field, expected)
 
     def numbers(self, field: str, expected: str, missing: float | None = None) -> np.ndarray:
-        """Returns a column as float64[rows]; nulls become `missing`, or are an error where it is None."""
+        """Returns a column as float64[rows]; nulls become `missing`, or are an error if it is None."""
         return self._values(field, expected, as_numbers, missing)
 
     def numbers_of(self, field: str) -> np.ndarray | None:
-        """Returns a column as float64[rows], NaN for nothing; None where it holds anything else."""
+        """Returns a column as float64[rows], NaN for nulls; None if it holds anything but numbers."""
         found = tried(as_numbers, self.columns[field])
         return None if found is None else np.array(found.fill_null(np.nan))
 
@@ -97,11 +99,11 @@ class Table:
         return values
 
     def texts(self, field: str, expected: str) -> Column:
-        """Returns a column as text without blanks around it; an empty field is null."""
+        """Returns a column as text without surrounding whitespace; an empty field is null."""
         return self._read(field, expected, as_texts)
 
     def holds_dates(self, field: str) -> bool:
-        """Tells whether a column holds dates (as such or as text) rather than numbers."""
+        """Returns whether a column holds dates (typed or as text) rather than numbers."""
         column = self.columns[field].drop_null()
         return tried(as_numbers, column[:1]) is None and tried(as_moments, column[:1]) is not None
 
@@ -110,9 +112,10 @@ class Table:
         return self._values(field, expected, as_moments)
 
     def sessions(self, *fields: str) -> list[np.ndarray]:
-        """Returns columns of sessions' names as int64[rows], -1 for none: equal names are equal numbers in all of them.
+        """Returns columns of session names as int64[rows], -1 for none; equal names get equal
+        numbers in all columns.
 
-        Whole numbers are their own; where a column has anything else, each name gets one.
+        Integers are kept; if a column has anything else, names are numbered.
         """
         if all(tried(as_integers, self.columns[field]) is not None for field in fields):
             return [self.integers(field, "a whole number >= 0, a name, or nothing", 0, 2**63 - 1, missing=-1)
@@ -122,11 +125,11 @@ class Table:
         return list(np.asarray(named.dictionary_encode().indices.fill_null(-1), np.int64).reshape(len(fields), -1))
 
     def integer_lists(self, field: str, expected: str) -> Column:
-        """Returns a column of lists (as text: numbers with blanks or commas between) as lists of int64."""
+        """Returns a column of lists (as text: numbers separated by blanks or commas) as lists of int64."""
         return self._read(field, expected, as_lists)
 
     def place(self, row: int) -> str:
-        """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` of a Parquet."""
+        """Returns the place of a row (from 0) in the file, for messages: `line 5`, or `row 4` of a Parquet."""
         row = row if self._kept is None else int(self._kept[row])
         if self._parquet:
             return f"row {self._first_row + row + 1}"
@@ -135,7 +138,7 @@ class Table:
         return f"line {next(islice(_lines(_text(self.path)), row + 1, None))[0]}"
 
     def _read(self, field: str, expected: str, cast: Cast) -> Column:
-        """Returns a column as `cast` takes it; the first row with which it fails is complained about."""
+        """Returns a column cast by `cast`; raises UserError for the first row for which it fails."""
         column = self.columns[field]
         found = tried(cast, column)
         if found is not None:
@@ -185,8 +188,9 @@ def _head(path: Path) -> bytes:
 
 
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
-    """Builds the complaint about a file that is missing, breaks off or is corrupt; a missing one's names a trace file
-    beside it whose name is close."""
+    """Builds the error for a file that is missing, truncated or corrupt; for a missing one with the
+    closest file name.
+    """
     if isinstance(error, FileNotFoundError):
         folder = Path(path).expanduser().parent
         beside = [item.name for item in folder.iterdir() if item.name.endswith(ENDINGS)] if folder.is_dir() else []
@@ -199,7 +203,9 @@ def unreadable(path: str | os.PathLike[str], error: BaseException) -> UserError:
 
 
 def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> Table:
-    """Returns the rows of a Parquet that filters of pyarrow's let through; the first is `first_row` (from 0)."""
+    """Returns the rows of a Parquet file that pyarrow's filters select; the first is number
+    `first_row` (from 0).
+    """
     table, columns = files.read_parquet(path, filters=filters), {}
     for name, column in zip(_names(path, table.column_names), table.columns, strict=True):
         if pa.types.is_dictionary(column.type):
@@ -209,7 +215,7 @@ def read_parquet(path: Path, first_row: int = 0, filters: Any = None) -> Table:
 
 
 def _text(path: Path) -> bytes:
-    """The text of a file, unpacked.
+    """Returns the text of a file, unpacked.
 
     Raises:
         UserError: it is not UTF-8.
@@ -234,7 +240,7 @@ def _text(path: Path) -> bytes:
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, text) of each line that is not empty."""
+    """Yields (number from 1, text) of each non-empty line."""
     for number, line in enumerate(io.TextIOWrapper(io.BytesIO(data), "utf-8"), 1):
         if line != "\n":
             yield number, line
@@ -249,7 +255,7 @@ def _names(path: Path, found: Sequence[str]) -> list[str]:
 
 
 def _read_csv(path: Path, data: bytes) -> Table:
-    """Reads all columns as text: what type a value has is seen where it is used."""
+    """Reads all columns as text; their users determine the types."""
     header = next(_lines(data))[1]
     mark = max(",;\t|", key=header.count)
     names, broken = _names(path, next(csv.reader([header], delimiter=mark))), []
@@ -258,7 +264,7 @@ def _read_csv(path: Path, data: bytes) -> Table:
         broken.append(row)
         return "skip"
 
-    table = pyarrow.csv.read_csv(  # the header among the rows, as a file of nothing else is an error to pyarrow
+    table = pyarrow.csv.read_csv(  # the header is read as a row, because pyarrow rejects a file of a header only
         pa.BufferReader(data), pyarrow.csv.ReadOptions(column_names=names, use_threads=False),
         pyarrow.csv.ParseOptions(delimiter=mark, invalid_row_handler=skip),
         pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True,
@@ -268,7 +274,7 @@ def _read_csv(path: Path, data: bytes) -> Table:
         raise UserError(f"trace file '{path}', {place}: found {broken[0].actual_columns} fields, expected {len(names)} "
                         f"as the header has ({reprlib.repr(header.strip())})")
     columns = table.columns if mark != ";" else [_compute.replace_substring_regex(
-        column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in table.columns]   # decimals where ; parts columns
+        column, r"^(-?\d+),(\d+)$", r"\1.\2") for column in table.columns]   # decimal commas, if ; separates columns
     return Table(path, dict(zip(names, columns, strict=True)), table.num_rows)
 
 
@@ -286,18 +292,18 @@ def _read_json(path: Path, data: bytes) -> Table:
             raise UserError(f"trace file '{path}' is one JSON object with a list of objects, '{key}', expected one "
                             f"object a line{_lines_of(path, key)}")
     names = Counter(name for row in rows for name in row)
-    if len(names) * len(rows) > MOST_VALUES:    # keys that each row has of its own, such as ids, are no columns
+    if len(names) * len(rows) > MOST_VALUES:    # keys unique to a row, such as ids, are no columns
         names = dict(names.most_common(max(FEWEST_COLUMNS, MOST_VALUES // len(rows))))
     return Table(path, {name: _json_column(rows, name) for name in names}, len(rows), lines=lines, form=form)
 
 
 def _lines_of(path: Path, key: str = "") -> str:
-    """Command that makes lines of a list."""
+    """Returns the command that converts a list to lines."""
     return f": jq -c '.{key}[]' '{path}' > lines.jsonl"
 
 
 def _plain(one: dict[str, Any]) -> list[dict[str, Any]]:
-    """The row of an object, or those of sums by time as OpenAI exports usage: buckets, or pages of them."""
+    """Returns the row of an object, or the rows of OpenAI's usage exports: buckets of sums, or pages of them."""
     buckets = one["data"] if isinstance(one.get("data"), list) else [one]
     if all(isinstance(bucket, dict) and isinstance(bucket.get("results"), list) for bucket in buckets):
         return [{**bucket, **_flat(sums)} for bucket in buckets for sums in bucket["results"] if isinstance(sums, dict)]
@@ -305,7 +311,7 @@ def _plain(one: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _flat(one: Mapping[str, Any], deep: int = 4) -> dict[str, Any]:
-    """An object whose keys have dots for what lies in objects in it: `usage.prompt_tokens`."""
+    """Returns an object with nested keys joined by dots: `usage.prompt_tokens`."""
     found: dict[str, Any] = {}
     for key, value in one.items():
         if isinstance(value, dict) and deep:
@@ -316,7 +322,7 @@ def _flat(one: Mapping[str, Any], deep: int = 4) -> dict[str, Any]:
 
 
 def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line, object) of each line, or the one object that a whole file is."""
+    """Yields (line, object) of each line, or the single object of a whole file."""
     lines = ((number, line) for number, line in _lines(data) if not line.isspace())
     first = next(lines)
     whole = not first[1].rstrip().endswith("}")
@@ -335,7 +341,7 @@ def _json_objects(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]
 
 
 def _unfolded(path: Path, number: int, form: str, one: dict[str, Any], kept: dict[Any, Any]) -> list[dict[str, Any]]:
-    """The rows of a nested object."""
+    """Returns the rows of a nested object."""
     try:
         return FORMS[form].rows(one, kept)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -345,9 +351,9 @@ def _unfolded(path: Path, number: int, form: str, one: dict[str, Any], kept: dic
 
 
 def _json_column(rows: Sequence[Mapping[str, Any]], name: str) -> Column:
-    """Returns values of one type as that, lists of whole numbers as such, and any others as text."""
+    """Returns a column: values of one type keep it, lists of integers stay lists, the rest become text."""
     values = [row.get(name) for row in rows]
-    # pyarrow would follow lists in lists by recursion, and end the process where the stack does.
+    # pyarrow would recurse into nested lists and could overflow the stack.
     listed = any(isinstance(value, (list, dict)) for value in values)
     for kind in (pa.list_(pa.int64()), pa.list_(pa.uint64())) if listed else (None, pa.uint64()):
         try:

@@ -12,18 +12,18 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload.keyed import scattered
 
 MAX_TOKENS = 2**31 - 1
-BLOCK_TOKENS = 512  # of a prompt, to each prefix hash, where nothing else is said
+BLOCK_TOKENS = 512  # default prompt tokens per prefix hash
 ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz", ".xz")  # of trace files
-HOW = ("format", "columns", "time_unit", "block_tokens", "only", "distinct", "at_once")  # settings: how a file is read
+HOW = ("format", "columns", "time_unit", "block_tokens", "only", "distinct", "at_once")  # options for reading a file
 NO_SESSION = -1
 DEFAULT_CLASSES = ("online", "offline")
-MOST_CLASSES = 16  # named ones, beside these two
-SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own promises
+MOST_CLASSES = 16  # named ones, besides these two
+SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own SLOs and deadline
 Hashes = tuple[np.ndarray, np.ndarray]
 
 
 class Rule(NamedTuple):
-    """Rule of a column: its type, which values are good, these in words, and what stands for none."""
+    """Rule of a column: its type, a test of values, the expectation in words, and the value for a missing one."""
 
     kind: type
     good: Callable[[np.ndarray], np.ndarray]
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def _whole(values: np.ndarray) -> Any:
-    """Whether each value is a whole number of 64 bits."""
+    """Returns whether each value is a 64-bit integer."""
     if values.dtype.kind in "bi":
         return True
     return (values == np.rint(values)) & (values >= -(2.0**63)) & (values < 2.0**63)
@@ -55,24 +55,28 @@ COLUMNS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """Requests sorted by arrival: arrays of equal length n, one element a request. Treat the arrays as read-only.
+    """Requests sorted by arrival, as arrays of equal length n with one element per request. Treat
+    arrays as read-only.
 
     Attributes:
         arrival_s: float64[n], seconds, finite, >= 0, not descending; absolute (the time of day for generated ones).
         prompt_tokens: int32[n], >= 1.
         output_tokens: int32[n], >= 1.
         online: bool[n], True for online (latency-bound), False for offline requests; by default all online.
-        ttft_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
-        tpot_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
-        session: int64[n] or None; requests of one conversation share a number >= 0, -1 for none.
-        deadline_s: float64[n] seconds > 0 from arrival to finish, or None; NaN for none. Of offline requests.
-        think_s: float64[n] seconds >= 0 from the end of the session's turn before to this arrival, or None; NaN where
-            that is not known (`ooco_gym.workload.sessions`).
-        class_id: int8[n], places in `class_names`, or None where `online` says it all (`ooco_gym.workload.classes`).
-        class_names: of named classes, `online` and `offline` among them where requests are of these.
-        prefix_hashes: None, or (offsets int64[n+1], values int64[offsets[n]]): request i's cumulative block hashes
-            are `values[offsets[i]:offsets[i+1]]`.
-        block_tokens: tokens of the prompt that each of them stands for; a prompt's last block may be shorter.
+        ttft_slo_s: float64[n] seconds > 0, or None; NaN: the scenario's SLO.
+        tpot_slo_s: float64[n] seconds > 0, or None; NaN: the scenario's SLO.
+        session: int64[n] or None; requests of one conversation share a number >= 0; -1: none.
+        deadline_s: float64[n] seconds > 0 from arrival to finish of offline requests, or None; NaN:
+            none.
+        think_s: float64[n] seconds >= 0 from the end of the session's previous turn to this
+            arrival, or None; NaN: unknown (`ooco_gym.workload.sessions`).
+        class_id: int8[n], indices into `class_names`; None: `online` alone gives the class
+            (`ooco_gym.workload.classes`).
+        class_names: the classes of `class_id`, including `online` and `offline` if requests are of
+            these.
+        prefix_hashes: None, or (offsets int64[n+1], values int64[offsets[n]]): request i's
+            cumulative block hashes are `values[offsets[i]:offsets[i+1]]`.
+        block_tokens: prompt tokens per hash; a prompt's last block may be shorter.
         name: for messages and reports.
         notes: repairs and drops that a reader made, one sentence each.
 
@@ -114,7 +118,7 @@ class Trace:
             object.__setattr__(self, "prefix_hashes", _hashes(self.prefix_hashes, len(self)))
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Returns the columns that are there, by name; prefix hashes, which are two arrays, are none."""
+        """Returns the present columns by name; prefix hashes, a pair of arrays, are not among them."""
         values = {name: getattr(self, name) for name in COLUMNS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -127,13 +131,15 @@ class Trace:
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second between the first and the last arrival; 0 where that span is empty."""
+        """Requests per second between the first and the last arrival; 0 if that span is empty."""
         span_s = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
         return (len(self) - 1) / span_s if span_s > 0 else 0.0
 
     def take(self, index: np.ndarray | slice, arrival_s: np.ndarray | None = None) -> Trace:
-        """Returns the requests that `index` (a slice, a mask bool[n] or positions int[m]) selects, at their own times
-        or at `arrival_s`, float64[m], which must not descend."""
+        """Returns the requests that `index` selects (a slice, a mask bool[n] or positions int[m]).
+
+        Their times are their own, or `arrival_s`, float64[m] not descending.
+        """
         if isinstance(index, np.ndarray) and index.dtype == bool:
             index = np.flatnonzero(index)
 
@@ -146,16 +152,16 @@ class Trace:
         return replace(self, **columns, prefix_hashes=hashes)
 
     def slice_time(self, start_s: float, end_s: float) -> Trace:
-        """Returns the requests with `start_s <= arrival_s < end_s`; their times stay absolute."""
+        """Returns the requests with `start_s <= arrival_s < end_s`; times stay absolute."""
         first, last = np.searchsorted(self.arrival_s, [start_s, end_s], side="left")
         return self.take(slice(int(first), int(max(first, last))))
 
     def shift(self, by_s: float) -> Trace:
-        """Returns the trace with `by_s` seconds added to each arrival, none of which may become negative."""
+        """Returns the trace with `by_s` seconds added to each arrival; no arrival may become negative."""
         return replace(self, arrival_s=self.arrival_s + by_s)
 
     def equals(self, other: Trace) -> bool:
-        """Tells whether all requests are the same, bit for bit (NaN equals NaN); name and notes do not count."""
+        """Returns whether all requests are equal bit for bit (NaN equals NaN); name and notes are ignored."""
         mine, theirs = self.columns(), other.columns()
         if mine.keys() != theirs.keys() or self.class_names != other.class_names:
             return False
@@ -169,11 +175,12 @@ class Trace:
 
 
 def merge(*traces: Trace, name: str | None = None) -> Trace:
-    """Returns all requests of the traces in order of arrival; at equal times the earlier argument goes first.
+    """Returns all requests of the traces in order of arrival; at equal times the earlier argument
+    goes first.
 
-    Optional columns that one trace has and another does not have are filled with NaN, no session, no prefix hashes.
-    Sessions and prefix hashes are taken as they are: equal numbers in two traces stay equal. Where their blocks are
-    of several sizes, all get the smallest.
+    Optional columns that a trace lacks are filled with NaN, no session, no prefix hashes. Sessions
+    and prefix hashes are kept: equal numbers in two traces stay equal. If block sizes differ, all
+    get the smallest.
     """
     if not traces:
         return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=name or "empty")
@@ -196,7 +203,7 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
 
 
 def _joined_hashes(traces: Sequence[Trace], block_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prefix hashes of traces one after another, all of blocks of this size: offsets and values."""
+    """Returns offsets and values of the traces' concatenated prefix hashes, with blocks of this size."""
     counts, values = [], []
     for trace in traces:
         hashes = with_blocks(trace, block_tokens).prefix_hashes
@@ -209,7 +216,7 @@ def _joined_hashes(traces: Sequence[Trace], block_tokens: int) -> tuple[np.ndarr
 
 
 def _joined_classes(traces: Sequence[Trace]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class ids of traces one after another, and the names that they index."""
+    """Returns the traces' concatenated class ids, and the names that they index."""
     each = [class_ids(trace) for trace in traces]
     names = tuple(dict.fromkeys(name for _, own in each for name in own))
     check_class_count(names)
@@ -220,14 +227,14 @@ def _joined_classes(traces: Sequence[Trace]) -> tuple[np.ndarray, tuple[str, ...
 
 
 def class_ids(trace: Trace) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns the class of each request as int8[n], and the names these count in."""
+    """Returns each request's class as int8[n], and the names that it indexes."""
     if trace.class_id is not None:
         return trace.class_id, trace.class_names
     return np.where(trace.online, 0, 1).astype(np.int8), DEFAULT_CLASSES
 
 
 def check_class_count(names: Sequence[str]) -> None:
-    """Refuses more named classes than 16."""
+    """Raises UserError for more than 16 named classes."""
     named = [name for name in names if name not in DEFAULT_CLASSES]
     if len(named) > MOST_CLASSES:
         raise UserError(f"requests are of {len(named)} classes, '{named[0]}', '{named[1]}' and so on; expected at most "
@@ -244,10 +251,10 @@ def take_hashes(hashes: Hashes, rows: np.ndarray) -> Hashes:
 
 
 def with_blocks(trace: Trace, block_tokens: int) -> Trace:
-    """Returns the trace with prefix hashes of blocks of another size, where it has hashes.
+    """Returns the trace with its prefix hashes, if any, converted to another block size.
 
-    A smaller block is known by the old one that it ends in, and its place there; a larger one by the old one in which
-    it ends. So equal numbers still mean an equal prefix.
+    A smaller block's hash combines the old block in which it ends and its place there; a larger
+    one's is that of the old block in which it ends. So equal hashes still mean an equal prefix.
     """
     if trace.prefix_hashes is None or block_tokens == trace.block_tokens:
         return trace
@@ -256,11 +263,11 @@ def with_blocks(trace: Trace, block_tokens: int) -> Trace:
     counts = -(-known // block_tokens)
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     rows = np.repeat(np.arange(len(trace)), counts)
-    last = np.minimum((np.arange(starts[-1]) - starts[rows] + 1) * block_tokens, known[rows]) - 1  # of its tokens
+    last = np.minimum((np.arange(starts[-1]) - starts[rows] + 1) * block_tokens, known[rows]) - 1  # last tokens
     place = last % trace.block_tokens // block_tokens
     pieces = -(-trace.block_tokens // block_tokens)
     ends = values[offsets[rows] + last // trace.block_tokens] * np.int64(pieces) + place
-    if pieces > 1:      # numbers of their own, not those of others' blocks
+    if pieces > 1:      # avoids collisions with hashes of other blocks
         ends = scattered(ends, f"blocks of {trace.block_tokens}")
     return replace(trace, prefix_hashes=(starts, ends), block_tokens=block_tokens)
 

@@ -1,6 +1,7 @@
-"""Trace files: reading a whole file, or windows of it.
+"""Trace files: reading of a whole file, or of windows.
 
-Of a Parquet in our schema only the row groups of a window are read; any other file is read once and kept.
+A Parquet in our schema is read by the row groups of a window; any other file is read once and kept
+in memory.
 """
 
 from __future__ import annotations
@@ -35,30 +36,34 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
                columns: Mapping[str, str | None] | None = None, time_unit: str = "auto",
                block_tokens: int | None = None, only: Mapping[str, Any] | None = None, distinct: bool = False,
                at_once: bool = False) -> Trace:
-    """Reads a trace from CSV, JSON lines (packed with gzip or xz, or not) or Parquet, as is seen from its content.
+    """Reads a trace from CSV, JSON lines (optionally packed with gzip or xz) or Parquet, recognised
+    by content.
 
-    Documented repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); in formats of
-    others, requests with zero output tokens (failed ones) are dropped; columns that we do not know are left out.
+    Repairs, each noted in `trace.notes`: requests out of order are sorted by time (stable); zero
+    output tokens mean a failed request, which is dropped (not in our own schema); unknown columns
+    are dropped.
 
     Args:
         path: the file.
-        format: a name of `list_formats()` (`ooco_gym`: our own schema), or `auto`: by the column names.
-        start_s: seconds; requests before it are left out.
-        end_s: seconds; requests at or after it are left out.
-        columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; what is not named is
-            looked for under our own name.
-        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; without one dates are recognised, and
-            numbers are seconds.
-        block_tokens: tokens of the prompt to each prefix hash; None: the format's, or the file's column, or 512.
-        only: columns of the file to the value, or values, that a row must have in them to be read.
-        distinct: leaves out rows that are equal to one before in all columns.
-        at_once: of a file without times all requests are there at 0, offline where it has no classes.
+        format: a name of `list_formats()` (`ooco_gym`: our own schema), or `auto`: by the column
+            names.
+        start_s: seconds; earlier requests are dropped.
+        end_s: seconds; requests at or after it are dropped.
+        columns: our column names (docs/traces.md) to the file's, such as `{"class": "qos"}`; other
+            columns are looked for under our own names.
+        time_unit: `s`, `ms`, `us`, `ns`, `date`, or `auto`: the format's; if it has none, dates are
+            recognised, and numbers are seconds.
+        block_tokens: prompt tokens per prefix hash; None: the format's, or the file's column, or
+            512.
+        only: the file's columns to the value, or values, that a row must have to be read.
+        distinct: drops rows that equal an earlier one in all columns.
+        at_once: all requests of a file without times arrive at 0, offline if it has no classes.
 
     Returns:
-        The trace; times as the file has them in seconds, from the first request where the file has dates.
+        The trace; times are the file's in seconds, or, for dates, seconds from the first request.
 
     Raises:
-        UserError: one sentence naming file, line, field, what was found and what was expected.
+        UserError: the message names file, line, field, the value found and what was expected.
     """
     how = {"columns": columns, "time_unit": time_unit, "block_tokens": block_tokens, "only": only,
            "distinct": distinct, "at_once": at_once}
@@ -69,10 +74,11 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
 
 def read_described(path: Path, dataset: Dataset | None = None, *, format: str = "auto",
                    columns: Mapping[str, str | None] | None = None, **how: Any) -> tuple[Trace, dict[str, str]]:
-    """Reads a trace, and says how it was read, by titles; arguments and errors as of `read_trace`.
+    """Reads a trace; also returns how it was read, by titles. Other arguments and errors are those
+    of `read_trace`.
 
     Args:
-        dataset: says format and columns where the user does not.
+        dataset: gives format and columns if the user does not.
     """
     given = {key: str(value) for key, value in (columns or {}).items() if value is not None}
     if dataset is not None and not given and path.name == dataset.file:
@@ -86,16 +92,16 @@ def read_described(path: Path, dataset: Dataset | None = None, *, format: str = 
 
 
 class TraceFile:
-    """A trace on disk, of which windows are read.
+    """A trace on disk from which windows are read.
 
-    Of a Parquet in our schema that is in order of time, arrivals are read and kept, and of the rest the row groups that
-    reach into a window. Anything else is read once and kept.
+    For a Parquet in our schema, sorted by time, only arrivals are kept in memory; the other columns
+    are read by the row groups of each window. Any other file is read once and kept.
 
     Attributes:
-        rows: requests.
-        first_s: arrival of the first, seconds.
-        last_s: arrival of the last, seconds.
-        untimed: whether turns have delays in the place of times, so that sessions must be closed.
+        rows: number of requests.
+        first_s: first arrival, seconds.
+        last_s: last arrival, seconds.
+        untimed: whether turns have delays instead of times, so that sessions must be closed.
     """
 
     def __init__(self, path: Path, format: str = "auto", **how: Any) -> None:
@@ -110,12 +116,12 @@ class TraceFile:
         self.rows, self.first_s, self.last_s = len(arrival_s), float(arrival_s[0]), float(arrival_s[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Opened again where it is unpickled, rather than sent with all its requests."""
+        """Pickles the path and options only; unpickling opens the file again."""
         return partial(open_trace, **self._how), (str(self.path),)
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second between the first and the last arrival; 0 where that span is empty."""
+        """Requests per second between the first and the last arrival; 0 if that span is empty."""
         span_s = self.last_s - self.first_s
         return (self.rows - 1) / span_s if span_s > 0 else 0.0
 
@@ -125,10 +131,10 @@ class TraceFile:
         Args:
             start_s: seconds.
             end_s: seconds.
-            margin: how many requests before and after the window are wanted besides, where there are that many.
+            margin: number of requests before and after the window to include, as far as they exist.
 
         Raises:
-            UserError: what is read is malformed.
+            UserError: the content read is malformed.
         """
         low, high = (int(row) for row in self.counts_before(np.array([start_s, end_s])))
         low, high = max(0, low - margin), min(self.rows, max(low, high) + margin)
@@ -145,12 +151,12 @@ class TraceFile:
         return trace_of(table, OWN).take(slice(low - first, high - first)), low
 
     def counts_before(self, edges_s: np.ndarray) -> np.ndarray:
-        """Returns how many requests arrive before each time, int64 of the same shape."""
+        """Returns the number of requests before each time, int64 of the same shape."""
         return np.searchsorted(self._arrival_s, edges_s)
 
 
 def open_trace(path: str | os.PathLike[str], format: str = "auto", **how: Any) -> TraceFile:
-    """Returns a trace file ready for windows; kept until the file changes. Arguments as `read_trace` has them.
+    """Returns a trace file ready for windows, cached until the file changes. Arguments as in `read_trace`.
 
     Raises:
         UserError: it does not exist, or is malformed.
@@ -168,13 +174,15 @@ def _kept(path: str, version: str | None, how: str) -> TraceFile:
 
 
 def _in_order(path: Path) -> np.ndarray | None:
-    """Arrivals of a Parquet in our schema, float64[n] sorted; None of any other file, which is read as a whole."""
+    """Returns the arrivals of a Parquet in our schema, float64[n] sorted; None for a file that must
+    be read whole.
+    """
     try:
         schema = pyarrow.parquet.read_schema(path)
         numbered = "session" not in schema.names or pa.types.is_signed_integer(schema.field("session").type)
         if not numbered or any(name not in schema.names for name in OWN.required) or any(
                 named(name) in TOLD for name in schema.names):
-            return None     # to names of sessions only the whole file gives numbers, and some rows may be no load
+            return None     # session names are numbered over the whole file, and some rows may be no load
         if pa.types.is_temporal(schema.field("arrival_s").type):
             return None
         arrival_s = np.asarray(files.read_parquet(path, columns=["arrival_s"])["arrival_s"], np.float64)

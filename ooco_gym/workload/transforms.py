@@ -1,4 +1,4 @@
-"""Traces at another rate, and kept apart in a mix."""
+"""Traces scaled to another rate, and kept distinct in a mix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ooco_gym.workload.trace import NO_SESSION, Trace
 
 
 def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
-    """Returns the traces with new numbers for sessions and prefix hashes, so that those of two never agree."""
+    """Returns the traces with sessions and prefix hashes renumbered, so that two traces share none."""
     told = []
     for i, trace in enumerate(traces):
         session, hashes = trace.session, trace.prefix_hashes
@@ -29,16 +29,19 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
     """Returns the trace at `factor` times its rate; the time axis is never stretched or compressed (OOCO 5.1.3).
 
     Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, lengths (and SLOs, session,
-    prefix hashes) are replicated and the copies' times interpolated: a copy arrives at a random point between its
-    original and the next request. With the same seed, the requests of a smaller factor are among those of a larger.
+    Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, requests
+    are copied with lengths, SLOs, session and prefix hashes; a copy arrives at a random point
+    between its original and the next request. With the same seed, a smaller factor's requests are a
+    subset of a larger one's.
 
     Args:
-        trace: what to scale.
+        trace: to scale.
         factor: >= 0, at most 10,000.
-        seed: any whole number.
-        first_row: position of the trace's first request in a longer trace that it is a part of, so that it is scaled
-            as that one would be there.
-        by_session: sessions are dropped and copied whole, as their first request here is, under numbers of their own.
+        seed: any integer.
+        first_row: position of the trace's first request in a longer trace, so that a part is scaled
+            as it would be there.
+        by_session: whether whole sessions are dropped and copied, by their first request here;
+            copies get new numbers.
 
     Raises:
         UserError: the factor is out of range.
@@ -74,5 +77,5 @@ def scale(trace: Trace, factor: float, seed: int, first_row: int = 0, by_session
 def _draws(seed: int, copy: int, first_row: int, n: int) -> np.ndarray:
     """Returns two uniform numbers for each of n requests from `first_row` on, float64[2, n]."""
     generator = keyed_generator(seed, "scale", copy)
-    generator.bit_generator.advance(first_row // 2)     # type: ignore[attr-defined]  # four numbers at a step
+    generator.bit_generator.advance(first_row // 2)     # type: ignore[attr-defined]  # four numbers per step
     return generator.random((n + first_row % 2, 2))[first_row % 2:].T

@@ -1,8 +1,8 @@
-"""Traces whose requests lie nested in JSON, as flat rows: conversations of agents, events, results of benchmarks.
+"""Conversion of nested JSON to flat rows: conversations of agents, events, results of benchmarks.
 
-The first object of a file says which form it is (`FORMS`). A form's function gives the rows of one object, with our
-names of columns (and `ttft_s` and `e2e_s` of requests that were served); `kept` is its memory from one object of a file
-to the next.
+The first object of a file determines its form (`FORMS`). A form's function returns the rows of one
+object with our column names (and `ttft_s` and `e2e_s` of served requests); `kept` carries state
+between the objects of a file.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ooco_gym.workload.keyed import scattered
 from ooco_gym.workload.trace import BLOCK_TOKENS
 
 Rows = list[dict[str, Any]]
-CALLS = ("chat", "text_completion", "generate_content", "completion")  # of a model, by the GenAI conventions
+CALLS = ("chat", "text_completion", "generate_content", "completion")  # model calls in the GenAI conventions
 INPUTS = ("user_message", "tool_result")
 
 
 def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """A conversation of a coding agent; each subagent's requests are a session of their own.
+    """Returns a conversation of a coding agent; each subagent's requests are a separate session.
 
-    Times of subagents count from their beginning in some files and from the conversation's in others: where a request
-    would come before its subagent began, it is the former.
+    In some files a subagent's times count from its own beginning, in others from the
+    conversation's. The former is assumed if a request would otherwise precede its subagent.
     """
-    scope = "" if one.get("hash_id_scope") == "global" else str(one["id"])  # equal numbers are equal within
+    scope = "" if one.get("hash_id_scope") == "global" else str(one["id"])  # hashes are equal within it only
     agents = [entry for entry in one["requests"] if entry["type"] == "subagent"]
     own_clock = any(request["t"] < agent["t"] for agent in agents for request in agent["requests"])
     parts = [(str(one["id"]), 0.0, one["requests"])]
@@ -46,10 +46,10 @@ def _weka(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 
 def _tracelab(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """A round of a coding agent: it arrives with its last input, and ends with its last event.
+    """Returns a round of a coding agent, from its last input to its last event.
 
-    Of prompts only lengths are told, and how much the provider found in its cache: as much of the session's prompt
-    before is taken for its prefix.
+    The trace has only prompt lengths and cached tokens. A prompt is assumed to share that many
+    tokens with the session's previous prompt.
     """
     events = one["timing_events"]
     count, found = -(-one["input_tokens_total"] // BLOCK_TOKENS), one["prefix_tokens"] // BLOCK_TOKENS
@@ -64,7 +64,7 @@ def _tracelab(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 
 def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """The end of a request; tools and payloads are passed over."""
+    """Returns the row of a request's end; events of tools and payloads have none."""
     event = one.get("event", one)
     if event["event_type"] != "request_end":
         return []
@@ -77,7 +77,7 @@ def _dynamo(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 
 def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """A record of a request; one that failed has no output tokens."""
+    """Returns a request's record; a failed one has no output tokens."""
     about, metrics = one["metadata"], one["metrics"] or {}
 
     def value(name: str) -> Any:
@@ -93,7 +93,7 @@ def _aiperf(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 
 def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """TTFT and end-to-end time, in seconds, of what was streamed."""
+    """Returns TTFT and end-to-end time of a streamed request, in seconds."""
     first = metrics.get("time_to_first_token", {})
     if first.get("value") is None or about.get("request_end_ns") is None:
         return {"ttft_s": None, "e2e_s": None}
@@ -102,8 +102,8 @@ def _aiperf_times(about: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[
 
 
 def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """A benchmark of many requests, a list for each figure. Its clock begins anywhere: times count from the first
-    request."""
+    """Returns the rows of a benchmark with one list per column; times count from the first request,
+    as its clock is arbitrary."""
     times_s = one["start_times"]
     lists = {"arrival_s": [time_s - min(times_s) for time_s in times_s], "prompt_tokens": one["input_lens"],
              "output_tokens": one["output_lens"]}
@@ -114,15 +114,18 @@ def _bench_serve(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
 
 
 def _otel(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """Spans in the JSON of OpenTelemetry's protocol, of calls of a model by the GenAI conventions: vLLM has one for
-    each request, from its arrival on. Those of agents, which have the tokens of all calls in them, are passed over."""
+    """Returns the model calls among the spans of OpenTelemetry's JSON, by the GenAI conventions
+    (vLLM: one per request).
+
+    Spans of agents, which sum the tokens of several calls, are skipped.
+    """
     spans = [span for resource in one["resourceSpans"] for scope in resource.get("scopeSpans", ())
              for span in scope.get("spans", ())]
     return [row for span in spans if (row := _call(span)) is not None]
 
 
 def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row of a span that calls a model, else None."""
+    """Returns the row of a span that calls a model, else None."""
     about = {item["key"]: next(iter(item["value"].values())) for item in span.get("attributes") or ()
              if item["key"].startswith(("gen_ai.", "error."))}
 
@@ -136,7 +139,7 @@ def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
     if not operation and prompt is None and span.get("name") != "llm_request":
         return None
     output = number("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-    output = 0 if prompt and output is None else output  # a stream that broke off
+    output = 0 if prompt and output is None else output  # an aborted stream
     row = {"arrival_s": int(span["startTimeUnixNano"]), "prompt_tokens": prompt, "output_tokens": output,
            "ttft_s": number("gen_ai.latency.time_to_first_token"), "e2e_s": number("gen_ai.latency.e2e")}
     if "gen_ai.conversation.id" in about:
@@ -149,7 +152,7 @@ def _call(span: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _guidellm(one: Mapping[str, Any], kept: dict[Any, Any]) -> Rows:
-    """Benchmarks one after the other, each with its requests; those that failed or were cut off are passed over."""
+    """Returns the successful requests of consecutive benchmarks."""
     rows = [(str(place), request) for place, part in enumerate(one["benchmarks"])
             for request in part["requests"]["successful"]]
     return [{"arrival_s": request.get("request_start_time", request.get("start_time")),
@@ -163,7 +166,7 @@ def _seconds(value: float | None, unit_s: float) -> float | None:
 
 
 class Form(NamedTuple):
-    """A form: keys by which its objects are known, the unit of its times, and what gives their rows."""
+    """A form: keys that identify its objects, the unit of its times, and the function that returns their rows."""
 
     keys: frozenset[str]
     unit: str
@@ -171,11 +174,12 @@ class Form(NamedTuple):
 
 
 # Conversations of coding agents (github callanjfox/kv-cache-tester, and InferenceX: huggingface
-# semianalysisai/cc-traces-weka-*); rounds of coding agents with the waits for their tools (github uw-syfi/TraceLab);
-# request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`); records of NVIDIA AIPerf (`profile_export.jsonl`); spans of
-# vLLM (`--otlp-traces-endpoint`) and of clients by the GenAI conventions, as the OpenTelemetry collector writes them;
-# guidellm's `benchmarks.json`; results of `vllm bench serve
-# --save-result --save-detailed` and of SGLang's `bench_serving --output-details`.
+# semianalysisai/cc-traces-weka-*); rounds of coding agents with the waits for their tools (github
+# uw-syfi/TraceLab); request traces of NVIDIA Dynamo (`DYN_REQUEST_TRACE=1`); records of NVIDIA
+# AIPerf (`profile_export.jsonl`); spans of vLLM (`--otlp-traces-endpoint`) and of clients by the
+# GenAI conventions, as the OpenTelemetry collector writes them; guidellm's `benchmarks.json`;
+# results of `vllm bench serve --save-result --save-detailed` and of SGLang's `bench_serving
+# --output-details`.
 FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
          "tracelab": Form(frozenset({"timing_events", "input_tokens_total"}), "date", _tracelab),
          "dynamo": Form(frozenset({"event_type", "event_time_unix_ms"}), "ms", _dynamo),
@@ -186,7 +190,7 @@ FORMS = {"weka": Form(frozenset({"requests", "block_size"}), "s", _weka),
 
 
 def form_of(one: Mapping[str, Any]) -> str | None:
-    """The name of the form that an object is of, or None."""
+    """Returns the name of an object's form, or None."""
     event = one.get("event")
     inner = event if isinstance(event, Mapping) else one
     return next((name for name, form in FORMS.items() if form.keys <= set(inner)), None)

@@ -23,10 +23,10 @@ _ENDINGS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
-    """Writes a trace so that `read_trace` gives it back, bit for bit; nothing half-written is left behind.
+    """Writes a trace so that `read_trace` returns it bit for bit; a failed write leaves no file.
 
     Args:
-        trace: what to write; its name and notes are not kept.
+        trace: to write; its name and notes are not kept.
         path: ends with .csv, .csv.gz, .jsonl, .jsonl.gz or .parquet. A Parquet has row groups of 131,072 requests.
 
     Returns:
@@ -90,7 +90,7 @@ def _write_text(table: pa.Table, file: Any, ending: str) -> None:
         for batch in table.to_batches(max_chunksize=10_000):
             file.write("".join(json.dumps(row) + "\n" for row in batch.to_pylist()).encode())
         return
-    if "prefix_hashes" in table.column_names:   # in CSV, numbers with blanks between
+    if "prefix_hashes" in table.column_names:   # in CSV, numbers separated by blanks
         lists = table["prefix_hashes"].combine_chunks()
         texts = pc.call_function("binary_join", [lists.cast(pa.list_(pa.string())), pa.scalar(" ")])
         table = table.set_column(table.column_names.index("prefix_hashes"), "prefix_hashes", texts)
