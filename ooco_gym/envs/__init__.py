@@ -1,8 +1,10 @@
-"""Gymnasium environments on the simulator. Importing `ooco_gym` registers them; ids are `ooco_gym/<Name>-v<N>`.
+"""Gymnasium environments on the simulator. Importing `ooco_gym` registers them; ids are
+`ooco_gym/<Name>-v<N>`.
 
-An environment is one file of this package, whose class names its `id`, one YAML file in `conf/env` and its name in
-`_CLASSES`: its code, which needs the compiled simulator, is imported when one is made. An environment elsewhere
-registers itself when its file is imported (`vector.register`).
+An environment is one file of this package (its class names its `id`), one YAML file in `conf/env`
+and an entry in `_CLASSES`. Its module needs the compiled simulator, and is imported when an
+environment is made. An environment outside this package registers itself when its file is
+imported (`vector.register`).
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _CLASSES = {
     "PrefillGate-v1": "prefill_gate:PrefillGateEnv", "Routing-v1": "routing:RoutingEnv",
     "RuleChoice-v1": "rule_choice:RuleChoiceEnv", "Serving-v1": "serving:ServingEnv"}
 ENVIRONMENTS = {f"ooco_gym/{name}": f"{__name__}.{place}" for name, place in _CLASSES.items()}
-"""Ids of this package's environments, each with its class as `module:class`."""
-# Ids of earlier versions, whose observations were others, and what they are called now.
+"""Maps ids of this package's environments to `module:class`."""
+# Ids of earlier versions, whose observations differ, and their present names.
 _FORMER = {
     "Admission-v0": "Admission-v1", "Batching-v0": "Batching-v1", "Colocation-v0": "Colocation-v1",
     "Control-v0": "OnlineTuning-v1", "Eviction-v0": "Eviction-v1", "EvictionPredicted-v0": "EvictionPredicted-v1",
@@ -40,7 +42,8 @@ FORMER = {f"ooco_gym/{old}": f"ooco_gym/{now}" for old, now in _FORMER.items()}
 
 
 def register_all() -> None:
-    """Registers every environment of this package, once; each also as a native vector environment."""
+    """Registers every environment of this package, once, as single and as native vector
+    environment."""
     for env_id, entry_point in ENVIRONMENTS.items():
         add(env_id, entry_point)
     for env_id in FORMER:
@@ -50,41 +53,44 @@ def register_all() -> None:
 
 
 def _former(former: str, **_: Any) -> Any:
-    """Says what an environment of an earlier version is called now."""
+    """Raises UserError with the present name of an environment of an earlier version."""
     raise UserError(f"the environment '{former}' is now '{FORMER[former]}': each decision has a table of candidates of "
                     "its own, and no action is there twice; train policies of earlier versions anew")
 
 
 def add(env_id: str, entry_point: str) -> None:
-    """Registers an environment by its class as `module:class`: entry points are text, so that specs can be saved."""
+    """Registers an environment by its class as `module:class`, which is text so that specs can be
+    saved."""
     if env_id not in gym.registry:
         gym.register(id=env_id, entry_point=entry_point, vector_entry_point=vector_name(entry_point))
 
 
 def short_name(env_id: str) -> str:
-    """Name of an environment's page and configuration: `gating` of `ooco_gym/Gating-v2`."""
+    """Name of an environment's page and configuration: `gating` for `ooco_gym/Gating-v2`."""
     return env_id.rpartition("/")[2].partition("-v")[0].lower()
 
 
 def vector_name(name: str) -> str:
-    """Name of the class of N episodes of an environment's class: `PrefillGateVectorEnv` of `PrefillGateEnv`."""
+    """Name of the vector class of an environment class: `PrefillGateVectorEnv` for
+    `PrefillGateEnv`."""
     return f"{name.removesuffix('Env')}VectorEnv"
 
 
 def imported(name: str) -> str:
-    """The id of an environment, after the file or module that registers it has been imported where `name` says which.
+    """Imports the file or module that `name` begins with, if any, and returns the environment's
+    id.
 
     Args:
-        name: an id; after a module or the path of a Python file and a colon: `mine.py:mine/Throttle-v0`.
+        name: an id, or `FILE.py:ID` or `MODULE:ID`, such as `mine.py:mine/Throttle-v0`.
 
     Raises:
-        UserError: no such file or module, or the file's name is that of another module.
+        UserError: no such file or module, or another module has the file's name.
     """
     register_all()
     if name in FORMER:
         _former(name)
     module, _, env_id = name.rpartition(":")
-    if module and module not in sys.modules:  # one that is loaded runs nothing anew
+    if module and module not in sys.modules:  # a loaded one runs nothing again
         check(module, f"environment '{name}'")
     if module.endswith(".py"):
         path = Path(module).resolve()
@@ -106,7 +112,7 @@ def imported(name: str) -> str:
 
 
 def is_ours(name: Any) -> bool:
-    """Whether an environment, named as for `imported`, is simulated by this package: a `DecisionEnv`.
+    """Whether an environment, named as for `imported`, is a `DecisionEnv`.
 
     Raises:
         UserError: as `imported`.

@@ -38,7 +38,7 @@ from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.step_actions import get_computed_blocks, get_computed_tokens, has_seat, num_free_blocks
 from ooco_gym.sim.waiting import FIRST, SHORTEST, SHORTEST_LENGTH
 
-# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
+# --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
 F = columns(ENTRY)
 _PER_LOG = log_scales(ENTRY)
@@ -49,8 +49,8 @@ _EVICTIONS, _GROWTH, _TIMES = ENTRY[F.evictions].limit, ENTRY[F.growth].limit, E
 
 @inlined
 def as_priced(state, instance, row):
-    """(Sums of the open iteration in which each request makes a token, its believed latency): what an engine prices
-    that is told tokens alone."""
+    """Returns the sums of the open iteration if each request generates a token, and its predicted
+    latency. An engine that knows only token counts predicts the same."""
     tokens, _, decoding, context, longest, prompts, rows, work, reach, far = open_sums(row)
     sums = (tokens, decoding + prompts, decoding, context, longest, prompts, rows, work, reach, far)
     return sums, (believed_latency(state, instance, sums) if tokens > 0 else np.int64(0))
@@ -58,12 +58,12 @@ def as_priced(state, instance, row):
 
 @inner
 def fill_entry(state, buffers, i, k, computed, need, so_far):
-    """Writes the `ENTRY` features of candidate k, but for `late`, which needs the engine's slacks.
+    """Writes the `ENTRY` features of candidate k except `late`, which needs the engine's slacks.
 
     Args:
-        computed: its tokens that are in memory.
+        computed: its tokens in KV memory.
         need: free blocks that its context takes.
-        so_far: `as_priced`.
+        so_far: the result of `as_priced`.
     """
     instance, row, slot = state.pending.instance, buffers.iteration[i], np.int64(buffers.chosen[i, k])
     (sums, before), table = so_far, state.instances[instance].belief
@@ -106,13 +106,14 @@ def observe_entries(state, buffers, i):
 
 
 # --- What is offered, and what an action does ---------------------------------------------------------------------
-WINDOW = 32  # waiting requests from which the candidates are chosen
-LOOK_CACHED = 8  # of these, the first in the queue: whose prefixes are looked up
+WINDOW = 32  # number of waiting requests from which candidates are chosen
+LOOK_CACHED = 8  # number of requests, from the head of the queue, whose prefixes are looked up
 
 
 @inner
 def most_cached(state, instance):
-    """Of the first waiting offline requests the one with most tokens in the prefix cache; -1 where none has any."""
+    """Returns the request with most tokens in the prefix cache among the first waiting offline
+    requests; -1 if none has any."""
     best, most = -1, 0
     if state.config.prefix_caching == 0:
         return best
@@ -126,8 +127,9 @@ def most_cached(state, instance):
 
 @inner
 def choose(state, instance, headroom, chosen):
-    """Writes the scheduler's next, the one with most in the prefix cache, then quantiles of length of those that fit
-    the memory (as if none of them shared any); returns how many."""
+    """Writes candidates and returns their number: the scheduler's next request, the one with most
+    tokens in the prefix cache, then length quantiles of those that fit KV memory (as if they
+    shared no prefix)."""
     first, cached = first_waiting(state, instance, OFFLINE_CLASS), most_cached(state, instance)
     free = num_free_blocks(state, instance)
     if state.instances[instance].offline_members > 0:
@@ -146,7 +148,8 @@ def choose(state, instance, headroom, chosen):
 
 @step_kernel
 def offer_entries(state, buffers, i):
-    """Those of the chosen requests that fit in: memory, seats, and a chunk within what the iteration may take."""
+    """Offers the chosen requests that fit: memory, a running slot, and a chunk within the
+    iteration's limits."""
     instance, row = state.pending.instance, buffers.iteration[i]
     chosen = buffers.chosen[i, : np.int64(buffers.settings[b.OFFERED])]
     if row[OPEN_LEFT] <= 0 or state.instances[instance].offline_head < 0 or not has_seat(state, instance):
@@ -170,7 +173,7 @@ def offer_entries(state, buffers, i):
 
 @step_kernel
 def answer_entry(state, buffers, i):
-    """One more request, after which it is asked again; or none: the iteration is what it is."""
+    """Admits one request, after which the environment asks again; or closes the iteration."""
     instance, row, k = state.pending.instance, buffers.iteration[i], buffers.actions[i, 0] - b.FIXED
     if k < 0:
         return close(state, instance, row)
@@ -181,7 +184,7 @@ def answer_entry(state, buffers, i):
 
 @step_kernel
 def enter_as_base_policy(state, buffers, i):
-    """What the base policy would admit to this iteration from here on."""
+    """Admits what the base policy would admit to the rest of this iteration."""
     admit_rest(state, state.pending.instance, buffers.iteration[i])
     return close(state, state.pending.instance, buffers.iteration[i])
 
@@ -195,25 +198,28 @@ DECISION = Decision(
 
 
 class AdmissionEnv(DecisionEnv):
-    """Which waiting offline requests enter an engine that puts prompts and decodes of both classes into one batch.
+    """Which waiting offline requests enter an engine that puts prompts and decodes of both
+    classes into one batch.
 
     ## Description
-    vLLM's scheduler admits what waits in the order of arrival and stops at the first request that does not fit. Here
-    the base policy composes the iteration: online decodes and prompts, offline requests that run. Where it leaves time,
-    tokens, a seat and memory for one that waits, it is asked which, until none fits any more. A request that enters
-    gets as long a chunk of its prompt as the base policy's limits allow. The base policy must be a policy that composes
-    iterations by `fill` (`ooco_gym/policy/latency_budget.py`), as `deadline` does.
+    vLLM's scheduler admits waiting requests in order of arrival and stops at the first one that
+    does not fit. Here the base policy composes the iteration from online decodes and prompts and
+    running offline requests. While time, tokens, a running slot and memory are left for a waiting
+    offline request, the environment asks which one enters. It gets as long a chunk of its prompt
+    as the base policy's limits allow. The base policy must compose iterations by `fill`
+    (`ooco_gym/policy/latency_budget.py`), as `deadline` does.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 admits none, or no more (not legal where the iteration would be empty), 1 goes on as the
-    base policy would, to the end of this iteration, `2 + k` admits candidate k and is asked again. No time passes
-    between.
+    `Discrete(2 + K)`: 0 admits no (more) request (illegal if the iteration would be empty), 1
+    lets the base policy complete this iteration, `2 + k` admits candidate k, and the environment
+    asks again. No time passes between these actions.
 
     ## Candidates
-    The request that the base policy would try next; of the first 8 in the queue the one with the most tokens in the
-    prefix cache, where that is on; then length quantiles, shortest first, of those of the first 32 that fit the
-    memory. What does not fit in as a whole, or only with a shorter chunk than the base policy would begin with, is
-    left out. Nothing tells how many tokens a request will generate: `output` is the mean of those that finished.
+    The first is the request that the base policy would try next. The second is the one with the
+    most tokens in the prefix cache among the first 8 in the queue, if prefix caching is on. The
+    others are length quantiles, shortest first, of those of the first 32 that fit KV memory. A
+    request is left out if it does not fit as a whole, or only with a shorter chunk than the base
+    policy would start with. Output lengths are hidden: `output` is the mean of finished requests.
     """
 
     id: ClassVar[str] = "ooco_gym/Admission-v1"

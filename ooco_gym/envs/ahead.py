@@ -1,7 +1,8 @@
-"""The memory of episodes that step next, on its way to the cache while another one steps.
+"""Prefetches the memory of episodes that step next, while another one steps.
 
-Of many episodes side by side none is in the cache any more when its turn comes, and a step would wait for a hundred
-places one after the other. Here they are asked for together: first where an episode's arrays are, then the arrays.
+With many episodes in a vector, none is in the cache when its turn comes, and a step would wait
+for a hundred addresses one after the other. Here they are prefetched together: first the
+addresses of an episode's arrays, then the arrays.
 """
 
 from ooco_gym.compile import inlined, inner
@@ -10,8 +11,8 @@ from ooco_gym.envs.buffers import OPEN
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.state import HANDLE_BYTES, state_at
 
-MOST_INSTANCES = 4  # whose members are asked for
-SMALL_BYTES = 6144  # of the small arrays of a state, one behind the other (`state.in_one_piece`)
+MOST_INSTANCES = 4  # number of instances whose members are prefetched
+SMALL_BYTES = 6144  # size of a state's small arrays, which are contiguous (`state.in_one_piece`)
 
 
 @inlined
@@ -37,7 +38,7 @@ def _fetch_arrays(state):
 
 @inlined
 def look_ahead(buffers, i, last):
-    """Episode i is about to step: asks for what those after it read."""
+    """Prefetches what the episodes after i read, when episode i is about to step."""
     if i + 2 < last:
         _fetch(buffers.handles[i + 2], HANDLE_BYTES)
     if i + 1 < last and buffers.status[i + 1, OPEN]:

@@ -1,4 +1,4 @@
-"""The Gymnasium environment of any set of decisions; what is particular to one is in its own file."""
+"""The Gymnasium environment of any set of decisions; each environment's own part is in its file."""
 
 from __future__ import annotations
 
@@ -23,75 +23,86 @@ from ooco_gym.policy import list_policies
 
 
 class DecisionEnv(gym.Env):
-    """Decisions of a co-located cluster, one after the other; subclasses say which.
+    """Decisions of a co-located cluster, one after the other; subclasses define which.
 
     ## Observation Space
-    `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask` int8 (A,), `decision`
-    float32 (D,), one hot. `ooco_gym.candidate_table(observation)` is the table (K, F); where an action is a vector of P
-    levels, `candidate_table(observation, parameters=P)`. Each kind of decision has its own table of candidates; where
-    an environment asks several kinds, `decision` says whose it is, and columns beyond it are 0. Every part has one
-    axis, as Stable-Baselines3 expects. With `flat=True` an observation is one float32 vector,
-    `gymnasium.spaces.flatten` of the Dict: mask, candidates, cluster, decision, in this order
-    (`gymnasium.spaces.unflatten(env.unwrapped.parts_space, observation)` takes it apart again).
+    `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask`
+    int8 (A,), `decision` float32 (D,), one hot. `ooco_gym.candidate_table(observation)` returns
+    the table (K, F); if an action is a vector of P levels, use `candidate_table(observation,
+    parameters=P)`. Each kind of decision has its own table of candidates. In an environment with
+    several kinds, `decision` names the present one, and columns beyond its table are 0. Every
+    part has one axis, as Stable-Baselines3 expects. With `flat=True` an observation is one
+    float32 vector, `gymnasium.spaces.flatten` of the Dict: mask, candidates, cluster, decision,
+    in this order (`gymnasium.spaces.unflatten(env.unwrapped.parts_space, observation)` takes it
+    apart again).
 
-    Nothing is clairvoyant: lengths of unfinished outputs are hidden. What a length predictor believes of them is a part
-    of the observation in EvictionPredicted-v1 and MigrationPredicted-v1 alone.
+    Lengths of unfinished outputs are hidden. Only EvictionPredicted-v1 and MigrationPredicted-v1
+    observe a length predictor's estimates.
 
     ## Rewards
-    The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`. `service` is positive, all
-    others are negative. `late` keeps a request that has missed its SLO worth serving; `burst` keeps the violation
-    budget of a day from being spent on one peak. `info["cost"]` counts the online requests that missed an SLO for the
-    first time, `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
-    Where the scenario names classes of requests (`classes`), each request is held against its own class's SLO and
-    counted once, whatever the class's weight; where a column has *the TPOT SLO*, that is the tightest of the online
-    classes. A subclass may add terms (`terms`), and figures to `cluster` (`figures`): `ooco_gym.envs.custom`.
+    The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`.
+    `service` is positive, all others are negative. With `late`, a request that has violated its
+    SLO is still worth serving; with `burst`, spending a day's violation budget on one peak is
+    charged. `info["cost"]` counts the online requests that violated an SLO for the first time,
+    `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the totals in `summary`.
+    If the scenario names classes of requests (`classes`), each request has its class's SLO and
+    counts once, whatever the class's weight. *The TPOT SLO* in a feature table is the tightest of
+    the online classes. A subclass may add terms (`terms`), and features to `cluster` (`figures`):
+    `ooco_gym.envs.custom`.
 
     ## Starting State
-    `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
-    a warm-up under the base policy. Without options the window is drawn from the seed.
+    `reset(seed=s, options={"window": w})` simulates window w of seed s, a part of the day with
+    its arrivals and lengths, after a warm-up under the base policy. Without options the window is
+    drawn from the seed.
 
     ## Episode End
-    An episode is truncated after `window_s` and never terminated. The load then goes on under the base policy until
-    every online request of the window has finished or missed its SLO; what that adds is in the last reward. A
-    decision is asked only where two actions at least are legal beside the base policy's. A window without a decision
-    ends with its first step, in which only the base policy's action is legal. A cluster or base policy with which no
-    decision can ever come up is refused.
+    An episode is truncated after `window_s` and never terminated. The load then goes on under the
+    base policy until every online request of the window has finished or violated its SLO; the
+    last reward includes this part. A decision point is reached only if at least two actions are
+    legal beside the base policy's. A window without a decision ends with its first step, in which
+    only the base policy's action is legal. The constructor refuses a cluster or base policy under
+    which no decision can come up.
 
     ## Information
-    `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
-    `cost`, `cost_ttft`, `cost_tpot`, `reward/<term>`; at the end `summary`, the protocol's figures of the episode. The
-    info of `reset` has `notes` where there are any: what of the cluster's chips was not measured, a sentence each.
+    `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in
+    continuous time), `cost`, `cost_ttft`, `cost_tpot`, `reward/<term>`; at the end `summary`, the
+    protocol's metrics of the episode. The info of `reset` may have `notes`, sentences on what was
+    not measured on the cluster's chips.
 
     ## Arguments
-    `scenario` is a name in `conf/env`, a YAML's path or a mapping of `Scenario` fields, `workload` and `cluster` are
-    short for these fields, `candidates` is K, `reward` a name in `conf/reward` or a mapping of weights, `interval_s` of
-    decisions by the clock, `shift` one of the scenario's distribution shifts; `levels`, `shares`, `action`, `controls`,
-    `vary` and `shifts` are as in `conf/env`. With `flat` an observation is one vector, and the mask is in
-    `info["action_mask"]` and `action_masks()` as ever.
-    An illegal action does what the base policy would do: `info["illegal_action"]` is then True, and the episode's
-    summary has their number as `illegal_actions`.
+    `scenario` is a name in `conf/env`, a YAML's path or a mapping of `Scenario` fields,
+    `workload` and `cluster` set these fields, `candidates` is K, `reward` a name in `conf/reward`
+    or a mapping of weights, `interval_s` the time between decisions by the clock, `shift` one of
+    the scenario's distribution shifts; `levels`, `shares`, `action`, `controls`, `vary` and
+    `shifts` are as in `conf/env`. With `flat` an observation is one vector; the mask is also in
+    `info["action_mask"]` and `action_masks()`. An illegal action takes the base policy's action:
+    `info["illegal_action"]` is then True, and the episode's summary counts them as
+    `illegal_actions`.
 
     ## Rendering
-    `rgb_array` (needs the extra `render`) is a picture of the cluster as it stands: what each instance runs, its
-    requests and its KV memory in use, who waits and how many were late; Gymnasium's `RecordVideo` (needs moviepy) makes
-    films of it. `ansi` is a line of text on the instances; `human` prints it, `render_fps` times a second at most.
+    `rgb_array` (needs the extra `render`) returns a picture of the cluster: what each instance
+    runs, its requests, its KV memory in use, waiting requests and violations. Gymnasium's
+    `RecordVideo` (needs moviepy) records it. `ansi` is a line of text on the instances; `human`
+    prints it at most `render_fps` times a second.
 
     ## Snapshots
-    `state = env.unwrapped.snapshot()` copies the episode in a fraction of a millisecond, `env.unwrapped.restore(state)`
-    goes on there, bit by bit the same; also in another environment of the same arguments, or after pickling.
+    `state = env.unwrapped.snapshot()` copies the episode in a fraction of a millisecond;
+    `env.unwrapped.restore(state)` continues from it bit-identically, also in another environment
+    with the same arguments, or after pickling.
 
     ## References
     OOCO (arXiv 2511.21862), HyGen (arXiv 2501.14808), Echo (arXiv 2504.03651), BROS (arXiv 2504.09590).
 
     ## Version History
-    * v1 (Gating: v2): each kind of decision has its own table of candidates, and no action is there twice.
+    * v1 (Gating: v2): each kind of decision has its own table of candidates, and no two actions
+      are the same.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}
     id: ClassVar[str] = ""
     decisions: ClassVar[tuple[Decision, ...]] = ()
-    terms: ClassVar[tuple[Term, ...]] = ()  # of the reward, beside those of all environments
-    figures: ClassVar[tuple[Figure, ...]] = ()  # of the observation's `cluster`, beside the common ones
+    terms: ClassVar[tuple[Term, ...]] = ()  # reward terms beside the common ones
+    figures: ClassVar[tuple[Figure, ...]] = ()  # features of `cluster` beside the common ones
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
 
@@ -110,7 +121,7 @@ class DecisionEnv(gym.Env):
         return Episodes(self.config, self.decisions, 1, terms=self.terms, figures=self.figures)
 
     def _attach(self) -> None:
-        """Names the arrays of the one episode, and begins to watch it."""
+        """Names the arrays of the one episode, and starts watching it."""
         buffers = self.episodes.buffers
         self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode,
                             self.metadata["render_modes"], self.metadata["render_fps"])
@@ -122,7 +133,7 @@ class DecisionEnv(gym.Env):
         self._actions, self._mask = buffers.actions[0], buffers.mask[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that a copy in another process needs to go on here."""
+        """Everything that a copy in another process needs to continue."""
         kept = {key: value for key, value in self.__dict__.items()
                 if key not in ("episodes", "_copies", "_row", "_actions", "_mask", "_watch", "_snapshots")}
         return {**kept, "_taken": self.snapshot() if self.episodes.simulations[0] is not None else None}
@@ -138,10 +149,10 @@ class DecisionEnv(gym.Env):
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None
               ) -> tuple[Any, dict[str, Any]]:
-        """Starts a window; see the class.
+        """Starts a window; see the class docstring.
 
         Raises:
-            UserError: an unknown option, or a window that is no whole number of at least 0.
+            UserError: an unknown option, or a window that is not a non-negative integer.
         """
         number = window_number(reset_options(options, ("window",)).get("window"))
         super().reset(seed=seed)
@@ -154,10 +165,10 @@ class DecisionEnv(gym.Env):
                                      **({"notes": notes} if notes else {})}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Answers the decision and runs on to the next one; see the class.
+        """Takes the action and runs to the next decision; see the class docstring.
 
         Raises:
-            UserError: the action is no whole number (or vector of them), or the episode is over.
+            UserError: the action is not an integer (or vector of them), or the episode is over.
         """
         if not (self._started and self.episodes.open(0)):
             raise UserError("the episode is over: call reset()" if self._started else "call reset() before step()")
@@ -197,30 +208,33 @@ class DecisionEnv(gym.Env):
         return self._mask.astype(bool)
 
     def render(self) -> Any:
-        """A picture, uint8 (height, width, 3), or a line of text, as the class says; None where lines are printed.
+        """Returns a picture, uint8 (height, width, 3), or a line of text; None if lines are
+        printed.
 
         Raises:
-            UserError: a picture before the first reset.
+            UserError: a picture is requested before the first reset.
         """
         shown = self._watch.render()
         return None if shown is None else shown[0]
 
     def snapshot(self) -> Snapshot:
-        """A copy of where the episode stands, for `restore`; wrappers and the drawing of windows are not part of it.
+        """Returns a copy of the episode's state for `restore`, without wrappers and the generator
+        of windows.
 
         Raises:
-            UserError: not reset yet.
+            UserError: `reset` has not been called.
         """
         return self._snapshots.take()
 
     def restore(self, state: Snapshot) -> tuple[Any, dict[str, Any]]:
-        """Goes on where a snapshot stands: of this environment, or of another one of the same arguments.
+        """Continues from a snapshot of this environment, or of another one with the same
+        arguments.
 
         Returns:
             Observation and info, as `reset` does.
 
         Raises:
-            UserError: no snapshot, or one of another configuration.
+            UserError: not a snapshot, or one of another configuration.
         """
         self._snapshots.put_back(state)
         self.window, self._started = state.window, True
@@ -229,15 +243,15 @@ class DecisionEnv(gym.Env):
 
     # --- For agents and evaluation ---------------------------------------------------------------------------------
     def base_action(self) -> Any:
-        """The action that does what the base policy would do."""
+        """Returns the action that does what the base policy would do."""
         return self.episodes.base_actions()[0]
 
     def partner_action(self) -> Any:
-        """Raises UserError: the former name of `base_action`."""
+        """Raises UserError: `base_action` replaces it."""
         raise UserError("partner_action() is now base_action(), and the argument partner is base_policy")
 
     def rule_action(self, name: str) -> Any:
-        """The action that expresses what another policy's rule would do now.
+        """Returns the action closest to what another policy's rule would do now.
 
         Raises:
             UserError: no policy of that name.
@@ -246,29 +260,30 @@ class DecisionEnv(gym.Env):
 
     @property
     def rules(self) -> list[str]:
-        """Names that `rule_action` knows."""
+        """Names accepted by `rule_action`."""
         return list_policies()
 
     @property
     def decision_names(self) -> tuple[str, ...]:
-        """The kinds of decisions that the slots of the observation's `decision` stand for."""
+        """The kinds of decisions, in the order of the observation's one-hot `decision`."""
         return tuple(decision.name for decision in self.decisions)
 
     def feature_tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Name, unit, scale, bounds and meaning of every feature of the cluster and of a candidate; those of decisions.
-        """
+        """Returns name, unit, scale, bounds and meaning of every feature of `cluster` and of a
+        candidate, and the meaning of `decision`."""
         return {"cluster": [f._asdict() for f in self.episodes.features],
                 "candidates": [f._asdict() for f in candidate_columns(self.decisions)],
                 "decision": [{"name": name, "meaning": f"1 where '{name}' is what is decided"}
                              for name in self.decision_names]}
 
     def summary(self) -> dict[str, float]:
-        """The protocol's figures of the episode so far."""
+        """Returns the protocol's metrics of the episode so far."""
         return self.episodes.summary(0)
 
     @property
     def simulation(self) -> Any:
-        """The simulation under way; None before the first reset. Its records may be behind: read `sim.loop.look`."""
+        """The simulation in progress; None before the first reset. Records may lag: read
+        `sim.loop.look`."""
         return self.episodes.simulations[0]
 
     def _observation(self) -> Any:
@@ -279,10 +294,11 @@ class DecisionEnv(gym.Env):
 
 
 def box_actions(action: Any, space: spaces.Space) -> np.ndarray:
-    """Vectors of numbers from -1 to 1 as they are kept: int64, from 0 to BOX_ONE; ILLEGAL where one is no number.
+    """Converts actions from -1 to 1 to int64 from 0 to BOX_ONE; a vector with a NaN becomes
+    ILLEGAL.
 
     Raises:
-        UserError: another shape, or no numbers.
+        UserError: another shape, or not numbers.
     """
     try:
         values = np.asarray(action, np.float64)
@@ -295,7 +311,7 @@ def box_actions(action: Any, space: spaces.Space) -> np.ndarray:
 
 
 def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
-    """The observation and action space of one episode."""
+    """Returns the observation and action space of one episode."""
     buffers = episodes.buffers
     size, actions = buffers.candidates.shape[1], buffers.mask.shape[1]
     low, high = features.bounds(episodes.features)

@@ -1,4 +1,4 @@
-"""What a step of N episodes returns: copies of their observations, figures and rewards, made in one compiled call."""
+"""Copies the observations, step information and rewards of N episodes in one compiled call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FIGURES = tuple(key for key in INFO_KEYS if key != "reward")
 
 
 class BatchStep:
-    """Copies of the observations and figures of all episodes of the buffers.
+    """Copies the observations and step information of all episodes of the buffers.
 
-    The parts of the observations share one block of memory, the figures another one, and rewards have their own:
-    keeping one part keeps no more than its block.
+    Observations share one block of memory, step information another one; rewards have their own.
+    Keeping one part keeps only its block.
 
     Args:
-        episodes: the buffers are theirs.
+        episodes: the episodes whose buffers are read.
     """
 
     def __init__(self, episodes: Episodes) -> None:
@@ -37,7 +37,8 @@ class BatchStep:
         self._sizes = -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
 
     def take(self, infos: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Parts of the observations, and rewards; figures and masks of legality go into `infos`."""
+        """Returns the parts of the observations, and the rewards; writes step information and
+        masks into `infos`."""
         observed_size, figures_size = self._sizes
         observed, figures, rewards = np.empty(observed_size, np.float32), np.empty(figures_size), np.empty(self._count)
         copy_out(self._address, observed, figures, rewards)
@@ -52,7 +53,7 @@ class BatchStep:
 
 @inner
 def _copied(source, out, begin):
-    """Copies `source` (one axis) into `out` from `begin` on. Returns where it ends."""
+    """Copies `source` (one axis) into `out[begin:]`. Returns the end index."""
     end = begin + source.size
     there = out[begin:end]  # indices from 0 on, which cannot be negative, are copied in bulk
     for k in range(source.size):
@@ -66,9 +67,10 @@ def copy_out(buffers_address, observed, figures, rewards):
 
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
-        observed: takes cluster, candidates, decision and, as bytes, the mask.
-        figures: takes the figures of the step but for the reward, each for all episodes, and the mask.
-        rewards: takes the reward of each episode.
+        observed: receives cluster, candidates, decision and, as bytes, the mask.
+        figures: receives the columns of step information except the reward, each for all
+            episodes, then the mask.
+        rewards: receives the reward of each episode.
     """
     buffers = buffers_at(buffers_address)
     episodes = rewards.size

@@ -34,19 +34,20 @@ from ooco_gym.sim.costs import length
 from ooco_gym.sim.mixed import sums_latency
 from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
 
-# --- What is observed: `ooco_gym.runtime.features` has the table, and says what each figure means ---------------------
+# --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature ---------------------
 F = columns(ACTION)
 _MOST_TIMES = ACTION[F.time].limit
 
 
 def feature_of(one: Contracted) -> Feature:
-    """A feature of the contract as the environments list theirs."""
+    """Converts a feature of the contract to the environments' `Feature`."""
     return Feature(one.name, one.unit, one.scale, one.limit, one.low, one.high, one.meaning)
 
 
 @inner
 def fill_engine(state, instance, sums, notes, out):
-    """Writes the `ENGINE` features of a mixed instance, as `engine_row` finds them; what it notes goes to `notes`."""
+    """Writes the `ENGINE` features of a mixed instance by `engine_row`, which writes intermediate
+    values to `notes`."""
     row = engine_stack()
     engine_row(state, instance, (sums[BUDGET], sums[BLOCK_ARRIVED], sums[BLOCK_VIOLATED]), notes, row)
     for index in range(out.size):
@@ -55,7 +56,7 @@ def fill_engine(state, instance, sums, notes, out):
 
 @inner
 def fill_actions(state, buffers, i):
-    """Writes the `ACTION` features of every candidate; `fill_engine` has been there before."""
+    """Writes the `ACTION` features of every candidate; `fill_engine` must have run before."""
     notes, levels, tpot_ps = buffers.notes[i], buffers.levels, state.config.default_tpot_ps
     alone, online_work, offline_work = notes[ALONE_PS], notes[ONLINE_PS], notes[OFFLINE_PS]
     count = np.int64(notes[SLACKS])
@@ -87,24 +88,26 @@ def observe_engine(state, buffers, i):
 # --- What is offered, and what an action does ---------------------------------------------------------------------
 TIME, ONLINE, OFFLINE = range(3)  # rows of StepBuffers.levels
 SHARES = ("online", "offline")
-LEAST_TOKENS = 256  # of an iteration that nothing fits into: what can run goes on
+LEAST_TOKENS = 256  # tokens of an iteration into which nothing fits, so that runnable requests go on
 
 
 @inlined
 def _limits(online_ps, offline_ps, tokens):
-    """Limits of an iteration in which any chunk is worth its while."""
+    """Limits of an iteration without a smallest chunk."""
     online_ps, offline_ps, one, none = np.int64(online_ps), np.int64(offline_ps), np.int64(1), np.int64(0)
     return Limits(online_ps, offline_ps, offline_ps, np.int64(tokens), one, one, none, none, np.int64(RECOMPUTE))
 
 
 @inner
 def compose(state, instance, limit_ps, online_share, offline_share):
-    """Composes the next iteration by times. It is never empty where a request can run. Returns its tokens.
+    """Composes the next iteration by predicted latency, and returns its tokens. It is never empty
+    if a request can run.
 
     Args:
-        limit_ps: how long the iteration may take, as believed; online decodes may exceed it.
-        online_share: share of the time beside online decodes that online prompts may take.
-        offline_share: share of it up to which offline work may fill the iteration; 0: none.
+        limit_ps: limit on the predicted latency; online decodes may exceed it.
+        online_share: share of the time left by online decodes that online prompts may take.
+        offline_share: share of that time up to which offline work may fill the iteration; 0:
+            none.
     """
     spec, batch, count, context = state.instances[instance], state.members[BATCH, instance], 0, np.int64(0)
     for place in range(spec.running):
@@ -122,13 +125,13 @@ def compose(state, instance, limit_ps, online_share, offline_share):
     while tokens == 0 and (spec.running > 0 or spec.online_waiting > 0 or spec.offline_waiting > 0):
         tokens = fill(state, instance, _limits(NEVER, NEVER, min(budget, LEAST_TOKENS)))
         if tokens == 0 and not preempt_last(state, instance, OFFLINE_CLASS, -1, RECOMPUTE):
-            break  # what runs is blocked by the memory of others of its class, none by an offline request's
+            break  # running requests are blocked by the memory of their own class, not by offline requests
     return tokens
 
 
 @inlined
 def _decodes_online(state, instance):
-    """Whether an online request decodes there, and whether there is anything else to do."""
+    """Whether an online request decodes on the instance, and whether it has any other work."""
     spec, batch, some, others = state.instances[instance], state.members[BATCH, instance], False, False
     others = spec.online_waiting > 0 or spec.offline_waiting > 0
     place = 0
@@ -144,7 +147,7 @@ def _decodes_online(state, instance):
 
 @step_kernel
 def offer_times(state, buffers, i):
-    """Every answer, where there is more to do than online decodes."""
+    """Offers every combination if there is more to do than online decodes."""
     decodes, others = _decodes_online(state, state.pending.instance)
     if not others:
         return 0
@@ -174,10 +177,11 @@ def answer_times(state, buffers, i):
 
 
 def time_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
-    """The answers: float64[3, candidates]: time over the TPOT SLO, online share, offline share; by time, ascending.
+    """Returns the candidates, float64[3, candidates]: time over the TPOT SLO, online share,
+    offline share, by ascending time.
 
     Raises:
-        UserError: no levels, shares that are none, or too many of all.
+        UserError: no levels, invalid shares, or too many combinations.
     """
     check_keys("shares", config.shares, SHARES)
     lists = {name: config.shares.get(name, (0.0, 0.5, 1.0)) for name in SHARES}
@@ -204,25 +208,28 @@ DECISION = Decision(
 
 
 class BatchingEnv(DecisionEnv):
-    """How the next iterations of an engine are filled that puts prompts and decodes of both classes into one batch.
+    """How to fill the next iterations of an engine that puts prompts and decodes of both classes
+    into one batch.
 
     ## Description
-    HyGen (arXiv 2501.14808) fills every iteration up to one latency budget, vLLM up to one number of tokens. Here both
-    are chosen anew at each iteration with a choice, or every `interval_s` of each instance: how long it may take, and
-    up to which shares of that time online prompts and offline work may fill it. `fill`
-    (`ooco_gym/policy/latency_budget.py`) turns that into tokens by believed latencies. Online decodes are in every
-    iteration; iterations of online decodes alone leave no choice.
+    HyGen (arXiv 2501.14808) fills every iteration up to one latency budget, vLLM up to one number
+    of tokens. Here the agent chooses, at each iteration with a choice (or every `interval_s` per
+    instance), how long the iteration may take, and up to which shares of that time online prompts
+    and offline work may fill it. `fill` (`ooco_gym/policy/latency_budget.py`) converts these to
+    tokens by predicted latencies. Every iteration includes the online decodes; iterations of
+    online decodes only leave no choice.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 online decodes alone (legal where there are any), 1 what the base policy would do, `2 + k` a
-    time with two shares: K are all combinations of `levels` and `shares`, but for those where both shares are 0. With
-    `action="box"` `Box(-1, 1, (3,))`: time (from the least to the largest of `levels`), online share, offline share
-    (from 0 to 1); where one of them is not a number, the base policy's answer is taken.
+    `Discrete(2 + K)`: 0 runs only online decodes (legal if there are any), 1 does what the base
+    policy would do, `2 + k` takes a time with two shares. The K candidates are all combinations
+    of `levels` and `shares` except those with both shares 0. With `action="box"` the space is
+    `Box(-1, 1, (3,))`: time (from the least to the largest of `levels`), online share and offline
+    share (from 0 to 1); a vector with a NaN takes the base policy's action.
 
     ## Candidates
-    All combinations, by time. Online prompts get their share of the time beside online decodes; offline work then fills
-    the iteration up to its share of it: with decodes, and with prompts where no online prompt is held back. An
-    iteration that nothing fits into goes on with a few tokens.
+    All combinations, by time. Online prompts get their share of the time left by online decodes.
+    Offline work then fills the iteration up to its share: with decodes, and with prompts if no
+    online prompt is held back. If nothing fits, the iteration runs a few tokens.
     """
 
     id: ClassVar[str] = "ooco_gym/Batching-v1"

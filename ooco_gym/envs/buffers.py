@@ -1,4 +1,5 @@
-"""What a compiled step of N episodes reads and writes, laid down once: see `stepping.step_all`."""
+"""Arrays that a compiled step of N episodes reads and writes, allocated once: see
+`stepping.step_all`."""
 
 from __future__ import annotations
 
@@ -15,61 +16,63 @@ from ooco_gym.policy.decisions import POINTS
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 
-# --- Kinds of decisions: the points of the simulator; who gives way before an iteration is composed, and which offline
-# requests enter one that is composed but for them; and by the clock one of some levels, or a vector of levels ---------
+# --- Kinds of decisions: the simulator's points; who is preempted before an iteration is composed, and which offline
+# requests enter a composed one; and by the clock one of some levels, or a vector of levels ---------------------------
 NO_KIND, RECLAIM, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 6)
-OF_ENGINES = (COMPOSE, RECLAIM, ADMIT)  # decisions of one mixed instance, in the order in which they are asked
+OF_ENGINES = (COMPOSE, RECLAIM, ADMIT)  # decisions of one mixed instance
 DECLINE_ACTION, BASE_ACTION, FIXED = contract.DECLINE_ACTION, contract.BASE_ACTION, contract.FIXED
 ILLEGAL = -1
-BOX_ONE = 1 << 30  # of an action that is a vector of numbers from 0 to 1: they are kept as whole ones up to this
+BOX_ONE = 1 << 30  # Box actions are stored as integers from 0 to this
 
 # --- Columns of StepBuffers.status -----------------------------------------------------------------------------------
-# WAS_ILLEGAL, ILLEGALS: whether an action was illegal since it was last looked at, and how many of the episode's were
+# WAS_ILLEGAL: an action was illegal since the flag was last read. ILLEGALS: illegal actions of
+# the episode.
 (KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, WAS_ILLEGAL, ILLEGALS, TURN) = range(10)
-MORE = -9  # an answer: the decision goes on with another pick
+MORE = -9  # return value of an answer: the decision continues with another pick
 MOST_PICKS = 16  # of one decision
 NOTES = 8
 MOST_PARTS = 3  # numbers of an action that may stay in force
 # --- Columns of StepBuffers.held: until when an action is in force, and the action ----------------------------------
 (HELD_UNTIL_PS, HELD_ACTION, HELD) = 0, 1, 1 + MOST_PARTS
 # --- Slots of StepBuffers.settings ----------------------------------------------------------------------------------
-# OFFERED: most requests that are offered, where another decision of the environment has more candidates
-# ANY_ILLEGAL: whether WAS_ILLEGAL is set of any episode
+# OFFERED: most requests to offer, if another decision of the environment has more candidates
+# ANY_ILLEGAL: whether any episode has WAS_ILLEGAL set
 (CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, BOX, OFFERED, ANY_ILLEGAL, SETTINGS) = range(8)
 
 
 class StepBuffers(NamedTuple):
-    """N episodes, K candidates, A = FIXED + K actions, P dimensions of an action. Everything is written in place."""
+    """Arrays of N episodes, written in place: K candidates, A = FIXED + K actions, P dimensions
+    of an action."""
 
     handles: np.ndarray  # int64[N], addresses of the episodes' states
-    rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the base policy's
+    rules: np.ndarray  # int64[2, 6], addresses of rules: row 0 asks the agent, row 1 is the base policy's
     offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the base policy decides
     answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
-    bases: np.ndarray  # int64[KINDS], of CLOCK, RECLAIM, ADMIT: address of the function that does what the base policy
+    bases: np.ndarray  # int64[KINDS], for CLOCK, RECLAIM, ADMIT: address of the function that does what the base policy
     # would do
     observers: np.ndarray  # int64[KINDS], address of the function that completes an observation; 0: the common one
-    shown: np.ndarray  # int64[C], which of features.CLUSTER are in `cluster`, where the common code fills it
-    slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
+    shown: np.ndarray  # int64[C], indices in features.CLUSTER of the columns of `cluster`, if common code fills it
+    slots: np.ndarray  # int64[KINDS], slot of each kind in `decision`
     actions: np.ndarray  # int64[N, P]
-    status: np.ndarray  # int64[N, TURN], where each episode stands
-    chosen: np.ndarray  # int32[N, K], what the candidates are: positions, requests, instances or levels; -1: none
+    status: np.ndarray  # int64[N, TURN], progress of each episode
+    chosen: np.ndarray  # int32[N, K], the candidates: positions, requests, instances or levels; -1: none
     planned: np.ndarray  # int32[N, MOST_PICKS], what the base policy would pick
-    picked: np.ndarray  # int32[N, MOST_PICKS], what has been picked
-    levels: np.ndarray  # float64[values, levels], values of what is controlled by the clock, or of each candidate
+    picked: np.ndarray  # int32[N, MOST_PICKS], picks so far
+    levels: np.ndarray  # float64[values, levels], values of the levels set by the clock, or of each candidate
     params: np.ndarray  # int64[P], their indices in State.params
     settings: np.ndarray  # float64[SETTINGS]
     weights: np.ndarray  # float64[terms of the reward, then the environment's own]
     own_terms: np.ndarray  # int64[own terms], addresses of their readings (`custom.reading`)
-    own_figures: np.ndarray  # int64[own figures], the same; they are the last columns of `cluster`
+    own_figures: np.ndarray  # int64[own figures], the same for the last columns of `cluster`
     own_scales: np.ndarray  # float64[own figures, 4] (`custom.scales_of`)
     reward_sums: np.ndarray  # float64[N, REWARD_SUMS + 3 own terms]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
-    tuned: np.ndarray  # float64[N], the packing setting as the base policy was tuned (or profiled) for the window
-    notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
-    held: np.ndarray  # int64[N, instances, HELD], the answers that stay in force on each
-    iteration: np.ndarray  # int64[N, OPEN_FIGURES + K], of ADMIT: the iteration as composed (`latency_budget.
-    # leave_open`), and what it is believed to take with each candidate, in ps; of RECLAIM: what becomes of the memory
-    # of each candidate (RECOMPUTE, SWAP)
+    tuned: np.ndarray  # float64[N], the base policy's tuned (or profiled) packing parameter for the window
+    notes: np.ndarray  # float64[N, NOTES], values that an environment keeps between decisions
+    held: np.ndarray  # int64[N, instances, HELD], the actions that stay in force on each instance
+    iteration: np.ndarray  # int64[N, OPEN_FIGURES + K], for ADMIT: the composed iteration (`latency_budget.
+    # leave_open`), and its predicted latency with each candidate, in ps; for RECLAIM: what happens to
+    # each candidate's memory (RECOMPUTE, SWAP)
     cluster: np.ndarray  # float32[N, features of the cluster]
     candidates: np.ndarray  # float32[N, K, F]
     mask: np.ndarray  # int8[N, A]
@@ -79,7 +82,7 @@ class StepBuffers(NamedTuple):
 def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: tuple[int, int] = (1, 1),
                   actions: int | None = None, decisions: int = 1, cluster: int = 1, features: int = 1,
                   instances: int = 1, own_terms: int = 0, own_figures: int = 0) -> StepBuffers:
-    """Allocates buffers, zeroed."""
+    """Allocates zeroed buffers."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
@@ -98,12 +101,12 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
     )
 
 
-# What belongs to one episode, but for its address.
+# The arrays with a row per episode, except its address.
 ROWS = ("actions", "status", "chosen", "planned", "picked", "reward_sums", "days", "tuned", "notes", "held",
         "iteration", "cluster", "candidates", "mask", "decision")
 _EXAMPLE = empty_buffers(1, 1)
 BUFFERS_TYPE = typeof(_EXAMPLE)
-buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's address
+buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers at a handle's address
 _LAYOUT = layout(_EXAMPLE)
 
 STEP_SIGNATURE = types.int64(Reference(STATE_TYPE), Reference(BUFFERS_TYPE), types.int64)
@@ -111,16 +114,17 @@ kernel_at = function_at(types.FunctionType(STEP_SIGNATURE))
 
 
 def buffers_handle(buffers: StepBuffers) -> Handle:
-    """Lays buffers down for `stepping.step_all`."""
+    """Lays out buffers for `stepping.step_all`."""
     return Handle(buffers, _LAYOUT)
 
 
 def step_kernel(function: Any) -> Any:
-    """Compiles what an environment adds for one kind of decision: a function of (state, buffers, episode i).
+    """Compiles an environment's function of (state, buffers, episode i) for one kind of decision.
 
-    An *offer* writes `buffers.chosen[i]`, the features of the candidates and what of the mask is legal beside the
-    base policy's action, and returns how many actions that is. An *answer* turns the action `buffers.actions[i]` into
-    an answer for the simulator, or MORE where another pick follows.
+    An *offer* writes `buffers.chosen[i]`, the candidates' features and the legal actions of the
+    mask (beside the base policy's), and returns the number of these actions. An *answer* converts
+    the action `buffers.actions[i]` to an answer for the simulator, or returns MORE if another
+    pick follows.
     """
     return jit(STEP_SIGNATURE, no_cpython_wrapper=True)(function)
 

@@ -1,4 +1,4 @@
-"""`ooco_gym/Colocation-v1`: all decisions, each when it is due, by one agent."""
+"""`ooco_gym/Colocation-v1`: one agent takes all decisions of relaxed and strict pools."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from ooco_gym.envs.vector import register
 
 
 class ColocationEnv(DecisionEnv):
-    """The whole of a co-located cluster by one agent; a base policy only composes the batches.
+    """One agent takes all decisions of a co-located cluster; a base policy only composes the
+    batches.
 
     ## Description
-    Prefills that start, eviction, interruption, migration, packing and, where there is a choice, routing: each is asked
-    when it is due, and `decision` says which it is. What one decides, the others meet: pulls fill the memory that
-    pushes need, gates start what arrivals stop. The base policy composes strict batches within the margin that packing
-    sets.
+    The decisions are prefill starts, eviction, interruption, migration, packing and, if there is
+    a choice, routing; `decision` names the present one. They interact: pulls fill the memory that
+    pushes need, gates start what arrivals stop. The base policy composes strict batches within
+    the margin that packing sets.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is the decision's own *no* (hold, let the newcomer wait, keep on, no more picks, stay), 1 does
-    what the base policy would do, `2 + k` takes candidate k. Each is as in its own environment.
+    `Discrete(2 + K)`: 0 is the decision's own *no* (hold, let the newcomer wait, keep on, no more
+    picks, stay), 1 does what the base policy would do, `2 + k` takes candidate k, as in the
+    decision's own environment.
 
     ## Candidates
-    Those of the decision that is due.
+    The candidates of the present decision.
     """
 
     id: ClassVar[str] = "ooco_gym/Colocation-v1"

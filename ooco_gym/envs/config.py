@@ -1,4 +1,5 @@
-"""What an episode is made of: scenario, base policy, window, reward; read from `conf/env` and `conf/reward`."""
+"""Configuration of an episode: scenario, base policy, window, reward; read from `conf/env` and
+`conf/reward`."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
 from ooco_gym.workload import from_file, of_trace
 
-DRAIN_S = 120.0  # most that is played after a window, to see its online requests through
+DRAIN_S = 120.0  # longest simulation after a window, for its online requests to finish
 MOST_CANDIDATES = 64
-TIMING = "ooco"  # unless given: environments are frozen, and stay so where a chip gets measured kernels
-PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
+TIMING = "ooco"  # default: environments stay the same when a chip gets measured kernels
+PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # policies' parameters for how full steps are packed
 LOADS = ("rate_scale", "online_rate")
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 _INSTEAD = {"duration_s": "window_s sets their length", "warmup_s": "the environment's own warmup_s sets theirs",
             "seed": "reset(seed=…) sets it"}
-CONDITION = "condition"  # of what varies: whole conditions, each a mapping of scenario fields
-NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
+CONDITION = "condition"  # key of `vary`: whole conditions, each a mapping of scenario fields
+NOT_ARGUMENTS = ("id", "name", "splits", "description")  # keys of `env` configurations that are no arguments
 _DEFAULTS = {"base_policy": "ooco", "window_s": 1800.0, "warmup_s": 300.0, "candidates": 8, "reward": "penalty",
              "interval_s": 1.0, **dict.fromkeys(("levels", "shares", "action", "controls", "vary", "shifts"))}
 _KEYS = ("id", "name", "description", "scenario", "splits", *_DEFAULTS)
@@ -34,22 +35,24 @@ _KEYS = ("id", "name", "description", "scenario", "splits", *_DEFAULTS)
 
 @dataclass(frozen=True)
 class EpisodeConfig:
-    """Conditions of an environment's episodes.
+    """Configuration of an environment's episodes.
 
     Attributes:
-        scenario: the load and the cluster; seed and time of day change from window to window.
-        base policy: policy that takes all other decisions, as `policy_of` takes it.
-        window_s, warmup_s: lengths, in seconds.
-        candidates: how many are offered at a decision (K).
-        weights: float64[terms], of the reward's terms, those of the environment's own last.
-        interval_s: from one decision by the clock to the next, in seconds.
+        scenario: load and cluster; seed and time of day change from window to window.
+        base_policy: the policy that takes all other decisions, in any form that `policy_of`
+            accepts.
+        window_s, warmup_s: durations, in seconds.
+        candidates: number of candidates at a decision (K).
+        weights: float64[terms], weights of the reward's terms, the environment's own last.
+        interval_s: time between decisions by the clock, in seconds.
         levels: shares of the TPOT SLO to which steps may be packed.
-        shares: of the time that an iteration may take: `online` prompts' and `offline` work's, lists to choose from.
-        box: an action is a vector of numbers rather than one of the candidates.
-        controls: parameters of the base policy that may be turned, and the size of a step of each.
-        vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices. What a shift sets stays
-            as it is; so does what a file varies and the argument `scenario` sets. `condition` is a list of mappings,
-            one of which is drawn; where one of their fields is set from outside, none is.
+        shares: lists of shares of an iteration's time to choose from, for `online` prompts and
+            `offline` work.
+        box: an action is a vector of numbers, not one of the candidates.
+        controls: parameters of the base policy that an action sets, each with its step size.
+        vary: scenario fields drawn for each window: `[low, high]`, or a list of choices. A field
+            that a shift or the argument `scenario` sets is not drawn. `condition` is a list of
+            mappings, one of which is drawn, unless one of their fields is set from outside.
     """
 
     scenario: Scenario
@@ -66,7 +69,8 @@ class EpisodeConfig:
     vary: Mapping[str, Any] = field(default_factory=dict)
 
     def window(self, seed: int, number: int) -> Scenario:
-        """The scenario of window `number` of `seed`: both key time of day, arrivals, lengths, what varies."""
+        """Returns the scenario of window `number` of `seed`; both key time of day, arrivals,
+        lengths and what varies."""
         key = np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, number & 0xFFFFFFFF])
         first, second = (int(word) for word in key.generate_state(2))
         begin_s, span_s = DAY_S, DAY_S  # a day later: the warm-up may begin before midnight
@@ -82,7 +86,8 @@ class EpisodeConfig:
                                    drain_s=DRAIN_S, **changes)
 
     def clusters(self) -> list[Any]:
-        """All clusters that windows may have, as scenarios name them, the scenario's own first."""
+        """All clusters that windows may have, in the scenario's notation, the scenario's own
+        first."""
         conditions = [one["cluster"] for one in self.vary.get(CONDITION, ()) if "cluster" in one]
         return [self.scenario.cluster, *self.vary.get("cluster", ()), *conditions]
 
@@ -100,14 +105,15 @@ def episode_config(default: str, *, scenario: Any = None, base_policy: Any = Non
     Args:
         default: name in `conf/env`.
         scenario: None, a name in `conf/env`, a YAML path, a mapping of scenario fields, or a `Scenario`.
-        workload, cluster: in short for these fields of the scenario.
+        workload, cluster: set these fields of the scenario.
         shift: name of one of the default's distribution shifts.
-        most_candidates: more than the environment can ever offer are cut to this.
-        terms: of the reward, which the environment has of its own.
-        **others: refused, with the nearest name that there is; all the rest is as in `conf/env`, None as there.
+        most_candidates: upper limit of `candidates`.
+        terms: the environment's own reward terms.
+        **others: unknown arguments, which are refused. All other arguments are as in `conf/env`
+            (None: the file's value).
 
     Raises:
-        UserError: unknown names or keys, or figures out of range.
+        UserError: unknown names or keys, or values out of range.
     """
     if not (scenario is None or isinstance(scenario, (str, os.PathLike, Mapping, Scenario))):
         raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
@@ -134,17 +140,18 @@ def episode_config(default: str, *, scenario: Any = None, base_policy: Any = Non
 
 
 def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
-    """The configuration under another condition.
+    """Returns the configuration with scenario fields changed.
 
     Args:
-        config: of the environment.
-        changes: scenario fields to values, `offline.rate` being one key of a field; or `load`, a share of the stored
-            peak factor of workload, cluster and SLO. With another workload, cluster or SLO and no online load the load
-            is that peak. What is changed does not vary from window to window.
-        where: what an error begins with.
+        config: the environment's configuration.
+        changes: maps scenario fields to values (`offline.rate` is a key of a field), or has
+            `load`, a share of the stored peak factor of workload, cluster and SLO. If workload,
+            cluster or SLO change and no online load is given, the load is that peak. Changed
+            fields do not vary from window to window.
+        where: prefix of error messages.
 
     Raises:
-        UserError: an unknown field, a value that it cannot have, or no peak factor is stored.
+        UserError: an unknown field, an invalid value, or no stored peak factor.
     """
     changes = dict(changes)
     load = changes.pop("load", None)
@@ -158,21 +165,21 @@ def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> Epis
     if load is not None or ({"workload", "cluster", "slo"} & set(changes) and not set(LOADS) & set(changes)):
         changes |= dict.fromkeys(LOADS)
     if _is_trace(changes) and not any(str(name).startswith("offline") for name in changes):
-        changes["offline"] = None  # its own offline requests alone
+        changes["offline"] = None  # only the trace's own offline requests
     scenario = _changed(where, config.scenario, changes)
     if load is not None:
         scenario = scenario.with_(rate_scale=float(load) * scenario.online_scale())
     given = {str(name).partition(".")[0] for name in changes}
     if _is_trace(changes):
         given |= {name for name in config.vary if name.startswith("offline")}
-    given |= set(LOADS) if set(LOADS) & set(changes) else set()  # a load by another name does not vary either
+    given |= set(LOADS) if set(LOADS) & set(changes) else set()  # a load under another name does not vary either
     vary = {name: values for name, values in config.vary.items()
             if name not in changes and name not in given and not (name == CONDITION and _fields(values) & given)}
     return replace(config, scenario=scenario, vary=vary)
 
 
 def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:
-    """Reads the options of a `reset`; one that is unknown is refused."""
+    """Reads the options of a `reset`; unknown options are refused."""
     values = _mapping("options", options, f"options of reset: {', '.join(known)}")
     for name in values:
         if name not in known:
@@ -181,7 +188,7 @@ def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:
 
 
 def window_number(value: Any) -> int | None:
-    """Reads which window of its seed an episode plays; None: it is drawn."""
+    """Reads an episode's window number; None means it is drawn."""
     return None if value is None else whole_number("options['window']", value, 0, 2**32 - 1)
 
 
@@ -217,8 +224,8 @@ def _levels(value: Any) -> tuple[float, ...]:
 
 def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, Any], shift: str | None, trace: bool,
                   usual: Mapping[str, Any]) -> Any:
-    """What varies, less what a shift or a scenario beside it sets; what varies the usual load does not vary a trace's.
-    """
+    """Returns what varies, without what a shift or a given scenario sets; a trace's load does not
+    vary as the default load does."""
     listed = base.get("vary")
     if not isinstance(listed, Mapping):
         return listed
@@ -233,19 +240,20 @@ def _unless_given(base: Mapping[str, Any], scenario: Any, short: Mapping[str, An
 
 
 def _field(name: str) -> str:
-    """The field of a scenario that `offline.rate` is a key of."""
+    """The field of a scenario name, such as `offline` for `offline.rate`."""
     return str(name).partition(".")[0]
 
 
 def _fields(conditions: Any) -> set[str]:
-    """Fields that any of some conditions sets; of the load by all its names."""
+    """All fields that conditions set; one name of the load stands for all its names."""
     listed = conditions if isinstance(conditions, (list, tuple)) else ()
     found = {_field(name) for one in listed if isinstance(one, Mapping) for name in one}
     return found | set(LOADS) if found & set(LOADS) else found
 
 
 def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
-    """What varies, held against the scenario once, so that no window finds a mistake."""
+    """Returns what varies after checking every value against the scenario, so that no window
+    finds an error."""
     vary = _mapping("vary", value, "scenario fields to [low, high] or a list of choices")
     check_keys("vary", [_field(name) for name in vary if name != CONDITION], Scenario.__dataclass_fields__)
     for name, values in vary.items():
@@ -263,7 +271,8 @@ def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
 
 
 def _changed(where: str, scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario with some fields changed; the error for a value that it cannot have begins with `where`."""
+    """Returns the scenario with some fields changed; an error for an invalid value begins with
+    `where`."""
     merged = _merged(scenario, changes)
     try:
         return scenario.with_(**merged)
@@ -272,7 +281,7 @@ def _changed(where: str, scenario: Scenario, changes: Mapping[str, Any]) -> Scen
 
 
 def _is_trace(fields: Mapping[str, Any]) -> bool:
-    """Whether fields of a scenario name a trace file as its workload."""
+    """Whether scenario fields name a trace file as the workload."""
     workload = fields.get("workload")
     return isinstance(workload, (str, os.PathLike, Mapping)) and from_file(of_trace(workload))
 
@@ -285,7 +294,7 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
         if given.get("online_rate") is not None:
             fields.pop("rate_scale", None)
         fields.update(given)
-    if _is_trace({**fields, **changes}) and not _is_trace(usual):  # its own load, but for what is said
+    if _is_trace({**fields, **changes}) and not _is_trace(usual):  # the trace's own load, except what is given
         fields = {key: value for key, value in fields.items()
                   if key not in (*LOADS, "offline") or value != usual.get(key)}
     chosen = given if isinstance(given, Scenario) else Scenario.from_config(fields)
@@ -301,7 +310,7 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
 
 
 def _check_of_windows(fields: Mapping[str, Any]) -> None:
-    """Refuses a field that would be without effect."""
+    """Raises UserError for a field that would have no effect."""
     for name in _SET_BY_WINDOWS:
         if fields.get(name) is not None:
             raise UserError(f"scenario.{name}={fields[name]!r} is without effect in an environment, each of whose "
@@ -309,10 +318,11 @@ def _check_of_windows(fields: Mapping[str, Any]) -> None:
 
 
 def _merged(scenario: Scenario, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of scenario fields, where a mapping (`offline: {rate: 2}`, or `offline.rate: 2`) changes one key of it.
+    """Returns changes of scenario fields; a mapping (`offline: {rate: 2}`, or `offline.rate: 2`)
+    changes one key.
 
     Raises:
-        UserError: no field of that name.
+        UserError: unknown field.
     """
     merged: dict[str, Any] = {}
     for key, value in changes.items():
@@ -325,7 +335,7 @@ def _merged(scenario: Scenario, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drawn(random: np.random.Generator, values: Any) -> Any:
-    """A value: uniform between two numbers, or one of a list."""
+    """Draws a value: uniform between two numbers, or one of a list."""
     if _is_range(values):
         return float(random.uniform(values[0], values[1]))
     return values[int(random.integers(len(values)))]
@@ -336,8 +346,8 @@ def _is_range(values: Any) -> bool:
 
 
 def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
-    """Reads the weights of the reward's terms: a name in `conf/reward`, a YAML path or a mapping. Of those left out a
-    common term has the weight 0, one of the environment's `own` the weight that it says.
+    """Reads the weights of the reward's terms from a name in `conf/reward`, a YAML path or a
+    mapping. Common terms default to weight 0, the environment's `own` terms to their own weight.
 
     Raises:
         UserError: an unknown term, or a negative weight.
@@ -355,8 +365,8 @@ def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
 
 
 def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:
-    """(Index in State.params of the setting that says how full steps are packed, -1 for none; its factor to a share of
-    the SLO)."""
+    """Returns the index in State.params of the packing parameter (-1: none), and the factor that
+    converts it to a share of the SLO."""
     names = [param.name for param in policy.params]
     if "slo_margin" in names:
         return names.index("slo_margin"), 1.0

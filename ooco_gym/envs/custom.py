@@ -1,7 +1,7 @@
-"""What an environment has of its own beside its decisions: terms of the reward, and figures of the cluster.
+"""An environment's own terms of the reward and features of the cluster.
 
-Both read the simulator by a compiled function of (state, instance) that returns a number, a *reading*. `examples/
-own_reward.py` has one of each in a file of its own, which needs no other change anywhere.
+Both are a *reading* of the simulator: a compiled function of (state, instance) that returns a
+number. `examples/own_reward.py` has one of each in a single file.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from ooco_gym.sim.state import STATE_TYPE
 
 READING = types.float64(Reference(STATE_TYPE), types.int64)
 reading_at = function_at(types.FunctionType(READING))
-SCALES = ("as is", "linear", "log", "signed log")  # of `Feature.scale`
+SCALES = ("as is", "linear", "log", "signed log")  # values of `Feature.scale`
 KIND, LIMIT, LOW, HIGH = range(4)  # columns of the scales
 
 
 def reading(function: Any) -> Any:
-    """Compiles a function of (state, instance) that returns a number; it is kept on disk like all compiled code.
+    """Compiles a function of (state, instance) that returns a number; the result is cached on
+    disk.
 
-    `ooco_gym/sim/records.py` has what `state` holds. `instance` is where a decision is taken, an index of
-    `state.instances`; a term of the reward is given -1. It must change nothing.
+    `ooco_gym/sim/records.py` defines `state`. `instance` is the index in `state.instances` where
+    a decision is taken; for a reward term it is -1. A reading must not change the state.
     """
     return jit(READING, no_cpython_wrapper=True)(function)
 
 
 class Term(NamedTuple):
-    """A term of the reward: its weight times what a reading has grown by since the last decision.
+    """A reward term: its weight times the increase of a reading since the last decision.
 
-    What costs is a reading that falls. The difference of a potential of the state is a term as well (Ng et al. 1999).
+    A cost is a reading that falls. A term may also be the difference of a potential of the state
+    (Ng et al. 1999).
     """
 
     name: str  # `info["reward/<name>"]`, and the key of its weight in `reward`
-    total: Any  # a reading: a total so far
-    weight: float = 1.0  # unless `reward` says another one
+    total: Any  # a reading: the total so far
+    weight: float = 1.0  # default; `reward` overrides it
 
 
 class Figure(NamedTuple):
-    """A figure of the observation's `cluster`, after those that all environments have."""
+    """A feature of the observation's `cluster`, after those that all environments have."""
 
     feature: Feature  # name, unit, scale, limit, bounds, meaning
     value: Any  # a reading, in the feature's unit
@@ -55,7 +57,8 @@ class Figure(NamedTuple):
 
 def check(terms: Sequence[Term], figures: Sequence[Figure], known_terms: Sequence[str],
           known_figures: Sequence[str]) -> None:
-    """Refuses terms and figures of a class that cannot be told apart (also from those known), scaled or shown."""
+    """Raises UserError for terms and features with duplicate names (also among those known), or
+    invalid weights, scales or bounds."""
     features = [figure.feature for figure in figures]
     for kind, names in (("term", [*known_terms, *(term.name for term in terms)]),
                         ("figure", [*known_figures, *(feature.name for feature in features)])):
@@ -77,19 +80,19 @@ def check(terms: Sequence[Term], figures: Sequence[Figure], known_terms: Sequenc
 
 
 def addresses_of(readings: Sequence[Any]) -> np.ndarray:
-    """Where readings are: int64[n]."""
+    """Addresses of readings: int64[n]."""
     return np.array([address_of(one, READING) for one in readings], np.int64)
 
 
 def scales_of(figures: Sequence[Figure]) -> np.ndarray:
-    """How readings become figures: float64[figures, 4]."""
+    """The scales of features: float64[figures, 4]."""
     rows = [(SCALES.index(one.scale), one.limit, one.low, one.high) for one, _ in figures]
     return np.array(rows, np.float64).reshape(len(rows), 4)
 
 
 @inlined
 def scaled(value, scale):
-    """A reading as it is observed: on its scale (a row of `scales_of`), cut at its bounds."""
+    """Scales a reading (`scale` is a row of `scales_of`) and clips it to its bounds."""
     kind = scale[KIND]
     if kind == 1.0:
         value /= scale[LIMIT]

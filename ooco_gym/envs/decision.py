@@ -1,6 +1,7 @@
-"""One kind of decision: where it is asked, what is offered, what an action means, and what it is called.
+"""One kind of decision: its decision point, candidates, the meaning of actions, and its names.
 
-An environment's file makes its `Decision` of these pieces; everything that shows or plays environments reads it there.
+An environment's file builds a `Decision` from these parts; pages, pictures and evaluation read it
+there.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from ooco_gym.sim.state import State
 
 
 class OpenDecision(NamedTuple):
-    """A decision that waits for its answer, and what a rule answers to it: for `Decision.action_of`."""
+    """A pending decision and a rule's answer to it, for `Decision.action_of`."""
 
     state: State
     answer: int
-    picks: np.ndarray  # int32, requests that it wrote
+    picks: np.ndarray  # int32, requests that the rule wrote
     chosen: np.ndarray  # int32[K], row of StepBuffers.chosen
     turn: np.ndarray  # int64[TURN], row of StepBuffers.status
 
@@ -38,8 +39,8 @@ class OpenDecision(NamedTuple):
         return int(self.turn[PICKED])
 
     def closest(self, requests: np.ndarray, wanted: int) -> int:
-        """The action of the request that a rule wants, or of the one offered (int32[k], in the order of the
-        candidates) that is closest in length."""
+        """Returns the action of the request that a rule wants, or of the offered one (int32[k],
+        in the order of the candidates) closest in length."""
         if not len(requests):
             return 0
         same = np.flatnonzero(requests == wanted)
@@ -50,7 +51,7 @@ class OpenDecision(NamedTuple):
         return FIXED + int(np.argmin(np.abs(size[requests] - size[wanted])))
 
     def offered(self) -> np.ndarray:
-        """What the candidates are (positions, requests, instances), those that there are: int32[k]."""
+        """The candidates (positions, requests, instances) without empty slots: int32[k]."""
         return self.chosen[self.chosen >= 0]
 
 
@@ -59,11 +60,11 @@ class Controls(NamedTuple):
 
     names: list[str]
     levels: np.ndarray  # float64[P, levels]
-    counts: np.ndarray  # int64[P], how many levels each has
-    tuned: np.ndarray  # int64[P], which of them the policy was tuned to
+    counts: np.ndarray  # int64[P], number of levels of each
+    tuned: np.ndarray  # int64[P], the tuned level of each
 
     def legal(self, actions: np.ndarray) -> np.ndarray:
-        """Actions (..., P) with the tuned level in place of each that there is not."""
+        """Replaces invalid levels in actions (..., P) by the tuned level."""
         return np.where((actions >= 0) & (actions < self.counts), actions, self.tuned)
 
 
@@ -72,31 +73,35 @@ class Decision:
     """One kind of decision.
 
     Attributes:
-        name: of the kind, such as `gate`.
-        kind: a decision point of the simulator (`sim.state.GATE`, …); a part of a mixed instance's iteration
-            (`buffers.RECLAIM`, `buffers.ADMIT`); or, of a decision by the clock (once in `interval_s`),
-            `buffers.CLOCK`, or `buffers.CONTROL` where an action is a vector of levels.
+        name: name of the kind, such as `gate`.
+        kind: a decision point of the simulator (`sim.state.GATE`, …); a part of a mixed
+            instance's iteration (`buffers.RECLAIM`, `buffers.ADMIT`); or for a decision by the
+            clock (once in `interval_s`) `buffers.CLOCK`, or `buffers.CONTROL` if an action is a
+            vector of levels.
         offer, answer: step kernels (`buffers.step_kernel`).
-        action_of: the action for what a rule answers, for heuristics; None: it comes by the clock, and rules have
-            settings for it, but no answer.
-        window: waiting requests that the simulator must look at, where the base policy looks at fewer.
-        base policy: of `CLOCK`, `RECLAIM` and `ADMIT`: step kernel that does what the base policy would do, and
-            returns ASK.
-        levels: the values to choose among, for `StepBuffers.levels`: float64[values of one, candidates] (of `CLOCK`:
-            float64[1, levels], ascending); None: there are as many candidates as the configuration says.
-        controls: of `CONTROL`: the parameters and their levels.
-        question: what is asked, as a sentence.
-        no: what action 0 does.
-        take: what action 2 + k does.
-        candidates: what the candidates are.
-        table: the features of a candidate, in the order of its columns.
-        cluster: the table of the observation's `cluster`, where it is not `features.CLUSTER`; `observe` then fills it.
-        still: features of `features.CLUSTER` that are always the same at this kind of decision. An environment leaves
-            out those that are so at all kinds that it asks.
-        observe: step kernel that completes the observation of this kind of decision: `cluster`, and what of the
-            candidates `offer` has left; None: the common one.
+        action_of: function that returns the action for a rule's answer; None: rules have
+            parameters for this decision, but no answer.
+        window: number of waiting requests that the simulator must look at, if the base policy
+            looks at fewer.
+        base_policy: for `CLOCK`, `RECLAIM` and `ADMIT`: step kernel that does what the base
+            policy would do.
+        levels: function that returns `StepBuffers.levels`, the values to choose from:
+            float64[values of one, candidates] (for `CLOCK`: float64[1, levels], ascending); None:
+            the configuration sets the number of candidates.
+        controls: for `CONTROL`: function that returns the parameters and their levels.
+        question: the decision as a question.
+        no: effect of action 0.
+        take: effect of action 2 + k.
+        candidates: noun for the candidates.
+        table: features of a candidate, in the order of columns.
+        cluster: features of the observation's `cluster`; if not `features.CLUSTER`, `observe`
+            fills it.
+        still: features of `features.CLUSTER` that never change at this kind of decision. An
+            environment leaves out those that never change at any of its kinds.
+        observe: step kernel that completes the observation: `cluster`, and features of candidates
+            that `offer` left out; None: the common one.
         box: an action may be a vector of numbers from -1 to 1, one for each row of `levels`, least to most.
-        marks: where its marks are in the picture of a cluster, (x, y) in pixels.
+        marks: positions of its marks in the picture of a cluster, (x, y) in pixels.
     """
 
     name: str
@@ -134,21 +139,22 @@ _KNOWN: dict[str, Decision] = {}
 
 
 def kinds() -> Mapping[str, Decision]:
-    """Every kind of decision by name: those of this package, then those of environments that were imported."""
+    """Returns every kind of decision by name: this package's, then those of imported
+    environments."""
     for entry_point in ENVIRONMENTS.values():
         import_module(entry_point.partition(":")[0])
     return _KNOWN
 
 
 def are_settings(decisions: Sequence[Decision]) -> bool:
-    """Whether no rule of a policy answers any of these decisions, which are parts of what it does or its settings: a
-    published policy then plays them from the base policy's seat."""
+    """Whether no policy has a rule that answers these decisions. A published policy can then only
+    be the base policy."""
     return all(decision.action_of is None for decision in decisions)
 
 
 def candidate_columns(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
-    """The features of a candidate of some decisions. A column that means one thing in one decision and another in the
-    next says which decision has which; beyond a decision's own table columns are 0."""
+    """Returns the columns of the candidate table of some decisions. A column with several
+    meanings names the decision of each; columns beyond a decision's own table are 0."""
     width = max(len(one.table) for one in decisions)
     return tuple(_column([(one.name, one.table[place]) for one in decisions if place < len(one.table)])
                  for place in range(width))
@@ -164,7 +170,8 @@ def _column(listed: Sequence[tuple[str, Feature]]) -> Feature:
 
 
 def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
-    """The features of the observation's `cluster`: the same for all decisions of an environment."""
+    """Returns the features of the observation's `cluster`, which all decisions of an environment
+    share."""
     tables = {decision.cluster for decision in decisions}
     if len(tables) != 1:
         names = " and ".join(decision.name for decision in decisions)
@@ -176,14 +183,15 @@ def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
 
 @lru_cache(maxsize=64)
 def address(kernel: Any) -> int:
-    """Where a step kernel is."""
+    """Address of a step kernel."""
     return address_of(kernel, STEP_SIGNATURE)
 
 
-# --- Which of many are offered as candidates: what rules would pick, then quantiles of length ------------------------
+# --- Choosing candidates: what rules would pick, then quantiles of length ------------------------
 @inlined
 def add_choice(chosen, count, value):
-    """Adds a value to the `count` chosen ones, where it is new and there is space; returns how many there are."""
+    """Appends a value to the `count` chosen ones if it is new and there is space; returns their
+    number."""
     if value < 0 or count >= chosen.size:
         return count
     for k in range(count):
@@ -195,9 +203,10 @@ def add_choice(chosen, count, value):
 
 @inner
 def add_quantiles(state, chosen, count, found):
-    """Fills `chosen` up with quantiles of what is in State.scratch: `found` pairs of (length, value).
+    """Fills `chosen` up with quantiles by length of the `found` (length, value) pairs in
+    State.scratch.
 
-    The first is the shortest, the last the longest. Returns how many are chosen.
+    The first is the shortest, the last the longest. Returns the number chosen.
     """
     keys, values, left = state.scratch[0], state.scratch[1], 0
     for j in range(found):
@@ -214,12 +223,13 @@ def add_quantiles(state, chosen, count, found):
 
 @inlined
 def add_spread(ordered, chosen, count, left, low, high):
-    """Fills `chosen`, int32[K], up from `count` on with every so many of the first entries of `ordered`, evenly, from
-    the first to the last. Returns how many are chosen.
+    """Fills `chosen`, int32[K], from `count` on with evenly spaced entries of `ordered`, the
+    first and last included. Returns the number chosen.
 
     Args:
-        left: entries to choose from.
-        low, high: indices in `ordered` that are left out, the lower one first; `left` and beyond: none is.
+        left: number of entries to choose from.
+        low, high: indices in `ordered` to leave out, low <= high; values of `left` and above
+            leave out none.
     """
     offered = min(chosen.size - count, left)
     intervals = max(1, offered - 1)
@@ -236,12 +246,13 @@ def add_spread(ordered, chosen, count, left, low, high):
     return count + offered
 
 
-# --- Words: what decisions and actions are called on pages and in pictures -----------------
+# --- Names of decisions and actions on pages and in pictures -----------------
 BASE = "do what the base policy would do"
 
 
 def actual(feature: Feature, value: float) -> float:
-    """The figure behind an observed value, in the feature's unit; what was cut comes back as its limit."""
+    """Returns the unscaled value of an observed feature, in its unit; a clipped value gives the
+    limit."""
     if feature.scale == "log":
         return float(np.expm1(value * np.log1p(feature.limit)))
     if feature.scale == "signed log":
@@ -250,7 +261,8 @@ def actual(feature: Feature, value: float) -> float:
 
 
 def meaning(decision: str, action: int, base_policy: str = "the base policy") -> str:
-    """What an action (0, 1 or 2 + k) of a choice means; `decision` is the name of its kind, but `control`."""
+    """Returns the meaning of an action (0, 1 or 2 + k); `decision` is the name of a kind other
+    than `control`."""
     if action == DECLINE_ACTION:
         return kinds()[decision].no
     if action == BASE_ACTION:

@@ -1,4 +1,4 @@
-"""N episodes side by side: how they begin, step and end; the environments are thin skins over this."""
+"""N episodes that start, step and end together; the environment classes wrap this."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Episodes:
 
     Attributes:
         buffers: their arrays: observations, masks, reward sums.
-        features: of the observation's `cluster`.
-        config: what an episode is made of.
-        own_terms: the terms of the reward that these episodes have of their own, by name: columns of
-            `buffers.reward_sums` with the step's term and the total so far.
-        bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
-        threads: that step them, at most one for each.
-        watchers: objects whose `begin` and `on_step` are called as episodes go, such as `viewer.Watch`.
+        features: features of the observation's `cluster`.
+        config: configuration of the episodes.
+        own_terms: maps names of the environment's own reward terms to columns of
+            `buffers.reward_sums`: the step's term and the total so far.
+        bank: number of windows kept as they are after the warm-up, so that they restart at once.
+        threads: threads that step them, at most one per episode.
+        watchers: objects whose `begin` and `on_step` are called, such as `viewer.Watch`.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0,
@@ -63,21 +63,22 @@ class Episodes:
         self._lay_out(count, terms, figures)
         self.threads = min(threads, count)
         self._pool: ThreadPoolExecutor | None = None
-        self._process: int | None = None  # where the pool's threads are
+        self._process: int | None = None  # process of the pool's threads
         self.simulations: list[Simulation | None] = [None] * count
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
         self.bank = bank
         self._bank: dict[tuple[int, int], Simulation] = {}
         self.watchers: list[Any] = []
-        self._latest: ResolvedScenario | None = None  # of the latest window: the next one loads only what differs
-        self._first: s.State | None = None  # of the first episode: the others have its cost tables
+        self._latest: ResolvedScenario | None = None  # of the latest window: the next one loads only differences
+        self._first: s.State | None = None  # state of the first episode: the others share its cost tables
 
     def _prepared(self, base_policy: Policy) -> Policy:
-        """The base policy, looking at as many waiting requests as there are to choose from."""
+        """Returns the base policy, made to look at as many waiting requests as the decisions
+        offer."""
         window = max(decision.window for decision in self.decisions)
         if not window:
             return base_policy
-        if base_policy.mixed and b.ADMIT in self._by_kind:  # no rule of its own looks at them
+        if base_policy.mixed and b.ADMIT in self._by_kind:  # none of its own rules looks at them
             gate_window = Param("gate_window", "waiting requests", 1, 1024)
             base_policy = replace(base_policy, params=(*base_policy.params, gate_window))
         if any(param.name == "gate_window" for param in base_policy.params):
@@ -128,13 +129,13 @@ class Episodes:
                 self.buffers.observers[decision.kind] = address(decision.observe)
             if decision.base_policy is not None:
                 self.buffers.bases[decision.kind] = address(decision.base_policy)
-        self._told = list(self.buffers.reward_sums[:, _INFO])  # views of its rows, which a step reads
+        self._told = list(self.buffers.reward_sums[:, _INFO])  # views of rows, which a step reads
         self._handle = b.buffers_handle(self.buffers)
         self._run = address_of(run, RUN_SIGNATURE)
 
     # --- Beginning, stepping, ending -------------------------------------------------------------------------------
     def start(self, i: int, seed: int, number: int) -> None:
-        """Plays window `number` of `seed` in slot i, as far as its first decision."""
+        """Simulates window `number` of `seed` in slot i up to its first decision."""
         buffers = self.buffers
         simulation = self._warm(i, seed, number)
         for watcher in self.watchers:
@@ -155,7 +156,7 @@ class Episodes:
             watcher.on_step(i)
 
     def _warm(self, i: int, seed: int, number: int) -> Simulation:
-        """The simulation of a window at its start, after the warm-up; from the bank where it is kept there."""
+        """Returns a window's simulation after the warm-up, from the bank if it is kept there."""
         kept = self._bank.get((seed, number))
         if kept is not None:
             self.windows[i], self._rules[i] = (seed, number), {}
@@ -170,7 +171,7 @@ class Episodes:
         return simulation
 
     def build(self, i: int, seed: int, number: int) -> Simulation:
-        """Lays out window `number` of `seed` in slot i, before its warm-up."""
+        """Builds window `number` of `seed` in slot i, before its warm-up."""
         self.windows[i], self._rules[i] = (seed, number), {}
         self._latest = self.config.window(seed, number).resolve(like=self._latest)
         simulation = self.simulations[i] = Simulation(self._latest, self._base_policy)
@@ -181,7 +182,7 @@ class Episodes:
         return simulation
 
     def _set_rules(self, simulation: Simulation) -> None:
-        """What depends on the base policy as the scenario has prepared it."""
+        """Sets what depends on the base policy as the scenario prepared it."""
         buffers, policy = self.buffers, simulation.policy
         hooks = policy.hooks()
         buffers.rules[1] = addresses(hooks)
@@ -197,7 +198,8 @@ class Episodes:
             buffers.params[:] = [names.index(name) for name in self.controls.names]
 
     def step(self, first: int = 0, last: int | None = None) -> list[int]:
-        """Takes `buffers.actions` in the open episodes first … last - 1. Returns the slots of those that ended."""
+        """Takes `buffers.actions` in the open episodes first … last - 1. Returns the slots of
+        ended episodes."""
         end, turns = len(self.simulations) if last is None else last, self.buffers.status
         watched = [i for i in range(first, end) if turns[i, b.OPEN]] if self.watchers else []
         ended: list[int] = []
@@ -216,9 +218,10 @@ class Episodes:
         return self._step_with_threads()
 
     def _step_with_threads(self) -> int:
-        """Every thread has a share of neighbouring episodes, whose memory stays in its core's cache; the first one is
-        the caller's. An episode shares nothing that is written: results do not hang on who steps it."""
-        if self._pool is None or self._process != os.getpid():  # a fork has the pool, but none of its threads
+        """Steps a share of neighbouring episodes in each thread, for their memory to stay in its
+        core's cache; the caller steps the first share. Episodes share no written data, so results
+        do not depend on threads."""
+        if self._pool is None or self._process != os.getpid():  # a forked process has the pool, but not its threads
             self._pool, self._process = ThreadPoolExecutor(self.threads - 1, "ooco_gym-step"), os.getpid()
         bounds = [len(self.simulations) * share // self.threads for share in range(self.threads + 1)]
         mine, *others = pairwise(bounds)
@@ -230,13 +233,13 @@ class Episodes:
         return ended + sum(task.result() for task in tasks)
 
     def close(self) -> None:
-        """Ends the threads that step; another step makes new ones."""
+        """Ends the stepping threads; another step starts new ones."""
         if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown()
         self._pool = None
 
     def _finish(self, i: int) -> None:
-        """Drains under the base policy and adds what it finds out to the last reward."""
+        """Drains under the base policy and adds the outcome to the last reward."""
         simulation, buffers = self.simulations[i], self.buffers
         assert simulation is not None
         last = buffers.reward_sums[i].copy()
@@ -247,25 +250,25 @@ class Episodes:
             buffers.reward_sums[i, column] += last[column]
         buffers.status[i, b.OPEN] = 0
         if self.controls is not None:
-            buffers.mask[i] = 1  # a vector of levels has no action of the base policy's own: all are legal, also now
+            buffers.mask[i] = 1  # a vector of levels has no separate action for the base policy: all stay legal
 
     @property
     def address(self) -> int:
-        """Of the step buffers, for compiled code."""
+        """Address of the step buffers, for compiled code."""
         return self._handle.address
 
     def asked(self, i: int) -> Decision | None:
-        """The decision that the episode in slot i waits for; None where it waits for none."""
+        """Returns the pending decision of the episode in slot i, or None."""
         return self._by_kind.get(int(self.buffers.status[i, b.KIND]))
 
     def open(self, i: int) -> bool:
-        """Whether the episode in slot i goes on."""
+        """Whether the episode in slot i is not over."""
         return bool(self.buffers.status[i, b.OPEN])
 
-    # --- What it looks like from outside ---------------------------------------------------------------------------
+    # --- Actions, information and metrics ---------------------------------------------------------------------------
     def set_levels(self, levels: np.ndarray) -> None:
-        """Sets the actions, int64[N, P], where these are levels of parameters; the tuned one stands in for a level that
-        there is not, which is illegal."""
+        """Sets the actions, int64[N, P], as levels of parameters; the tuned level replaces an
+        invalid one, which counts as illegal."""
         assert self.controls is not None
         buffers, legal = self.buffers, self.controls.legal(levels)
         wrong = (legal != levels).any(axis=-1) & (buffers.status[:, b.OPEN] == 1)
@@ -275,7 +278,8 @@ class Episodes:
         buffers.settings[b.ANY_ILLEGAL] += float(wrong.any())
 
     def illegal(self) -> np.ndarray | None:
-        """Mask of episodes whose last action was illegal, bool[N], or None where there is none; reading resets it."""
+        """Mask of episodes whose last action was illegal, bool[N], or None if there is none;
+        reading resets it."""
         if not self.buffers.settings[b.ANY_ILLEGAL]:
             return None
         was = self.buffers.status[:, b.WAS_ILLEGAL] == 1
@@ -283,14 +287,14 @@ class Episodes:
         return was
 
     def info(self, i: int) -> dict[str, Any]:
-        """The step's information on episode i, without the mask."""
+        """Returns the step's information on episode i, without the mask."""
         told = dict(zip(INFO_KEYS, self._told[i].tolist(), strict=True))
         for name, (column, _) in self.own_terms.items():
             told[f"reward/{name}"] = float(self.buffers.reward_sums[i, column])
         return told
 
     def summary(self, i: int) -> dict[str, float]:
-        """The protocol's figures of episode i so far."""
+        """Returns the protocol's metrics of episode i so far."""
         simulation, window_s = self.simulations[i], self.config.window_s
         assert simulation is not None
         totals, account = simulation.state.totals, self.buffers.reward_sums[i]
@@ -312,13 +316,14 @@ class Episodes:
         }
 
     def notes(self, i: int) -> tuple[str, ...]:
-        """What of its chips was not measured, and what the reader of its trace did or doubts: a sentence each."""
+        """Sentences on what was not measured on the chips, and on how the trace was read."""
         simulation = self.simulations[i]
         assert simulation is not None
         return simulation.scenario.remarks + simulation.notes
 
     def rule_answer(self, i: int, name: str) -> tuple[int, np.ndarray]:
-        """What a policy's rule answers to the decision that is open in episode i, and the requests that it picks.
+        """Returns a policy's answer to the pending decision of episode i, and the requests that
+        it picks.
 
         Raises:
             UserError: no policy of that name.
@@ -327,7 +332,7 @@ class Episodes:
         assert simulation is not None
         state = simulation.state
         if policy.layout is not None and not policy.mixed:
-            state = state._replace(weights=policy.weights)  # its own, for this answer alone
+            state = state._replace(weights=policy.weights)  # the policy's own, for this answer only
         elif policy.layout is not None and policy.layout != simulation.policy.layout:
             raise UserError(f"policy '{policy.name}' computes with weights that the episode has not; make it the "
                             f"base policy (base_policy={name})")
@@ -343,14 +348,14 @@ class Episodes:
         return answer, written
 
     def base_actions(self) -> np.ndarray:
-        """The actions that do what the base policy would do: (N,), or (N, P)."""
+        """Returns the actions that do what the base policy would do: (N,), or (N, P)."""
         count, parts = self.buffers.actions.shape
         if self.config.box:
             return np.full((count, parts), np.nan, np.float32)
         return np.full(count, b.BASE_ACTION) if self.controls is None else np.tile(self.controls.tuned, (count, 1))
 
     def rule_actions(self, name: Any) -> np.ndarray:
-        """The actions that express what a policy's rule would do now: (N,), or (N, P).
+        """Returns the actions closest to what a policy's rule would do now: (N,), or (N, P).
 
         Raises:
             UserError: no policy of that name.
@@ -365,7 +370,7 @@ class Episodes:
         return np.array([self.rule_action(i, name) for i in range(len(self.simulations))])
 
     def _rule(self, i: int, name: str) -> Policy:
-        """A policy as the scenario of episode i prepares it."""
+        """Returns a policy as the scenario of episode i prepares it."""
         rules, simulation = self._rules[i], self.simulations[i]
         assert simulation is not None
         if name not in rules:
@@ -378,7 +383,7 @@ class Episodes:
         return rules[name]
 
     def rule_action(self, i: int, name: str) -> int:
-        """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
+        """Returns the action closest to a policy's answer to the pending decision of episode i."""
         decision = self.asked(i) if self.open(i) else None
         if decision is None or decision.action_of is None:
             return b.BASE_ACTION
@@ -390,12 +395,12 @@ class Episodes:
 
 
 def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy, config: EpisodeConfig) -> None:
-    """Refuses an environment none of whose decisions can ever come up, whatever the load."""
+    """Raises UserError if none of the environment's decisions can come up, whatever the load."""
     if len(config.clusters()) > 1:
-        return  # another one in each window
+        return  # windows have different clusters
     cluster = config.scenario.load_cluster()
     kinds, engines = {decision.kind for decision in decisions}, set(b.OF_ENGINES)
-    wrong_pools = not cluster.mixed and bool(kinds & engines)  # which never ask an engine, whatever else they do
+    wrong_pools = not cluster.mixed and bool(kinds & engines)  # these never reach a decision of an engine
     if not wrong_pools and any(_may_come_up(kind, cluster, base_policy, config.candidates) for kind in kinds):
         return
     why, instead = f"base policy '{base_policy.name}' leaves nothing to decide", "base policy deadline"
@@ -414,16 +419,16 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], base_policy: Policy
 
 
 def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: int) -> bool:
-    """Whether a kind of decision can come up: `sim/dispatch.py` and `sim/loop.py` say where each is asked."""
+    """Whether a kind of decision can come up; `sim/dispatch.py` and `sim/loop.py` ask them."""
     if kind >= b.CLOCK:
         return True
     if kind == s.ROUTE:
         many_arrive = sum(pool.ranks for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
-        many_decode = sum(pool.count for pool in cluster.strict) > 1  # for an offline one, to stay is a choice as well
+        many_decode = sum(pool.count for pool in cluster.strict) > 1  # staying is a choice for offline requests
         return many_arrive or many_decode or (not cluster.mixed and not base_policy.class_blind)
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not base_policy.class_blind
-    if kind == b.RECLAIM:  # where blocks have two owners, online requests write over offline ones: none gives way
+    if kind == b.RECLAIM:  # with two owners, online requests overwrite offline blocks: none is preempted
         two_owners = base_policy.values.get("bidirectional", "off") not in ("off", False)
         return bool(cluster.mixed) and not base_policy.class_blind and not two_owners
     if kind == b.ADMIT:
@@ -434,12 +439,12 @@ def _may_come_up(kind: int, cluster: Cluster, base_policy: Policy, candidates: i
 
 
 def _most_instances(config: EpisodeConfig) -> int:
-    """Instances of the largest cluster that an episode may have."""
+    """Number of instances of the largest cluster that an episode may have."""
     clusters = [config.scenario.with_(cluster=one).load_cluster() for one in config.clusters()]
     return max(sum(pool.ranks for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed)) for cluster in clusters)
 
 
 def _policy_context(simulation: Simulation) -> PolicyContext:
-    """What policies may be prepared with, of a scenario that is under way."""
+    """The context that policies are prepared with, from a simulation in progress."""
     machines = [Machine(*one) for one in simulation.scenario.deployments]
     return policy_context(machines, simulation.state.requests, simulation.sim_config)

@@ -1,4 +1,5 @@
-"""`ooco_gym/Eviction-v1` and `EvictionPredicted-v1`: which resident request gives way where KV memory is short?"""
+"""`ooco_gym/Eviction-v1` and `EvictionPredicted-v1`: which resident request is evicted when KV
+memory is short?"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ COLUMN = columns(RESIDENT)
 
 @inner
 def _offer(state, buffers, i, believed):
-    """Offers candidates; with `believed`, those that rules choose by believed lengths as well, and what is believed."""
+    """Offers candidates; with `believed` also those that rules choose by predicted lengths, with
+    these predictions as features."""
     view = pending_view(state)
     instance, count = view.instance, view.candidates.size
     flush(state, instance)
@@ -70,25 +72,28 @@ def _offer(state, buffers, i, believed):
 
 @step_kernel
 def offer_victims(state, buffers, i):
-    """The base policy's choice, the longest, the shortest, the last to join, then quantiles of length."""
+    """Offers the base policy's choice, the longest, the shortest, the last to join, then
+    quantiles of length."""
     return _offer(state, buffers, i, False)
 
 
 @step_kernel
 def offer_victims_believed(state, buffers, i):
-    """The same, after the base policy's choice those that rules choose by believed lengths; with what is believed."""
+    """As `offer_victims`, with rules' choices by predicted lengths after the base policy's, and
+    with these predictions."""
     return _offer(state, buffers, i, True)
 
 
 @step_kernel
 def answer_victim(state, buffers, i):
-    """The position of the request that is evicted, or DECLINE."""
+    """Returns the position of the evicted request, or DECLINE."""
     k = buffers.actions[i, 0] - FIXED
     return buffers.chosen[i, k] if k >= 0 else DECLINE
 
 
 def action_of_victim(opened: OpenDecision) -> int:
-    """The action for a rule's answer: its candidate, or the offered one closest in length."""
+    """Returns the action for a rule's answer: its candidate, or the offered one closest in
+    length."""
     if opened.answer < 0:
         return DECLINE_ACTION if opened.state.pending.request >= 0 else BASE_ACTION
     picks = opened.state.picks
@@ -105,21 +110,23 @@ BY_LENGTHS = replace(DECISION, name="evict by lengths", offer=offer_victims_beli
 
 
 class EvictionEnv(DecisionEnv):
-    """Which request loses its KV memory where memory is short; a base policy takes all other decisions.
+    """Which request loses its KV memory when memory is short; a base policy takes all other
+    decisions.
 
     ## Description
-    Online requests need KV memory: to be prefilled on a relaxed instance, to move to a strict one, to grow while they
-    decode. Offline requests that are resident there give way (OOCO, arXiv 2511.21862, section 3.4.1) and are prefilled
-    anew with all that they had generated. One is chosen at a time until the memory suffices. Where the memory is for a
-    request that can wait, none need give way yet: it is asked again when something has changed.
+    Online requests need KV memory to be prefilled on a relaxed instance, to move to a strict one,
+    and to grow while they decode. Resident offline requests are evicted for them (OOCO, arXiv
+    2511.21862, section 3.4.1), and their prompt and generated tokens are recomputed. The
+    environment asks for one victim at a time until memory suffices. If the newcomer can wait, no
+    eviction is required yet; the environment asks again when the instance's state has changed.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 lets the newcomer wait (not legal where a running batch needs the memory), `2 + k` evicts
-    candidate k.
+    `Discrete(2 + K)`: 0 lets the newcomer wait (illegal if a running batch needs the memory), `2
+    + k` evicts candidate k.
 
     ## Candidates
-    The base policy's choice, the longest, the shortest, the one that joined last (what vLLM preempts), then length
-    quantiles of the residents; each once.
+    The base policy's choice, the longest, the shortest, the last to join (vLLM's victim), then
+    length quantiles of the residents; each once.
     """
 
     id: ClassVar[str] = "ooco_gym/Eviction-v1"
@@ -128,16 +135,18 @@ class EvictionEnv(DecisionEnv):
 
 
 class EvictionPredictedEnv(EvictionEnv):
-    """Eviction where a length predictor says how long outputs will be; all else is as in Eviction-v1.
+    """Eviction with a length predictor; all else is as in Eviction-v1.
 
     ## Description
-    The scenario has a length predictor (`lengths`, of log-normal error 0.3). Each candidate's observation has what it
-    lets one believe: how many tokens the request will still generate, and how far off that may be. The rules of
-    `ooco_lengths` are given the same. A request that outlives its prediction is believed to go on.
+    The scenario has a length predictor (`lengths`, with log-normal error 0.3). Each candidate's
+    features include the predicted remaining tokens and the spread of the prediction. The rules of
+    `ooco_lengths` use the same predictions. A request that outlives its prediction is predicted
+    to continue.
 
     ## Candidates
-    The base policy's choice, the one that is worth least for the memory that it still takes
-    (`ooco_lengths:evict=density`), the one whose predicted output is longest, then as in Eviction-v1.
+    The base policy's choice, the request with the lowest value per unit of memory-time still
+    needed (`ooco_lengths:evict=density`), the one with the longest predicted output, then as in
+    Eviction-v1.
     """
 
     id: ClassVar[str] = "ooco_gym/EvictionPredicted-v1"

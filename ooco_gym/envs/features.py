@@ -1,8 +1,9 @@
-"""What an agent sees: tables of features, for people and for bounds. The compiled code that fills them is in `filling`.
+"""What an agent observes: tables of features. The compiled code that fills them is in `filling`.
 
-Every feature is bounded. `log` features are log(1 + x) / log(1 + limit), cut at 1; `signed log` ones the same of |x|,
-with the sign of x; `linear` ones x / limit, cut at the bounds. Nothing here knows more than a scheduler would: output
-lengths of unfinished requests are not among them, only, in some, what a length predictor says of them.
+Every feature is bounded. `log` features are log(1 + x) / log(1 + limit), cut at 1; `signed log`
+features are the same of |x| with the sign of x; `linear` features are x / limit, cut at the
+bounds. Features have no more than a scheduler knows: output lengths of unfinished requests are
+hidden, and only some decisions have a length predictor's estimates.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 
-# Actions that every environment of one choice has: the decision's own *no*, and what the base policy would do.
-# Candidates come after them.
+# Actions of every environment with a discrete choice: the decision's own *no*, and the base
+# policy's action. Candidates come after them.
 DECLINE_ACTION, BASE_ACTION, FIXED = range(3)
 
 
@@ -85,7 +86,7 @@ CLUSTER = (
 )
 PRESENT = _share("present", 1.0, "1 where there is a candidate")
 WANTED = _share("base_policy", 1.0, "1 where it is what the base policy would choose")
-# What every request that is offered to a pool's decision has, in these columns; a decision adds its own after them.
+# Columns of every request offered at a pool's decision; a decision adds its own after them.
 REQUEST = (
     PRESENT,
     _log("tokens", "tokens", 32_768, "its context: prompt and what it has generated (to prefill, or held)"),
@@ -102,13 +103,13 @@ GATE = (
     _share("interruptions", 8.0, "times that its prefill was interrupted"),
     _share("interrupt_risk", 1.0, "1 - exp(-online_rate_10s x prefill): chance of an online arrival meanwhile"),
 )
-# Of a request that decodes, for eviction and migration.
+# Columns of a decoding request, for eviction and migration.
 RESIDENT = (
     *REQUEST,
     _share("running", 1.0, "1 where it is in the iteration in progress"),
     _share("step", 2.0, "believed latency of the decode step that results, over the TPOT SLO"),
 )
-# The same with what a length predictor lets one believe (versions of Eviction and Migration with predicted lengths).
+# The same with a length predictor's estimates (EvictionPredicted and MigrationPredicted).
 BELIEVED = (
     *RESIDENT,
     _log("believed_remaining", "tokens", 16_384, "output tokens that it is believed to generate yet (median)"),
@@ -145,37 +146,40 @@ PARAMETER = (_share("level", 1.0, "where the parameter stands among its levels, 
 
 
 def columns(table: Sequence[Any]) -> Any:
-    """The index of each feature by its name, as a named tuple: compiled code reads `COLUMN.tokens` as a constant."""
+    """Returns the index of each feature by its name as a named tuple: compiled code reads
+    `COLUMN.tokens` as a constant."""
     return namedtuple("Columns", [feature.name for feature in table])(*range(len(table)))
 
 
 CLUSTER_COLUMN, CLUSTER_SIZE = columns(CLUSTER), len(CLUSTER)
-# Features of `CLUSTER` that never change at a kind of decision (`Decision.still`): where the base policy's margin is
-# not set, where no picks are made, where an instance is free to begin something, and where it is no strict one.
+# Features of `CLUSTER` that never change at a kind of decision (`Decision.still`): if the base
+# policy's margin is not set, if no picks are made, if the instance is idle, and if it is not a
+# strict one.
 MARGIN, PICKS = ("packing",), ("picks",)
 IDLE = ("busy", "progress")
 RELAXED = ("pull_guard",)
 
 
 def bounds(table: tuple[Feature, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest value of each feature: float32."""
+    """Returns the lowest and highest value of each feature: float32."""
     return np.array([f.low for f in table], np.float32), np.array([f.high for f in table], np.float32)
 
 
 def candidate_table(observation: Mapping[str, Any], parameters: int | None = None) -> Any:
-    """The candidates of an observation as a table: a view, nothing is copied.
+    """Returns the candidates of an observation as a table, which is a view.
 
     Args:
-        observation: of one episode or of many: its part `candidates` is (..., K·F), row by row, numpy arrays or torch
-            tensors.
-        parameters: K, where the action is a vector of levels, one for each of so many parameters; else there is an
-            action for each candidate, and `action_mask` tells how many there are.
+        observation: of one or many episodes; `candidates` is (..., K·F), row by row, a NumPy
+            array or torch tensor.
+        parameters: K, if the action is a vector of levels, one per parameter; else `action_mask`
+            gives K.
 
     Returns:
-        (..., K, F), of the same kind; `feature_tables()["candidates"]` of the environment names the columns.
+        (..., K, F), of the same type; the environment's `feature_tables()["candidates"]` names
+            the columns.
 
     Raises:
-        UserError: no observation, or candidates that are no such table.
+        UserError: not an observation, or candidates of another shape.
     """
     try:
         candidates, actions = observation["candidates"], observation["action_mask"].shape[-1]

@@ -18,23 +18,23 @@ from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 
 @inlined
 def scale_log(x, scale):
-    """log(1 + x) times `scale`, cut to 0 … 1; x itself where the scale is 0."""
+    """Returns log(1 + x) times `scale`, cut to 0 … 1; x itself if the scale is 0."""
     scaled = min(1.0, log1p(max(0.0, x)) * scale)
     return scaled if scale > 0.0 else x
 
 
 # --- Features ---------------------------------------------------------------------------------------------------------
 DAY_S = 86_400.0
-GUARD = 0.85  # of the TPOT SLO: OOCO's slo_margin less its pull_margin
+GUARD = 0.85  # share of the TPOT SLO: OOCO's slo_margin less its pull_margin
 TEN_MS, SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
 REQUESTS, BELIEFS, INSTANCES = columns(REQUEST), columns(BELIEVED), columns(INSTANCE)
-FIRST_LOG, LOG_COUNT = REQUESTS.tokens, 4  # features of a request that are logarithms: tokens, generated, prefill, wait
-ROW = CLUSTER_SIZE + -CLUSTER_SIZE % LANES  # numbers of a row of features, in whole vector registers
-CHUNK = 32  # candidates' logarithms that are taken at once
+FIRST_LOG, LOG_COUNT = REQUESTS.tokens, 4  # log features of a request: tokens, generated, prefill, wait
+ROW = CLUSTER_SIZE + -CLUSTER_SIZE % LANES  # length of a feature row, in whole vector registers
+CHUNK = 32  # number of candidates' logarithms taken at once
 
 
 def log_scales(features, size=0):
-    """What the logarithms of features are multiplied by; 0 where a feature is none, and beyond, up to `size`."""
+    """Factors of the logarithms of features; 0 for other features, and up to `size`."""
     scales = [1.0 / math.log1p(feature.limit) if feature.scale == "log" else 0.0 for feature in features]
     return scales + [0.0] * (size - len(scales))
 
@@ -68,16 +68,17 @@ def signed(value, limit):
 
 @inlined
 def fast_rate(state):
-    """The moving online arrival rate over the shortest horizon, in requests a second."""
+    """Moving online arrival rate over the shortest horizon, in requests/s."""
     return online_rate(state, state.observed.online_rate_fast, FAST_S)
 
 
 @inner
 def fill_cluster(state, instance, day_s, packing, recent_violations, picks, shown, out):
-    """Writes CLUSTER features of a decision on `instance` at a time of day: those `shown`, int64[C], to float32[C].
+    """Writes the `shown` (int64[C]) CLUSTER features of a decision on `instance` to `out`,
+    float32[C].
 
     Args:
-        packing, recent_violations, picks: what the episode keeps, shares.
+        packing, recent_violations, picks: shares that the episode keeps.
     """
     row = _cluster_row()
     _fill_row(state, instance, day_s, row)
@@ -92,7 +93,7 @@ def fill_cluster(state, instance, day_s, packing, recent_violations, picks, show
 
 @inlined
 def _fill_row(state, instance, day_s, out):
-    """Writes the features before their logarithms are taken; 0 for those that the episode keeps, and beyond."""
+    """Writes the features before logarithms are taken; 0 for those that the episode keeps."""
     spec, observed = state.instances[instance], state.observed
     now = state.clock.now_ps
     flush_totals(state, instance)
@@ -106,7 +107,7 @@ def _fill_row(state, instance, day_s, out):
     out[CLUSTER_COLUMN.progress] = 0.0
     if spec.activity != s.IDLE:
         end_ps = spec.end_ps
-        if spec.activity == s.DECODE and spec.steps > 1:  # when its run ends would tell how long the shortest output is
+        if spec.activity == s.DECODE and spec.steps > 1:  # the end of the run would reveal the shortest output's length
             end_ps = spec.start_ps + decode_sum(state, spec.table, spec.batch_size, spec.context, 1)
         out[CLUSTER_COLUMN.busy] = (end_ps - now) / 1e9
         out[CLUSTER_COLUMN.progress] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
@@ -131,8 +132,8 @@ def _fill_row(state, instance, day_s, out):
 
 @inlined
 def _fill_queues(state, instance, out):
-    """The queues for prefill of an instance; of a strict one, which has none, those of all relaxed ones: lengths and
-    latencies added up, times those of the most urgent."""
+    """Writes features of an instance's prefill queues. For a strict one, they cover all relaxed
+    instances: lengths and latencies are sums, times are the most urgent request's."""
     now, first, last = state.clock.now_ps, instance, instance + 1
     if state.instances[instance].role == s.STRICT:
         first, last = np.int64(0), np.int64(state.config.relaxed_count)
@@ -189,7 +190,8 @@ def _fill_strict(state, out):
 
 @inlined
 def _guard(state, instance):
-    """Whether OOCO's Algorithm 1 (3.4.3) would think of a pull: all in the batch, latency and memory to spare."""
+    """Whether OOCO's Algorithm 1 (3.4.3) would consider a pull: all in the batch, latency and
+    memory to spare."""
     spec = state.instances[instance]
     if spec.role != s.STRICT or spec.all_included == 0 or spec.arriving_pulls > 0 or spec.free_blocks <= 0:
         return 0.0
@@ -200,15 +202,15 @@ def _guard(state, instance):
 
 @inlined
 def fill_request(state, instance, slot, blocks_of, logs, k, out):
-    """Writes the REQUEST features of a request that is waiting, or holds memory on `instance`: candidate k.
+    """Writes the REQUEST features of candidate k, which waits for or holds memory on `instance`.
 
     Args:
-        blocks_of: blocks that count as the whole of the memory.
-        logs: `stack_logs()`: logarithms are left to `take_logs`, for all candidates at once.
-        out: its row of candidates; `shorter` and `base_policy` are left to the decision.
+        blocks_of: number of blocks that count as the whole memory.
+        logs: `stack_logs()`; `take_logs` takes the logarithms of all candidates at once.
+        out: its row of candidates; the decision writes `shorter` and `base_policy`.
 
     Returns:
-        Believed latency of prefilling it, in ps.
+        Predicted latency of its prefill, in ps.
     """
     request, now = state.requests[slot], state.clock.now_ps
     tokens = length(state, slot)
@@ -226,17 +228,17 @@ def fill_request(state, instance, slot, blocks_of, logs, k, out):
 
 @inner
 def fill_believed(state, slot, out):
-    """Writes what is believed of the output that a request generates yet (`features.BELIEVED`)."""
+    """Writes a request's predicted remaining output (`features.BELIEVED`)."""
     out[BELIEFS.believed_remaining] = log_scale(believed_remaining(state, slot), _LONG)
     out[BELIEFS.believed_spread] = log_scale(believed_spread(state, slot), _LONG)
 
 
 @inlined
 def take_logs(logs, count, candidates):
-    """Writes the features of the first `count` candidates that are logarithms, as `fill_request` has left them."""
+    """Writes the log features of the first `count` candidates from `fill_request`'s values."""
     for index in range(LOG_COUNT * count, LOG_COUNT * count + -LOG_COUNT * count % CHUNK):
         logs[index] = 0.0
-    chunk = _chunk()  # what no other function has seen is known to overlap with nothing: else this is no vector code
+    chunk = _chunk()  # only a local array is known not to overlap, which vector code needs
     for first in range(0, count, CHUNK // LOG_COUNT):
         for lane in range(CHUNK):
             chunk[lane] = logs[LOG_COUNT * first + lane]
@@ -249,13 +251,14 @@ def take_logs(logs, count, candidates):
 
 @inner
 def step_share(state, instance, requests, context):
-    """The believed latency of a decode step of an instance over the TPOT SLO, as the features `step` have it."""
+    """Predicted latency of a decode step of an instance over the TPOT SLO (the features `step`)."""
     return share(predict_decode(state, instance, requests, context) / state.config.default_tpot_ps, 2.0)
 
 
 @inner
 def fill_instance(state, instance, slot, decodes, out):
-    """Writes the INSTANCE features of an instance that a request may go to, for prefill or to decode."""
+    """Writes the INSTANCE features of an instance that a request may go to, for prefill or
+    decode."""
     flush_totals(state, instance)
     spec, now = state.instances[instance], state.clock.now_ps
     tokens = length(state, slot)
@@ -279,7 +282,7 @@ def fill_instance(state, instance, slot, decodes, out):
 
 @inlined
 def rank_requests(candidates, present):
-    """Writes to each of the requests present, the first ones, which share of the others is shorter."""
+    """Writes for each of the first `present` candidates the share of the others that are shorter."""
     lengths = _lengths()
     for k in range(present):
         lengths[k] = candidates[k, REQUESTS.tokens]

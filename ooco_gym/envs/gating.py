@@ -1,4 +1,5 @@
-"""`ooco_gym/Gating-v2`: how much memory must stay free before offline requests enter, for the next seconds?"""
+"""`ooco_gym/Gating-v2`: how much memory must stay free for an offline request to be admitted, for
+the next seconds?"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ooco_gym.sim.decode import flush_totals
 
 @reading
 def relaxed_kv_free(state, instance):
-    """Share of the KV blocks of relaxed instances that are free."""
+    """Share of free KV blocks of relaxed instances."""
     free = total = 0
     for relaxed in range(state.config.relaxed_count):
         flush_totals(state, relaxed)
@@ -25,7 +26,7 @@ def relaxed_kv_free(state, instance):
 
 @reading
 def relaxed_residents(state, instance):
-    """Offline requests that decode on relaxed instances."""
+    """Number of offline requests that decode on relaxed instances."""
     count = 0
     for relaxed in range(state.config.relaxed_count):
         flush_totals(state, relaxed)
@@ -35,26 +36,29 @@ def relaxed_residents(state, instance):
 
 @reading
 def progress(state, instance):
-    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
+    """Reference GPU-seconds computed, and not lost, for unfinished offline requests."""
     return work_done(state)
 
 
 class GatingEnv(OnlineTuningEnv):
-    """The gate of a relaxed pool as an answer that holds for seconds; a base policy takes all other decisions.
+    """The gate of a relaxed pool as an action that holds for seconds; a base policy takes all
+    other decisions.
 
     ## Description
-    A relaxed instance prefills offline requests where it has nothing online to prefill, and decodes them. Let in too
-    many, and they are evicted as they grow or as online prompts come; let in too few, and the instance idles. An answer
-    says which share of a relaxed instance's blocks must stay free after an offline prefill, and holds for `interval_s`
-    seconds. The reward pays offline work as it is computed (`progress`, a potential whose change is the reward: Ng et
-    al. 1999) and takes it back where it is lost. The decisions one by one are [PrefillGate-v1](#prefillgate-v1).
+    A relaxed instance prefills offline requests when it has no online prompt, and decodes them.
+    If it admits too many, they are evicted as they grow or as online prompts come; if too few,
+    the instance idles. An action sets the share of a relaxed instance's blocks that must stay
+    free after an offline prefill, for `interval_s` seconds. The reward pays offline work as it is
+    computed (`progress`, a potential whose change is the reward: Ng et al. 1999) and takes it
+    back if it is lost. [PrefillGate-v1](#prefillgate-v1) asks for each prefill.
 
     ## Action Space
-    `MultiDiscrete([8])`: the share of the blocks of a relaxed instance that must stay free, from 0 to 1, with which an
-    offline request starts only where none decodes (`conf/env/gating.yaml`, `controls`). All are legal.
+    `MultiDiscrete([8])`: the share of a relaxed instance's blocks that must stay free, from 0 to
+    1; at 1 an offline request starts only if none decodes (`conf/env/gating.yaml`, `controls`).
+    All levels are legal.
 
     ## Candidates
-    One, the share: `level` is where it stands among its levels.
+    One, the share: `level` is its position among the levels.
     """
 
     id: ClassVar[str] = "ooco_gym/Gating-v2"

@@ -20,7 +20,7 @@ COLUMN = columns(ARRIVAL)
 
 @step_kernel
 def offer_interrupt(state, buffers, i):
-    """The request that has arrived is the one candidate: to take it is to stop what runs."""
+    """Offers the arrived request as the only candidate: taking it stops the running work."""
     instance, slot = state.pending.instance, state.pending.request
     flush(state, instance)
     spec, request, out = state.instances[instance], state.requests[slot], buffers.candidates[i, 0]
@@ -40,12 +40,12 @@ def offer_interrupt(state, buffers, i):
 
 @step_kernel
 def answer_interrupt(state, buffers, i):
-    """Keep on, or stop at the next layer."""
+    """Returns KEEP, or STOP at the next layer."""
     return STOP if buffers.actions[i, 0] == FIXED else KEEP
 
 
 def action_of_interrupt(opened: OpenDecision) -> int:
-    """The action for a rule's answer."""
+    """Returns the action for a rule's answer."""
     return FIXED if opened.answer == STOP else DECLINE_ACTION
 
 
@@ -57,19 +57,21 @@ DECISION = Decision(
 
 
 class InterruptionEnv(DecisionEnv):
-    """Whether an online arrival stops the offline work that runs; a base policy takes all other decisions.
+    """Whether an online arrival stops running offline work; a base policy takes all other
+    decisions.
 
     ## Description
-    An online request arrives at a relaxed instance that is in the midst of an offline prefill or decode step. OOCO
-    (arXiv 2511.21862, section 3.4.1) always stops at the next layer boundary, and what that iteration has computed is
-    lost. Where there is slack in the TTFT SLO, the iteration may as well finish.
+    An online request arrives at a relaxed instance during an offline prefill or decode step. OOCO
+    (arXiv 2511.21862, section 3.4.1) always stops at the next layer boundary, and the iteration's
+    computed work is lost. If the TTFT SLO leaves slack, the iteration may as well finish.
 
     ## Action Space
     `Discrete(3)`: 0 lets the iteration finish, 2 stops it at the next layer.
 
     ## Candidates
-    One: the online request that has arrived, with its slack, and `backlog`, the time until its prefill would be over
-    if nothing stops. What runs is among the cluster features (`busy`, `progress`, `online_waiting`, `online_slack`).
+    One: the arrived online request, with its slack and `backlog`, the time until its prefill
+    would end if nothing stops. Cluster features describe the running work (`busy`, `progress`,
+    `online_waiting`, `online_slack`).
     """
 
     id: ClassVar[str] = "ooco_gym/Interruption-v1"

@@ -32,7 +32,7 @@ COLUMN = columns(RESIDENT)
 
 @inner
 def _plan(state, buffers, i):
-    """Notes what the base policy would pull."""
+    """Stores the base policy's pulls."""
     planned = base_pick(state, buffers, i)
     for j in range(min(planned, b.MOST_PICKS)):
         buffers.planned[i, j] = state.picks[j]
@@ -48,7 +48,8 @@ def _among(values, count, value):
 
 @inner
 def _gather(state, buffers, i, free):
-    """Writes to State.scratch what the instance could still pull, (length, request) pairs. Returns how many."""
+    """Writes (length, request) pairs that the instance could still pull to State.scratch. Returns
+    their number."""
     available, picked = 0, buffers.status[i, b.PICKED]
     for source in range(state.config.relaxed_count):
         flush(state, source)
@@ -67,7 +68,8 @@ def _gather(state, buffers, i, free):
 
 @inner
 def _first_by_lengths(state, available):
-    """(The one that is believed to finish soonest, the one of the shortest output) of those in State.scratch; or -1."""
+    """Returns the request in State.scratch predicted to finish soonest, and the one with the
+    shortest predicted output; -1 if none."""
     soonest, least, shortest, fewest = -1, float(s.NEVER), -1, float(s.NEVER)
     for j in range(available):
         slot = state.scratch[1, j]
@@ -82,7 +84,8 @@ def _first_by_lengths(state, available):
 
 @inner
 def _offer(state, buffers, i, believed):
-    """Offers candidates; with `believed`, those that rules choose by believed lengths as well, and what is believed."""
+    """Offers candidates; with `believed` also those that rules choose by predicted lengths, with
+    these predictions as features."""
     turn, chosen, picked = buffers.status[i], buffers.chosen[i], buffers.picked[i]
     instance = state.pending.instance
     if turn[b.PICKED] == 0:
@@ -123,19 +126,21 @@ def _offer(state, buffers, i, believed):
 
 @step_kernel
 def offer_pulls(state, buffers, i):
-    """The request that the base policy would pull next, then quantiles of length of those that fit."""
+    """Offers the request that the base policy would pull next, then length quantiles of those
+    that fit."""
     return _offer(state, buffers, i, False)
 
 
 @step_kernel
 def offer_pulls_believed(state, buffers, i):
-    """The same, after the base policy's choice those that rules choose by believed lengths; with what is believed."""
+    """As `offer_pulls`, with rules' choices by predicted lengths after the base policy's, and
+    with these predictions."""
     return _offer(state, buffers, i, True)
 
 
 @step_kernel
 def answer_pull(state, buffers, i):
-    """One more pick, or, after the last one, all of them."""
+    """Adds a pick and returns MORE, or ends the picks and returns their number (FULL: none)."""
     turn, k = buffers.status[i], buffers.actions[i, 0] - b.FIXED
     if k >= 0:
         buffers.picked[i, turn[b.PICKED]] = buffers.chosen[i, k]
@@ -148,7 +153,7 @@ def answer_pull(state, buffers, i):
 
 
 def action_of_pull(opened: OpenDecision) -> int:
-    """The action for a rule's answer: the next of its picks, or the end of them."""
+    """Returns the action for a rule's answer: its next pick, or the end of the picks."""
     if opened.answer <= opened.picked:
         return b.DECLINE_ACTION
     return opened.closest(opened.offered(), int(opened.picks[opened.picked]))
@@ -163,22 +168,24 @@ BY_LENGTHS = replace(DECISION, name="pull by lengths", offer=offer_pulls_believe
 
 
 class MigrationEnv(DecisionEnv):
-    """Which requests a strict instance pulls from the relaxed ones; a base policy takes all other decisions.
+    """Which requests a strict instance pulls from the relaxed ones; a base policy takes all other
+    decisions.
 
     ## Description
-    Offline requests are prefilled on relaxed instances and decode there. A strict instance whose steps leave time
-    within the TPOT SLO may pull some of them over (OOCO, arXiv 2511.21862, section 3.4.3, Algorithm 1). What is pulled
-    takes KV memory, and an online burst may evict it: then all that it had is computed anew. Algorithm 1 asks for
-    latency and memory to spare first; here the question comes without that guard (`pull_guard` says how it stands), and
-    the picks are made one by one.
+    Offline requests are prefilled on relaxed instances and decode there. A strict instance whose
+    steps leave time within the TPOT SLO may pull some of them (OOCO, arXiv 2511.21862, section
+    3.4.3, Algorithm 1). A pulled request takes KV memory, and an online burst may evict it: then
+    its whole context is recomputed. Algorithm 1 pulls only if latency and memory allow. The
+    environment asks without this guard (the feature `pull_guard` has its value), one request at a
+    time.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 ends the picks (pulls none, or no more), `2 + k` picks candidate k and is asked again, up to 16
-    times.
+    `Discrete(2 + K)`: 0 stops pulling, `2 + k` pulls candidate k, and the environment asks again,
+    up to 16 times.
 
     ## Candidates
-    The one that the base policy would pick next, then length quantiles of the decoding offline requests of all relaxed
-    instances that fit the memory left. No time passes between the picks of one decision.
+    First the base policy's next pick, then length quantiles of the relaxed instances' decoding
+    offline requests that fit the free memory. No time passes between the picks of one decision.
     """
 
     id: ClassVar[str] = "ooco_gym/Migration-v1"
@@ -187,16 +194,17 @@ class MigrationEnv(DecisionEnv):
 
 
 class MigrationPredictedEnv(MigrationEnv):
-    """Migration where a length predictor says how long outputs will be; all else is as in Migration-v1.
+    """Migration with a length predictor; all else is as in Migration-v1.
 
     ## Description
-    The scenario has a length predictor (`lengths`, of log-normal error 0.3). Each candidate's observation has what it
-    lets one believe: how many tokens the request will still generate, and how far off that may be. The rules of
-    `ooco_lengths` are given the same. A request that outlives its prediction is believed to go on.
+    The scenario has a length predictor (`lengths`, with log-normal error 0.3). Each candidate's
+    features include the predicted remaining tokens and the spread of the prediction. The rules of
+    `ooco_lengths` use the same predictions. A request that outlives its prediction is predicted
+    to continue.
 
     ## Candidates
-    The one that the base policy would pick next, the one that is believed to finish soonest, the one whose predicted
-    output is shortest, then as in Migration-v1.
+    The base policy's next pick, the request predicted to finish soonest, the one with the
+    shortest predicted output, then as in Migration-v1.
     """
 
     id: ClassVar[str] = "ooco_gym/MigrationPredicted-v1"

@@ -1,4 +1,4 @@
-"""`ooco_gym/OnlineTuning-v1`: all tuned parameters of the base policy at once, every few seconds."""
+"""`ooco_gym/OnlineTuning-v1`: sets all tuned parameters of the base policy every few seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEVELS = 2 * STEPS + 1
 
 @step_kernel
 def offer_controls(state, buffers, i):
-    """One candidate for each parameter: where it stands among its levels."""
+    """Offers one candidate per parameter: its position among its levels."""
     last = max(1, buffers.levels.shape[1] - 1)
     for index in range(buffers.params.size):
         for level in range(last + 1):
@@ -37,7 +37,7 @@ def offer_controls(state, buffers, i):
 
 @step_kernel
 def answer_controls(state, buffers, i):
-    """Sets every parameter to its level for the interval that begins."""
+    """Sets every parameter to its level for the coming interval."""
     changed = False
     for index in range(buffers.params.size):
         level = buffers.actions[i, index]
@@ -50,13 +50,13 @@ def answer_controls(state, buffers, i):
 
 
 def control_levels(policy: Policy, config: EpisodeConfig) -> Controls:
-    """Reads which parameters are turned, and how far.
+    """Reads which parameters an action sets, and their levels.
 
-    A number says how far apart the levels are; `x2` that each is twice the one before; `choices` takes all choices; a
-    list names the levels, to which the base policy's own value comes.
+    A number is the distance between levels; `x2` makes each level twice the one before; `choices`
+    takes all choices. A list names the levels, to which the base policy's own value is added.
 
     Raises:
-        UserError: a parameter that the base policy has not, or a step that is none.
+        UserError: a parameter that the base policy does not have, or an invalid step.
     """
     controls, known = config.controls, {param.name: param for param in policy.params}
     if not controls:
@@ -109,19 +109,20 @@ DECISION = Decision(
 
 
 class OnlineTuningEnv(DecisionEnv):
-    """The parameters of a deployed policy, turned up and down around their tuned values every few seconds.
+    """Parameters of a deployed policy, moved around their tuned values every few seconds.
 
     ## Description
-    A published policy takes every single decision, and an agent turns its knobs (margins on the SLO, how many are drawn
-    and pulled, how eager the gate is, whether arrivals interrupt), a step or two away from where they were tuned, once
-    in `interval_s` seconds.
+    A published policy takes every single decision. Once in `interval_s` seconds an agent sets its
+    parameters (margins on the SLO, numbers of requests drawn and pulled, the gate's eagerness,
+    whether arrivals interrupt), up to two steps from their tuned values.
 
     ## Action Space
-    `MultiDiscrete([L] * P)`: for each of P parameters one of L levels around its tuned value, which is level (L - 1)/2
-    (`conf/env/onlinetuning.yaml`, `controls`: the size of a step, or `choices`). All levels are always legal.
+    `MultiDiscrete([L] * P)`: for each of P parameters one of L levels; the tuned value is level
+    (L - 1)/2 (`conf/env/onlinetuning.yaml`, `controls`: the size of a step, or `choices`). All
+    levels are always legal.
 
     ## Candidates
-    One a parameter: `level` is where it stands now among its levels.
+    One per parameter: `level` is its present position among its levels.
     """
 
     id: ClassVar[str] = "ooco_gym/OnlineTuning-v1"

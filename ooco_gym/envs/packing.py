@@ -25,7 +25,7 @@ COLUMN = columns(LEVEL)
 
 @step_kernel
 def offer_levels(state, buffers, i):
-    """The levels that the margin may have, in ascending order."""
+    """Offers the levels of the margin, in ascending order."""
     instance = min(state.config.relaxed_count, state.instances.size - 1)
     flush(state, instance)
     spec = state.instances[instance]
@@ -48,23 +48,23 @@ def offer_levels(state, buffers, i):
 
 @step_kernel
 def answer_level(state, buffers, i):
-    """Sets the margin for the interval that begins."""
+    """Sets the margin for the coming interval."""
     set_margin(state, buffers, buffers.levels[0, buffers.actions[i, 0] - b.FIXED])
     return ASK
 
 
 @step_kernel
 def keep_tuned(state, buffers, i):
-    """The margin as the base policy was tuned."""
+    """Sets the margin to the base policy's tuned value."""
     set_margin(state, buffers, buffers.tuned[i])
     return ASK
 
 
 def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
-    """Values that the packing setting may have: float64[1, levels], ascending.
+    """Returns the values of the packing parameter to choose from: float64[1, levels], ascending.
 
     Raises:
-        UserError: the policy has no such setting, or a level is not one of its values.
+        UserError: the policy has no such parameter, or a level is invalid.
     """
     index, scale = pack_parameter(policy, config)
     if index < 0:
@@ -85,22 +85,23 @@ DECISION = Decision(
 
 
 class PackingEnv(DecisionEnv):
-    """How full the steps of the next interval are packed; a base policy takes all other decisions.
+    """How full the steps of the next interval are packed; a base policy takes all other
+    decisions.
 
     ## Description
-    OOCO's Algorithm 2 (arXiv 2511.21862, section 3.4.4) adds offline decodes to a strict step while its believed
-    latency stays within a share of the TPOT SLO; HyGen (arXiv 2501.14808) fills a mixed iteration up to a latency
-    budget. That share is a fixed figure there; here it is chosen anew at each control interval (`interval_s`), without
-    looking at single requests.
+    OOCO's Algorithm 2 (arXiv 2511.21862, section 3.4.4) adds offline decodes to a strict step
+    while its predicted latency stays within a share of the TPOT SLO; HyGen (arXiv 2501.14808)
+    fills a mixed iteration up to a latency budget. Both keep this share fixed; here the agent
+    sets it every `interval_s`, without looking at single requests.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is never legal, `2 + k` takes level k; 1 is the base policy's own value,
-    where that is none of the levels.
+    `Discrete(2 + K)`: 0 is never legal, `2 + k` takes level k; 1 takes the base policy's own
+    value, if it is none of the levels.
 
     ## Candidates
-    The levels of `conf/env` (`levels`: shares of the TPOT SLO), ascending; `step` is the believed latency of a step of
-    all that is resident on the first strict (or mixed) instance. The setting is the base policy's `slo_margin`, or
-    `latency_budget_s` where it has that.
+    The levels of `conf/env` (`levels`: shares of the TPOT SLO), ascending; `step` is the
+    predicted latency of a step of all residents on the first strict (or mixed) instance. They set
+    the base policy's `slo_margin`, or its `latency_budget_s`.
     """
 
     id: ClassVar[str] = "ooco_gym/Packing-v1"

@@ -1,7 +1,8 @@
-"""Playing decisions out: copies of one episode, each with an action of its own, are played on in one compiled call.
+"""Counterfactual rollouts: simulates copies of one episode, each with its own action, in one
+compiled call.
 
-After its action the base policy takes every decision of a copy. `agents/evaluation/play_outs.py` copies episodes and
-compares their scores.
+After its action the base policy takes every decision of a copy. `agents/evaluation/play_outs.py`
+makes the copies and compares their scores.
 """
 
 from numba import types
@@ -24,12 +25,12 @@ from ooco_gym.envs.stepping import (
 from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
 
-SCORE = r.TOTAL + r.REWARD - r.TERM  # column of the reward sums: the reward so far, and what a play-out adds to it
+SCORE = r.TOTAL + r.REWARD - r.TERM  # column of the reward sums: the reward so far, to which a rollout adds
 
 
 @inner
 def _set_back(state, buffers, i, kind):
-    """What the clock's decision has set goes back to what the base policy has: the action of copy 0."""
+    """Sets what a clock decision changed back to the base policy's values (the action of copy 0)."""
     if kind == b.CLOCK:
         kernel_at(buffers.bases[b.CLOCK])(state, buffers, i)
     elif kind == b.CONTROL:
@@ -40,8 +41,8 @@ def _set_back(state, buffers, i, kind):
 
 @inner
 def _picked(state, buffers, i, answer):
-    """The answer where several decisions are of one moment, or one is of several picks: the base policy goes on with
-    an iteration as it would; of other decisions it stops."""
+    """Completes an answer if several decisions belong to one moment, or several picks to one
+    decision. The base policy completes an iteration; other decisions stop picking."""
     if buffers.status[i, b.KIND] == b.RECLAIM:
         answer = compose_iteration(state, buffers, i)
         if answer == b.MORE and buffers.status[i, b.KIND] == s.COMPOSE:
@@ -60,7 +61,8 @@ def _picked(state, buffers, i, answer):
 
 @inner
 def _play_what_holds(state, buffers, i, run_address, answer):
-    """From an answer to the end of the interval for which it is in force; the base policy decides all else."""
+    """Simulates from an answer to the end of the interval for which it is in force, under the
+    base policy."""
     turn, end_ps = buffers.status[i], buffers.status[i, b.UNTIL_PS]
     held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
     turn[b.UNTIL_PS] = min(end_ps, held[b.HELD_UNTIL_PS])
@@ -72,7 +74,7 @@ def _play_what_holds(state, buffers, i, run_address, answer):
 
 @inner
 def _play_on(state, buffers, i, run_address, answer):
-    """From an answer to StepBuffers.status[i, UNTIL_PS]."""
+    """Simulates from an answer to StepBuffers.status[i, UNTIL_PS]."""
     turn = buffers.status[i]
     if turn[b.KIND] in (s.COMPOSE, b.ADMIT) and buffers.offers[s.COMPOSE] != 0:
         _play_what_holds(state, buffers, i, run_address, answer)
@@ -86,17 +88,19 @@ def _play_on(state, buffers, i, run_address, answer):
 
 @jit(types.void(types.int64, types.int64, types.int64[::1], types.int64, types.int64))
 def play_out(buffers_address, run_address, answers, until_ps, end_ps):
-    """Takes `StepBuffers.actions` in copies of one episode, and plays each on to a horizon or the end.
+    """Takes `StepBuffers.actions` in copies of one episode, and simulates each to a horizon or
+    the end.
 
-    An action of several picks goes on with *stop*. What is set by the clock is set back to the base policy's values at
-    the next interval. A copy whose answer an earlier one has had is not played: its score is the same. Where the
-    horizon comes before the window's end, unfinished offline work is paid as far as it is done.
+    A decision of several picks continues with *stop*. Clock decisions return to the base policy's
+    values at the next interval. A copy with the same answer as an earlier one takes its score
+    without simulation. If the horizon is before the window's end, unfinished offline work is paid
+    for the part done.
 
     Args:
-        buffers_address: address of the buffers of the copies, which stand at the same open decision.
+        buffers_address: address of the copies' buffers, all at the same pending decision.
         run_address: address of `sim.loop.run`.
-        answers: int64[n], of each copy; written over.
-        until_ps: the horizon; time of the simulation.
+        answers: int64[n], receives the answer of each copy.
+        until_ps: the horizon, in simulated time.
         end_ps: the end of the drain.
     """
     buffers = buffers_at(buffers_address)
@@ -104,7 +108,7 @@ def play_out(buffers_address, run_address, answers, until_ps, end_ps):
         state, turn = state_at(buffers.handles[i]), buffers.status[i]
         answer = _picked(state, buffers, i, answer_of(state, buffers, i))
         answers[i], same = answer, -1
-        # of these, answers are no more than counts
+        # the answers of these are only counts
         if turn[b.KIND] < b.CLOCK and turn[b.KIND] not in (s.PULL, s.COMPOSE, b.ADMIT):
             for k in range(i):
                 if answers[k] == answer:

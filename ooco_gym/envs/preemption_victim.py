@@ -1,4 +1,5 @@
-"""`ooco_gym/PreemptionVictim-v1`: which running offline request gives way where an engine's blocks are short?"""
+"""`ooco_gym/PreemptionVictim-v1`: which running offline request is preempted when an engine's
+blocks are short?"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from ooco_gym.sim.costs import length
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.state import ASK, BATCH, RECOMPUTE, SWAP
 
-# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
+# --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
 F = columns(VICTIM)
 _PER_LOG = log_scales(VICTIM)
@@ -36,7 +37,8 @@ _EVICTIONS, _FREED = VICTIM[F.evictions].limit, VICTIM[F.freed].limit
 
 @inner
 def order_of(state, instance, slot):
-    """Share of the other running offline requests that were admitted before a running one; 1 of a single one."""
+    """Share of the other running offline requests that were admitted before this one; 1 if there
+    are none."""
     before, others = 0, 0
     for place in range(state.instances[instance].running):
         one = np.int64(state.members[BATCH, instance, place])
@@ -49,7 +51,8 @@ def order_of(state, instance, slot):
 
 @inner
 def cost_ps(state, instance, slot, how):
-    """What the loss of a running request's memory is believed to cost, in ps: computing it again, or two transfers."""
+    """Predicted cost of losing a running request's memory, in ps: recomputation, or two
+    transfers."""
     spec, computed = state.instances[instance], np.int64(state.requests[slot].num_computed_tokens)
     if how == SWAP:
         moved = 2.0 * computed * state.tables[spec.table].kv_bytes_per_token
@@ -65,10 +68,11 @@ def fill_victim(state, buffers, i, k, short):
 
     Args:
         state: the episode.
-        buffers: of all episodes.
-        i: the episode.
-        k: the candidate, a running offline request; StepBuffers.iteration says what becomes of its memory.
-        short: of `policy.reclaiming.lacking`.
+        buffers: buffers of all episodes.
+        i: index of the episode.
+        k: the candidate, a running offline request; StepBuffers.iteration has RECOMPUTE or SWAP
+            for it.
+        short: the result of `policy.reclaiming.lacking`.
     """
     instance, slot, how = state.pending.instance, np.int64(buffers.chosen[i, k]), buffers.iteration[i, OPEN_FIGURES + k]
     (lack, need, online), out, request = short, buffers.candidates[i, k], state.requests[slot]
@@ -101,8 +105,9 @@ def observe_victims(state, buffers, i):
 # --- What is offered, and what an action does ---------------------------------------------------------------------
 @inner
 def choose(state, instance, chosen):
-    """Writes the running offline requests that are offered: the last admitted, the last to arrive, the one with the
-    fewest computed tokens, then quantiles of length; only those without which fewer blocks lack. Returns how many."""
+    """Writes candidates and returns their number: the running offline request last admitted, the
+    last to arrive, the one with the fewest computed tokens, then length quantiles. Each must
+    reduce the number of lacking blocks."""
     found, last, arrived, least = 0, np.int64(-1), np.int64(-1), np.int64(-1)
     for place in range(state.instances[instance].running - 1, -1, -1):
         slot = np.int64(state.members[BATCH, instance, place])
@@ -113,7 +118,7 @@ def choose(state, instance, chosen):
         found += 1
         if last < 0:
             last = arrived = least = slot
-        if request.arrival_ps >= state.requests[arrived].arrival_ps:  # of equals the first admitted, as in the engine
+        if request.arrival_ps >= state.requests[arrived].arrival_ps:  # ties: the first admitted, as in the engine
             arrived = slot
         if request.num_computed_tokens <= state.requests[least].num_computed_tokens:
             least = slot
@@ -123,7 +128,7 @@ def choose(state, instance, chosen):
 
 @step_kernel
 def offer_victims(state, buffers, i):
-    """Each of the chosen requests, its memory lost and, where the host has room for it, swapped out."""
+    """Offers each chosen request with recomputation and, if the host has room, with swapping."""
     instance, chosen, ways = state.pending.instance, buffers.chosen[i], buffers.iteration[i, OPEN_FIGURES:]
     short = lacking(state, instance)
     if short[0] <= 0:
@@ -149,7 +154,7 @@ def offer_victims(state, buffers, i):
 
 @step_kernel
 def answer_victim(state, buffers, i):
-    """Its memory is taken; while blocks still lack, it is asked again."""
+    """Preempts the request; the environment asks again while blocks lack."""
     k = buffers.actions[i, 0] - b.FIXED
     index = running_index(state, state.pending.instance, buffers.chosen[i, k])
     preempt(state, state.pending.instance, index, buffers.iteration[i, OPEN_FIGURES + k])
@@ -159,7 +164,7 @@ def answer_victim(state, buffers, i):
 
 @step_kernel
 def leave_to_base_policy(state, buffers, i):
-    """The rule that composes the iteration takes what memory it needs, from the requests that it chooses."""
+    """Leaves preemption to the rule that composes the iteration."""
     return ASK
 
 
@@ -173,27 +178,32 @@ DECISION = Decision(
 
 
 class PreemptionVictimEnv(DecisionEnv):
-    """Which running offline request gives way where an engine's KV memory is short, and what becomes of its memory.
+    """Which running offline request is preempted when an engine's KV memory is short, and whether
+    its memory is swapped.
 
     ## Description
-    Where the blocks of an engine are short for what must run next, vLLM preempts the running request that was admitted
-    last, or of the least priority the one that arrived last (`_preempt_request`), and computes its context again later;
-    its users ask for the one with the fewest computed tokens (vLLM RFC 54644). Before an iteration is composed, it is
-    asked who gives way if blocks lack for what must run: the next token of every request that decodes; then, as far as
-    the iteration's tokens go, online prompts under way; then whole contexts of the first 8 online requests that wait,
-    while there is a seat. One request gives way at a time until the blocks suffice. Its memory is lost (*recompute*),
-    or goes to the host's memory (*swap*), where that has room; both ways the transfer lengthens an iteration. The
-    base policy is any policy of mixed instances that tells online from offline requests and counts blocks of one owner.
+    When blocks are short for what must run next, vLLM preempts the running request admitted last,
+    or with priorities the one of the lowest priority that arrived last (`_preempt_request`), and
+    recomputes its context later. Its users ask for the one with the fewest computed tokens (vLLM
+    RFC 54644). Here, before an iteration is composed, the environment asks for a victim if blocks
+    lack for what must run: the next token of every decoding request; then, as far as the
+    iteration's tokens go, online prompts in progress; then whole contexts of the first 8 waiting
+    online requests, while a running slot is free. Requests are preempted one at a time until
+    blocks suffice. A victim's memory is lost (*recompute*), or moves to host memory (*swap*) if
+    that has room; a transfer lengthens an iteration both ways. The base policy is any policy of
+    mixed instances that distinguishes online from offline requests and counts blocks of one
+    owner.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is never legal, 1 leaves it to the base policy, which takes what it needs as it composes this
-    iteration, `2 + k` takes candidate k and is asked again while blocks lack. No time passes between.
+    `Discrete(2 + K)`: 0 is never legal, 1 leaves preemption to the base policy as it composes
+    this iteration, `2 + k` takes candidate k, and the environment asks again while blocks lack.
+    No time passes between these actions.
 
     ## Candidates
-    The running offline request that was admitted last, the one that arrived last, the one with the fewest computed
-    tokens, then length quantiles of the others; of each first recompute, then swap. Requests are left out without which
-    as many blocks would lack, such as those all of whose blocks others read. Nothing tells how many tokens a request
-    will generate: `output` is the mean of those that finished.
+    The running offline request admitted last, the one that arrived last, the one with the fewest
+    computed tokens, then length quantiles of the others; for each first recompute, then swap. A
+    request is left out if preempting it would free no block, for example because others share all
+    its blocks. Output lengths are hidden: `output` is the mean of finished requests.
     """
 
     id: ClassVar[str] = "ooco_gym/PreemptionVictim-v1"

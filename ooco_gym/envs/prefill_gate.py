@@ -19,19 +19,20 @@ from ooco_gym.sim.state import GATE, HOLD, PS_PER_S
 from ooco_gym.sim.waiting import SHORTEST
 
 COLUMN = columns(TABLE)
-WINDOW = 64  # waiting requests from which the candidates are chosen
+WINDOW = 64  # number of waiting requests from which candidates are chosen
 
 
 @step_kernel
 def offer_gate(state, buffers, i):
-    """The head of the queue among those that fit, the base policy's choice, then quantiles of length."""
+    """Offers the first request in the queue that fits, the base policy's choice, then quantiles
+    of length."""
     instance, count = state.pending.instance, state.pending.count
     chosen, wanted = buffers.chosen[i], base_pick(state, buffers, i)
     first = state.picks[0]
     wanted = state.picks[wanted] if 0 <= wanted < count else -1
     chosen[0] = first
     offered = add_choice(chosen, 1, wanted)
-    # What fits is no longer than what does not: the first ones by length are the candidates.
+    # Requests that fit are no longer than those that do not, so candidates are the first by length.
     shortest, low, high = state.waiting_window[instance, SHORTEST], 0, 0
     for index in range(count):
         low += index * (shortest[index] == first)
@@ -58,7 +59,7 @@ def offer_gate(state, buffers, i):
 
 @step_kernel
 def answer_gate(state, buffers, i):
-    """Hold, or the position of the candidate."""
+    """Returns HOLD, or the position of the candidate."""
     k = buffers.actions[i, 0] - FIXED
     if k < 0:
         return HOLD
@@ -69,7 +70,8 @@ def answer_gate(state, buffers, i):
 
 
 def action_of_gate(opened: OpenDecision) -> int:
-    """The action for a gate's answer: its candidate, or the offered one closest in length."""
+    """Returns the action for a gate's answer: its candidate, or the offered one closest in
+    length."""
     if opened.answer < 0:
         return DECLINE_ACTION
     return opened.closest(opened.offered(), opened.state.picks[opened.answer])
@@ -84,22 +86,23 @@ DECISION = Decision(
 
 
 class PrefillGateEnv(DecisionEnv):
-    """The gate of OOCO's relaxed pool as a decision of one's own; a base policy takes all other decisions.
+    """The gate of OOCO's relaxed pool, one prefill at a time; a base policy takes all other
+    decisions.
 
     ## Description
-    Whenever a relaxed instance has no online request to prefill, and offline requests wait for a prefill that fits its
-    KV memory, it may go on decoding the offline requests that are resident, or start a prefill. Prefills make larger
-    decode batches and feed the strict instances, but an online arrival interrupts them, and what was computed is lost;
-    residents may lose their memory to online prefills later.
+    If a relaxed instance has no online request to prefill, and waiting offline requests fit its
+    KV memory, it may go on decoding resident offline requests, or start a prefill. Prefills make
+    decode batches larger and feed the strict instances. But an online arrival interrupts them,
+    and their computed work is lost; residents may lose their memory to online prefills later.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 holds (decode what is resident; asked again after the next decode step, or after
-    `gate_poll_s` where nothing is resident), `2 + k` starts the prefill of candidate
-    k, filled up with waiting requests in queue order to the base policy's token budget.
+    `Discrete(2 + K)`: 0 holds (decodes the residents; the environment asks again after the next
+    decode step, or after `gate_poll_s` if nothing is resident), `2 + k` starts the prefill of
+    candidate k, filled up with waiting requests in queue order to the base policy's token budget.
 
     ## Candidates
-    Candidate 0 is the head of the queue among the waiting requests that fit; then comes the base policy's
-    choice, where it is another one; the others are length quantiles of the 64 first ones, shortest first.
+    Candidate 0 is the first waiting request in the queue that fits; then comes the base policy's
+    choice, if it is another one; the others are length quantiles of the first 64, shortest first.
     """
 
     id: ClassVar[str] = "ooco_gym/PrefillGate-v1"

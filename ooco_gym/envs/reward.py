@@ -1,16 +1,16 @@
-"""The reward in its terms, from sums that the simulator keeps: what each decision costs is a difference of them.
+"""The reward's terms, as differences of sums that the simulator keeps.
 
 | term | charged | when |
 |---|---|---|
 | service | reference GPU-seconds of offline requests, of prompt and output | at completion |
 | waiting | reference GPU-seconds of offline work in the system, times seconds | as time goes by |
-| ttft, tpot | online requests that missed that SLO | when the deadline passes, or the miss becomes certain |
+| ttft, tpot | online requests that violated that SLO | when the deadline passes, or the violation becomes certain |
 | late | online requests that are past an SLO and unfinished, times seconds | as time goes by |
-| burst | online requests beyond the violation budget within a block of time | when they miss |
+| burst | online requests beyond the violation budget within a block of time | when they violate an SLO |
 | waste | instance time to be spent again | when it is lost |
 
-Terms that an environment has of its own (`custom.Term`) come after these: the columns from REWARD_SUMS on have, for
-each of them, the reading at the last decision, the step's term, and the episode's total.
+Columns of an environment's own terms (`custom.Term`) start at REWARD_SUMS: the readings at the
+last decision, the step's terms, then the episode's totals.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from ooco_gym.sim.sessions import rows_arrived
 from ooco_gym.sim.state import FINISHED, LEAVING, MIXED, MOVING, PS_PER_S, PUSH_WAITING, REJECTED, RESIDENT
 
 TERMS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
-COSTS = ("ttft", "tpot")  # terms that are online requests beyond an SLO: info["cost_<term>"]
-BURST_S = 600.0  # a block of time within which the violation budget must hold, too
+COSTS = ("ttft", "tpot")  # terms that count SLO violations: info["cost_<term>"]
+BURST_S = 600.0  # length of a block of time with its own violation budget
 _N = len(TERMS)
-# Columns of the reward sums: totals at the last decision, the step's terms, their total, cost, costs by SLO, elapsed
-# seconds, what was at the beginning of the present block of time, the share of online requests that may miss an SLO,
-# then totals of the episode.
+# Columns of the reward sums: totals at the last decision, the step's terms, their total, cost,
+# costs by SLO, elapsed seconds, values at the start of the present block of time, the violation
+# budget, then totals of the episode.
 OLD, TERM, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
 OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS, BUDGET = range(
     2 * _N + 5, 2 * _N + 13)
-TOTAL = 2 * _N + 13  # and on, as from TERM to COST
+TOTAL = 2 * _N + 13  # then the same columns as from TERM to COST
 REWARD_SUMS = TOTAL + _N + 2
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
 
 @inner
 def update_reward_sums(state, weights, reward_sums, own):
-    """Writes the terms of the reward since the last call: differences of the simulator's sums, weighted.
+    """Writes the terms of the reward since the last call, as weighted differences of the
+    simulator's sums.
 
     Args:
         state: the episode.
-        weights: float64[terms + own ones], at least 0.
-        reward_sums: float64[REWARD_SUMS + 3 own ones], kept from call to call.
-        own: int64[own ones], addresses of the readings of the environment's own terms.
+        weights: float64[terms + own terms], at least 0.
+        reward_sums: float64[REWARD_SUMS + 3 own terms], kept between calls.
+        own: int64[own terms], addresses of the own terms' readings.
     """
     totals = state.totals
     now = state.clock.now_ps / PS_PER_S
@@ -95,9 +96,9 @@ def _book_own(state, weights, reward_sums, own):
 
 @inlined
 def _excess(state, reward_sums, now):
-    """Online requests beyond the budget, summed over the blocks of time so far; of the present one, so far."""
+    """Online requests beyond the violation budget, summed over all blocks of time up to now."""
     block = np.floor(now / BURST_S)
-    if block != reward_sums[BLOCK]:  # no call has turned it: what has happened since the last one is of this block
+    if block != reward_sums[BLOCK]:  # no call has turned the block: events since the last call belong to this one
         reward_sums[BLOCK_EXCESS], reward_sums[BLOCK] = reward_sums[OLD + BURST], block
         reward_sums[BLOCK_ARRIVED], reward_sums[BLOCK_VIOLATED] = reward_sums[OLD_ARRIVED], reward_sums[OLD_VIOLATIONS]
     violated = state.totals.violations - reward_sums[BLOCK_VIOLATED]
@@ -107,13 +108,13 @@ def _excess(state, reward_sums, now):
 
 @inlined
 def block_end_ps(reward_sums):
-    """When the present block of time ends."""
+    """End of the present block of time."""
     return np.int64((reward_sums[BLOCK] + 1.0) * BURST_S) * PS_PER_S
 
 
 @inner
 def turn_block(state, reward_sums):
-    """At the end of a block of time: what it had beyond the budget stays, and the next one begins."""
+    """Ends a block of time: stores its excess over the budget, and starts the next block."""
     now = state.clock.now_ps / PS_PER_S
     reward_sums[BLOCK_EXCESS] = _excess(state, reward_sums, reward_sums[BLOCK] * BURST_S)
     reward_sums[BLOCK] = np.floor(now / BURST_S)
@@ -122,11 +123,11 @@ def turn_block(state, reward_sums):
 
 @inner
 def open_reward_sums(state, weights, budget, reward_sums, own):
-    """Opens the reward sums at the beginning of an episode: nothing before it counts.
+    """Resets the reward sums at the start of an episode, whose sums count from here.
 
     Args:
-        weights, reward_sums, own: as of `update_reward_sums`.
-        budget: share of the online requests that may miss an SLO.
+        weights, reward_sums, own: as in `update_reward_sums`.
+        budget: share of the online requests that may violate an SLO.
     """
     reward_sums[:] = 0.0
     reward_sums[BUDGET] = budget
@@ -142,14 +143,14 @@ def open_reward_sums(state, weights, budget, reward_sums, own):
 
 @inlined
 def recent_violations(state, reward_sums):
-    """Share of the online requests of the present block of time that missed an SLO."""
+    """Share of the online requests in the present block of time that violated an SLO."""
     arrived = state.totals.online_arrived - reward_sums[BLOCK_ARRIVED]
     return (state.totals.violations - reward_sums[BLOCK_VIOLATED]) / max(1.0, arrived)
 
 
 @inner
 def work_done(state):
-    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
+    """Reference GPU-seconds computed, and not lost, for unfinished offline requests."""
     total, table = 0.0, state.instances[0].table
     for slot in range(rows_arrived(state)):
         request = state.requests[slot]
@@ -166,6 +167,6 @@ def work_done(state):
             total += alone * request.num_computed_tokens / request.prompt_tokens
         elif held:
             total += alone
-        else:  # its prompt is to be prefilled anew, with all that it had generated
+        else:  # its prompt and generated tokens must be prefilled again
             total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
     return total / PS_PER_S

@@ -1,4 +1,4 @@
-"""`ooco_gym/Routing-v1`: to which of many instances does a request go?"""
+"""`ooco_gym/Routing-v1`: to which instance does a request go?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMN = columns(INSTANCE)
 
 @step_kernel
 def offer_instances(state, buffers, i):
-    """The base policy's choice, then the least loaded instances that a request may go to."""
+    """Offers the base policy's choice, then the least loaded instances."""
     slot, relaxed = state.pending.request, state.config.relaxed_count
     request, chosen = state.requests[slot], buffers.chosen[i]
     arrives = request.status < s.WAITING
@@ -52,7 +52,7 @@ def offer_instances(state, buffers, i):
 
 @step_kernel
 def answer_instance(state, buffers, i):
-    """The instance, or to wait (online) or stay (offline) where the prefill ran."""
+    """Returns the instance, or WAIT (online) or STAY (offline) where the prefill ran."""
     k = buffers.actions[i, 0] - FIXED
     if k >= 0:
         return buffers.chosen[i, k]
@@ -60,7 +60,8 @@ def answer_instance(state, buffers, i):
 
 
 def action_of_instance(opened: OpenDecision) -> int:
-    """The action for a rule's answer: its instance, or to wait or stay; the base policy's where that is not offered."""
+    """Returns the action for a rule's answer: its instance, waiting or staying; the base policy's
+    if the answer is not offered."""
     same = [k for k, instance in enumerate(opened.chosen) if 0 <= opened.answer == instance]
     if same:
         return FIXED + same[0]
@@ -79,16 +80,17 @@ class RoutingEnv(DecisionEnv):
     """To which instance a request goes; a base policy takes all other decisions.
 
     ## Description
-    Of many latency-relaxed instances one must prefill an arriving request; then one of many latency-strict ones must
-    decode it, or it decodes where it is (offline requests), or waits for memory (online ones). Published routers
-    compare backlogs (OOCO and xLLM) or counts (vLLM).
+    A latency-relaxed instance must prefill an arriving request. Then a latency-strict one decodes
+    it, or it decodes where it is (offline requests), or it waits for memory (online requests).
+    Published routers compare backlogs (OOCO and xLLM) or counts (vLLM).
 
     ## Action Space
-    `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), `2 + k` takes instance k of the candidates.
+    `Discrete(2 + K)`: 0 waits or stays (illegal for an arrival), `2 + k` takes candidate k.
 
     ## Candidates
-    The base policy's choice, then the instances in order of load: tokens waiting for prefill, or the online context
-    that decodes there. `memory`, `step`, `backlog` and `residents` are of the instance, `tokens` of the request.
+    The base policy's choice, then the instances in order of load: tokens waiting for prefill, or
+    the online context that decodes there. `memory`, `step`, `backlog` and `residents` describe
+    the instance, `tokens` the request.
     """
 
     id: ClassVar[str] = "ooco_gym/Routing-v1"

@@ -1,4 +1,4 @@
-"""Policies as agents: what a registered policy's rules would do, through the usual `predict`."""
+"""Registered policies as agents with Stable-Baselines3's `predict`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ BASE = "base_policy"
 
 
 class RuleAgent:
-    """A policy's rules at the decisions that an environment asks, as Stable-Baselines3 spells an agent.
+    """A policy's rules at an environment's decisions, with Stable-Baselines3's agent interface.
 
-    It looks into the environment rather than at the observation, as rules do in the simulator: it answers for the
-    environment that it was made for, as that stands. An answer that is not among the candidates becomes the candidate
-    closest in length. What the clock asks among other decisions (packing in Colocation) is left to the base policy.
+    It reads the environment's present state, not the observation, and acts only for the
+    environment that it was made for. An answer that is not among the candidates becomes the
+    candidate closest in length. Decisions by the clock among others (packing in Colocation) are
+    left to the base policy.
 
     Attributes:
-        name: of the policy, or `base_policy`.
+        name: name of the policy, or `base_policy`.
     """
 
     def __init__(self, name: str, ask: Callable[[], Any], many: bool, space: gym.Space) -> None:
@@ -34,27 +35,32 @@ class RuleAgent:
 
     def predict(self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
                 ) -> tuple[Any, Any]:
-        """Answers the open decisions: the action (those of all slots of a vector, and of a batch, as an array), and
-        `state` as it is. Of an observation only whether it is a batch is looked at."""
+        """Returns the action for the present decision (an array for a vector or a batch), and
+        `state` unchanged. The observation is used only to tell whether it is a batch."""
         actions = self._ask()
         if not self._many and _batched(observation, self._space):
             actions = [actions]
         return np.asarray(actions), state
 
     def __call__(self, observation: Any = None) -> Any:
-        """The action for the environment as it stands; those of all slots of a vector."""
+        """Returns the action for the environment's present state; for a vector, those of all
+        slots."""
         return np.asarray(self._ask())
 
 
 def make_agent(name: str, env: Any) -> RuleAgent:
-    """Makes a registered policy an agent of an environment, for example `ooco_gym.make_agent("ooco", env)`.
+    """Makes a registered policy an agent of an environment, for example
+    `ooco_gym.make_agent("ooco", env)`.
 
     Args:
-        name: a policy (`ooco`, `slack`, `ooco:interrupt=slack`), or `base_policy`, which takes the others.
-        env: an environment of ours, wrapped or not, or a native vector of them (`gym.make_vec`).
+        name: a policy (`ooco`, `slack`, `ooco:interrupt=slack`), or `base_policy`, which takes
+            the other decisions.
+        env: an environment of ooco_gym, wrapped or not, or a native vector of them
+            (`gym.make_vec`).
 
     Raises:
-        UserError: no policy of that name, one that has no say at these decisions, or no environment of ours.
+        UserError: no policy of that name, a policy without rules for these decisions, or another
+            environment.
     """
     if not isinstance(name, str):
         shown = f"Policy '{name.name}'" if isinstance(name, Policy) else repr(name)
@@ -75,7 +81,8 @@ def make_agent(name: str, env: Any) -> RuleAgent:
 
 
 def seat_of(episodes: Episodes, name: str) -> str:
-    """The seat of a policy in an environment: '' its own, `base_policy`; else why it has none, in a sentence."""
+    """Returns a policy's role in an environment: '' for its own rules, `base_policy`, or a
+    sentence that says why it has none."""
     base_policy = episodes.config.base_policy
     if name in (BASE, base_policy):
         return BASE
@@ -98,7 +105,7 @@ def seat_of(episodes: Episodes, name: str) -> str:
 
 
 def _batched(observation: Any, space: gym.Space) -> bool:
-    """Whether an observation has a dimension more than its space."""
+    """Whether an observation has one dimension more than its space."""
     if isinstance(observation, Mapping) and isinstance(space, gym.spaces.Dict):
         key = next(iter(observation))
         return _batched(observation[key], space[key])

@@ -1,4 +1,5 @@
-"""`ooco_gym/RuleChoice-v1`: which settings of the rules, where every episode is another condition?"""
+"""`ooco_gym/RuleChoice-v1`: which parameters should the rules use, when the scenario changes
+every episode?"""
 
 from __future__ import annotations
 
@@ -10,44 +11,49 @@ from ooco_gym.envs.gating import GatingEnv
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import predict_decode, predict_prefill
 
-PROMPT_TOKENS = 1024  # of the prompt and of the contexts by which machines are told apart
+PROMPT_TOKENS = 1024  # length of the prompt and contexts that measure a machine
 
 
 @reading
 def prefill_share(state, instance):
-    """Share of the TTFT SLO that a prompt of 1,024 tokens takes on the first relaxed instance, as is believed."""
+    """Predicted latency of a prompt of 1,024 tokens on the first relaxed instance, over the TTFT
+    SLO."""
     return predict_prefill(state, 0, PROMPT_TOKENS) / state.config.default_ttft_ps
 
 
 @reading
 def decode_share(state, instance):
-    """Share of the TPOT SLO that a step of 32 contexts of 1,024 tokens takes on a strict instance, as is believed."""
+    """Predicted latency of a step of 32 contexts of 1,024 tokens on a strict instance, over the
+    TPOT SLO."""
     return predict_decode(state, instance, 32, 32 * PROMPT_TOKENS) / state.config.default_tpot_ps
 
 
 @reading
 def strict_memory(state, instance):
-    """Tokens that the KV memory of a strict instance holds."""
+    """KV memory of a strict instance, in tokens."""
     return float(state.instances[instance].total_blocks * state.config.block_tokens)
 
 
 class RuleChoiceEnv(GatingEnv):
-    """The settings of a pool's rules, chosen for seconds at a time, where every episode is another condition.
+    """Parameters of a pool's rules, chosen for seconds at a time, with a new scenario in every
+    episode.
 
     ## Description
-    Chips, model, workload, load, lengths of the offline work and SLOs are drawn anew for each episode
-    (`conf/env/rulechoice.yaml`, `vary.condition`). An agent is not told which condition it is in: it sees loads, memory
-    and how long prompts and steps take of the SLOs, and sets the rules of a base policy for `interval_s` seconds.
-    The base policy is the best single setting over all conditions, and hard to beat within each (docs/learned.md).
-    Offline work is paid as it is computed, as in [Gating-v2](#gating-v2). Conditions to test on are the shifts
-    `known_…` (chips of training in new combinations) and `new_…` (chips that training has not met).
+    Each episode draws chips, model, workload, load, offline lengths and SLOs
+    (`conf/env/rulechoice.yaml`, `vary.condition`). The agent does not observe the scenario's
+    name: it observes loads, memory, and latencies of prompts and steps over the SLOs. It sets the
+    base policy's parameters for `interval_s` seconds. The base policy has the best single setting
+    over all scenarios, and is hard to beat within each (docs/learned.md). Offline work is paid as
+    it is computed, as in [Gating-v2](#gating-v2). Scenarios to test on are the shifts `known_…`
+    (training chips in new combinations) and `new_…` (new chips).
 
     ## Action Space
-    `MultiDiscrete([3, 3, 5, 3, 3])`: whether an online arrival stops offline work (always, where its first token would
-    be late, never), and of each other parameter in `controls` a level. All are legal.
+    `MultiDiscrete([3, 3, 5, 3, 3])`: whether an online arrival stops offline work (always, if its
+    first token would violate the TTFT SLO, never), and a level of each other parameter in
+    `controls`. All are legal.
 
     ## Candidates
-    One a parameter: `level` is where it stands now among its levels.
+    One per parameter: `level` is its present position among its levels.
     """
 
     id: ClassVar[str] = "ooco_gym/RuleChoice-v1"

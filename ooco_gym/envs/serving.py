@@ -1,4 +1,4 @@
-"""`ooco_gym/Serving-v1`: all decisions of one or many mixed instances, each when it is due, by one agent."""
+"""`ooco_gym/Serving-v1`: one agent takes all decisions of one or many mixed instances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ooco_gym.sim.mixed import NO_SUMS, add_to_sums
 from ooco_gym.sim.state import ROUTE
 from ooco_gym.sim.step_actions import get_computed_blocks, missing, num_free_blocks
 
-# --- What is observed: `ooco_gym.runtime.features` has the table, says what each figure means, and computes
+# --- What is observed: `ooco_gym.runtime.features` has the table and the meaning of each feature, and computes
 # the same from plain descriptions of requests; a test compares both ------------------------------------------------
 F = columns(TARGET)
 _PER_LOG = log_scales(TARGET)
@@ -39,8 +39,8 @@ _TIMES = TARGET[F.decodes].limit
 
 @inlined
 def _running(state, instance):
-    """Of the running requests by class: ((decodes, their context, prompts, tokens that these miss) of the online ones,
-    the same of the offline ones)."""
+    """Counts running requests: (decodes, their context, prompts, missing tokens of these) of the
+    online ones, then of the offline ones."""
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
     online = offline = (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
     for place in range(spec.running):
@@ -59,7 +59,8 @@ def _running(state, instance):
 
 @inner
 def fill_target(state, instance, slot, default, out):
-    """Writes the `TARGET` features of an engine that an arrival may be sent to; `default`: the base policy would."""
+    """Writes the `TARGET` features of an engine for an arrival; `default`: the base policy would
+    choose it."""
     spec, request, tokens = state.instances[instance], state.requests[slot], length(state, slot)
     table, tpot_ps = spec.belief, state.config.default_tpot_ps
     computed, shared, idle = get_computed_blocks(state, instance, slot)
@@ -92,8 +93,8 @@ def fill_target(state, instance, slot, default, out):
 
 @step_kernel
 def observe_targets(state, buffers, i):
-    """Completes the observation of an open `target` decision: `cluster` is of the engine that the base policy would
-    take."""
+    """Completes the observation of a pending `target` decision; `cluster` describes the base
+    policy's engine."""
     wanted = min(max(np.int64(0), np.int64(buffers.status[i, b.PLANNED])), np.int64(state.config.relaxed_count - 1))
     fill_engine(state, wanted, buffers.reward_sums[i], buffers.notes[i], buffers.cluster[i])
     return b.NO_KIND
@@ -102,14 +103,15 @@ def observe_targets(state, buffers, i):
 # --- What is offered, and what an action does ---------------------------------------------------------------------
 @inlined
 def requests_of_class(state, instance, online):
-    """Requests of a class on an instance, running and waiting."""
+    """Number of requests of a class on an instance, running and waiting."""
     spec = state.instances[instance]
     return spec.urgent_members + spec.online_waiting if online else spec.offline_members + spec.offline_waiting
 
 
 @step_kernel
 def offer_targets(state, buffers, i):
-    """The base policy's choice, then the engines with the fewest requests of the arrival's class."""
+    """Offers the base policy's choice, then the engines with the fewest requests of the arrival's
+    class."""
     slot, chosen, count = state.pending.request, buffers.chosen[i], state.config.relaxed_count
     wanted, listed = base_pick(state, buffers, i), min(count, state.scratch.shape[1])
     offered = add_choice(chosen, 0, wanted if wanted < count else -1)
@@ -127,7 +129,7 @@ def offer_targets(state, buffers, i):
 
 @step_kernel
 def answer_target(state, buffers, i):
-    """The engine."""
+    """Returns the engine."""
     return buffers.chosen[i, buffers.actions[i, 0] - b.FIXED]
 
 
@@ -139,27 +141,30 @@ DECISION = Decision(
 
 
 class ServingEnv(DecisionEnv):
-    """The whole of one or many engines by one agent: where requests go, how iterations are filled, who enters them.
+    """One agent serves on one or many engines: where requests go, how iterations are filled,
+    which requests enter them.
 
     ## Description
     The decisions of [PreemptionVictim-v1](#preemptionvictim-v1), [Batching-v1](#batching-v1) and
-    [Admission-v1](#admission-v1) on the same engines, and, where there are several, which of them takes a request that
-    arrives; `decision` says which it is. Where blocks lack for what must run, it is asked first which request gives
-    way; then how the iteration is filled; then, where that leaves time, tokens, a seat and memory, which waiting
-    offline requests enter. The base policy answers arrivals that have one engine to go to, and iterations without a
+    [Admission-v1](#admission-v1) on the same engines and, with several engines, which of them
+    takes an arrival; `decision` names the present one. If blocks lack for what must run, the
+    environment first asks which request is preempted; then how to fill the iteration; then, if
+    time, tokens, a running slot and memory are left, which waiting offline requests enter. The
+    base policy routes arrivals that have only one engine, and composes iterations without a
     choice.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 is the decision's own *no* (online decodes alone; no more requests enter), 1 does what the
-    base policy would do, `2 + k` takes candidate k. After the base policy's way to fill an iteration, which offline
-    requests enter is still asked, where the base policy leaves it open, as `deadline` does; other policies admit
-    within their rule. K is how many combinations of `levels` and `shares` there are; of engines and of requests there
-    are fewer: `candidates` requests at most.
+    `Discrete(2 + K)`: 0 is the decision's own *no* (online decodes only; no more requests enter),
+    1 does what the base policy would do, `2 + k` takes candidate k. If the base policy fills the
+    iteration, the environment still asks which offline requests enter, provided that the base
+    policy leaves this open, as `deadline` does; other policies admit within their rule. K is the
+    number of combinations of `levels` and `shares`; there are fewer engines, and at most
+    `candidates` requests.
 
     ## Candidates
-    Those of the decision that is due. Of `target` they are the base policy's choice, then the engines with the fewest
-    requests of the arrival's class. `cluster` is of the engine that composes; where a request arrives, of the one that
-    the base policy would send it to, as its scheduler last left it.
+    The candidates of the present decision. For `target` they are the base policy's choice, then
+    the engines with the fewest requests of the arrival's class. `cluster` describes the engine
+    that composes; at an arrival, the base policy's engine after its last scheduling step.
     """
 
     id: ClassVar[str] = "ooco_gym/Serving-v1"

@@ -1,7 +1,9 @@
-"""Snapshots: copies of an episode in microseconds, which can be pickled and restored in another environment.
+"""Snapshots: copies of an episode in microseconds, which can be pickled and restored in another
+environment.
 
-Requests are nearly all of an episode's memory, and those that have not arrived yet stand as they were built: a copy has
-the rows of those that have, and shares one array of the others with all copies of the same window.
+Requests take nearly all of an episode's memory, and requests still to arrive never change. A copy
+has the rows of arrived requests, and shares one array of the others with all copies of the same
+window.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ _COPIED = tuple(name for name in s.State._fields if name not in _APART)
 
 @dataclass(slots=True)
 class Snapshot:
-    """Where an episode stands; can be pickled, and restored in any environment of the same configuration.
+    """State of an episode; can be pickled, and restored in any environment of the same
+    configuration.
 
     Attributes:
-        key: what must be the same where it is restored.
+        key: configuration that the restoring environment must share.
         window: (seed, number) of the episode.
-        arrived: rows of requests that `buffer` has.
+        arrived: number of request rows in `buffer`.
         buffer: uint8, these rows, then the state's other arrays.
         built: uint8, all rows of requests; those after `arrived` as they were built.
-        rows: of the step buffers.
+        rows: rows of the step buffers.
     """
 
     key: tuple[Any, ...]
@@ -44,7 +47,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes copies of one slot of `Episodes` and puts them back."""
+    """Copies one slot of `Episodes` and restores it."""
 
     def __init__(self, episodes: Episodes, i: int = 0) -> None:
         self.episodes, self.index = episodes, i
@@ -52,7 +55,7 @@ class Snapshots:
         self._built: tuple[tuple[int, int], int, np.ndarray] | None = None
 
     def take(self) -> Snapshot:
-        """Copies where the episode stands.
+        """Copies the episode's state.
 
         Raises:
             UserError: no episode has begun.
@@ -67,17 +70,18 @@ class Snapshots:
         return Snapshot(self.key, window, arrived, np.concatenate(views), self._as_built(window, state, arrived), rows)
 
     def _as_built(self, window: tuple[int, int], state: s.State, arrived: int) -> np.ndarray:
-        """All rows of requests as they stood when fewer than now had arrived in this window; shared by its copies."""
+        """All rows of requests from a time when no more than now had arrived in this window;
+        shared by its copies."""
         known = self._built
         if known is None or known[0] != window or known[1] > arrived:
             known = self._built = (window, arrived, bytes_of(state.requests).copy())
         return known[2]
 
     def put_back(self, snapshot: Snapshot) -> None:
-        """Goes on where a copy stands.
+        """Restores a copy.
 
         Raises:
-            UserError: it is no snapshot, or one of another configuration.
+            UserError: not a snapshot, or one of another configuration.
         """
         if not isinstance(snapshot, Snapshot):
             raise UserError(f"restore({type(snapshot).__name__}): expected what snapshot() returned")
@@ -105,16 +109,17 @@ class Snapshots:
 
 
 def _arrived(state: s.State) -> int:
-    """Rows of requests that may differ from how they were built, the first ones (`sim.sessions.rows_arrived`)."""
+    """Number of leading request rows that may differ from how they were built
+    (`sim.sessions.rows_arrived`)."""
     return state.requests.size if state.successor.size else int(state.clock.next_arrival)
 
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:
-    """What an environment was made of, as plain values: they are compared across processes."""
+    """An environment's configuration as plain values, which can be compared across processes."""
     config, base = episodes.config, episodes._base_policy
     rules = tuple((getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "")) for rule in base.hooks())
     numbers = tuple((param.name, param.number(base.values[param.name], base.name))
-                    for param in base.params if param.name in base.values)  # not those that only a scenario sets
+                    for param in base.params if param.name in base.values)  # not values that only a scenario sets
     shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
     kinds = tuple(decision.name for decision in episodes.decisions)
     return (kinds, base.name, base.class_blind, rules, numbers, shapes,

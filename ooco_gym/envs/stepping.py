@@ -1,4 +1,5 @@
-"""N episodes in one call: answer each open decision, run on to the next one, observe, sum rewards up."""
+"""Steps N episodes in one call: takes each pending action, runs to the next decision, observes,
+and sums rewards."""
 
 import numpy as np
 from numba import types
@@ -22,14 +23,15 @@ from ooco_gym.sim.state import View, rule_at, state_at
 
 @inlined
 def pending_view(state):
-    """The open decision as a rule sees it."""
+    """The pending decision as a rule sees it."""
     pending = state.pending
     return View(state, pending.instance, pending.request, state.picks[: pending.count])
 
 
 @inlined
 def base_pick(state, buffers, i):
-    """What the base policy's rule answers to the open decision; StepBuffers.status[i, PLANNED] keeps it."""
+    """Returns the base policy's answer to the pending decision, and keeps it in
+    StepBuffers.status[i, PLANNED]."""
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
     wake_ps, turn = spec.pull_wake_ps, state.pending.route_step
@@ -41,7 +43,8 @@ def base_pick(state, buffers, i):
 
 @inner
 def base_answer(state, buffers, i, kind):
-    """What the base policy's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
+    """Returns the base policy's answer to the pending decision; at a clock decision its
+    parameters stay tuned."""
     if kind in (b.CLOCK, b.RECLAIM, b.ADMIT):
         return kernel_at(buffers.bases[kind])(state, buffers, i)
     if kind == b.CONTROL:
@@ -51,7 +54,8 @@ def base_answer(state, buffers, i, kind):
 
 @inner
 def set_margin(state, buffers, value):
-    """Sets the base policy's margin on the latency of strict (or mixed) steps; runs that counted on the old one end."""
+    """Sets the base policy's margin on the latency of strict (or mixed) steps; ends runs planned
+    with the old margin."""
     index = np.int64(buffers.settings[b.PACK_PARAM])
     if index < 0 or state.params[index] == value:
         return
@@ -61,7 +65,8 @@ def set_margin(state, buffers, value):
 
 @inner
 def end_runs(state):
-    """Lets what strict instances run end with its step: the next one is composed under other parameters."""
+    """Ends strict instances' decode runs after the present step, so that new parameters apply to
+    the next one."""
     for instance in range(state.config.relaxed_count, state.instances.size):
         flush_totals(state, instance)
         cut(state, instance)
@@ -69,7 +74,8 @@ def end_runs(state):
 
 @inlined
 def run_to(state, buffers, i, run_address, rules, until_ps, answer):
-    """Runs an episode under rules until a time or what they ask; the blocks of the reward's 10-minute budget roll on.
+    """Runs an episode under rules until a time or their next question, and turns the reward's
+    10-minute blocks.
 
     Returns why the simulator stopped.
     """
@@ -86,7 +92,7 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
 
 @inner
 def advance(state, buffers, i, run_address, answer):
-    """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
+    """Runs an episode to its next decision with a choice. Returns whether there is one."""
     turn = buffers.status[i]
     while True:
         until_ps = min(turn[b.UNTIL_PS], turn[b.NEXT_CONTROL_PS])
@@ -109,10 +115,11 @@ def advance(state, buffers, i, run_address, answer):
             return True
 
 
-# --- An iteration of a mixed instance: who gives way where blocks are short, how it is filled, who enters it ----------
+# --- An iteration of a mixed instance: preemption if blocks are short, filling, admission ----------
 @inlined
 def begin_iteration(state, buffers, i):
-    """Asks who gives way, then the rest; returns the iteration's answer, or MORE: one of its decisions is open."""
+    """Asks for preemption, then the rest; returns the iteration's answer, or MORE if a decision
+    is pending."""
     if buffers.offers[b.RECLAIM] != 0:
         buffers.status[i, b.KIND] = b.RECLAIM
         if offer(state, buffers, i):
@@ -122,7 +129,7 @@ def begin_iteration(state, buffers, i):
 
 @inner
 def compose_iteration(state, buffers, i):
-    """Fills the iteration, once all who must have given way; returns the answer, or MORE."""
+    """Fills the iteration after preemptions; returns the answer, or MORE."""
     turn, enters = buffers.status[i], buffers.offers[b.ADMIT] != 0
     turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = s.COMPOSE, 0, 0
     if enters:
@@ -140,7 +147,7 @@ def compose_iteration(state, buffers, i):
 
 @inlined
 def complete_iteration(state, buffers, i, answer):
-    """Asks who enters the filled iteration; returns the answer, or MORE."""
+    """Asks which requests enter the filled iteration; returns the answer, or MORE."""
     if opens_admission(state, buffers, i):
         if offer(state, buffers, i):
             return b.MORE
@@ -150,12 +157,13 @@ def complete_iteration(state, buffers, i, answer):
 
 @inlined
 def go_on(state, buffers, i, answer):
-    """What the simulator is told after an answer of `answer_of`; MORE: another decision of the same moment is open."""
+    """Returns the simulator's answer after `answer_of`; MORE if another decision of the same
+    moment is pending."""
     kind = buffers.status[i, b.KIND]
     if answer == b.MORE:
         if offer(state, buffers, i):
             return b.MORE
-        if kind != b.RECLAIM:  # no request is left to pick: what has been picked is the answer
+        if kind != b.RECLAIM:  # no request is left to pick: the picks so far are the answer
             buffers.actions[i, 0] = b.DECLINE_ACTION
             return kernel_at(buffers.answers[kind])(state, buffers, i)
     if kind == b.RECLAIM:
@@ -165,7 +173,8 @@ def go_on(state, buffers, i, answer):
 
 @inlined
 def opens_admission(state, buffers, i):
-    """Whether the iteration that has been composed leaves open which offline requests enter; ADMIT is then asked."""
+    """Whether the composed iteration leaves open which offline requests enter; the pending kind
+    is then ADMIT."""
     turn = buffers.status[i]
     if turn[b.KIND] != s.COMPOSE or buffers.offers[b.ADMIT] == 0:
         return False
@@ -181,7 +190,7 @@ def opens_admission(state, buffers, i):
 
 @inlined
 def in_force(state, buffers, i):
-    """Whether the last action on the instance that is asked is still in force; it then is the action again."""
+    """Whether the instance's last action is still in force; it is then taken again."""
     held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
     if state.clock.now_ps >= held[b.HELD_UNTIL_PS]:
         return False
@@ -192,7 +201,7 @@ def in_force(state, buffers, i):
 
 @inlined
 def put_in_force(state, buffers, i):
-    """Keeps the action on the instance that is asked for an interval."""
+    """Keeps the action on the present instance for an interval."""
     held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
     held[b.HELD_UNTIL_PS] = state.clock.now_ps + np.int64(buffers.settings[b.CONTROL_INTERVAL_PS])
     for part in range(buffers.actions.shape[1]):
@@ -201,7 +210,8 @@ def put_in_force(state, buffers, i):
 
 @inlined
 def offer(state, buffers, i):
-    """Offers the candidates of the open decision. Returns whether there are two actions at least."""
+    """Offers the candidates of the pending decision. Returns whether there are at least two
+    actions."""
     chosen, candidates = buffers.chosen[i], buffers.candidates[i]
     for k in range(chosen.size):
         chosen[k] = -1
@@ -216,7 +226,7 @@ def offer(state, buffers, i):
 
 @inner
 def note_illegal(buffers, i):
-    """Counts an action that was not legal."""
+    """Counts an illegal action."""
     buffers.status[i, b.WAS_ILLEGAL] = 1
     buffers.status[i, b.ILLEGALS] += 1
     buffers.settings[b.ANY_ILLEGAL] = 1.0
@@ -224,9 +234,11 @@ def note_illegal(buffers, i):
 
 @inlined
 def answer_of(state, buffers, i):
-    """The answer for the simulator, or MORE; an action that is not legal does what the base policy would do.
+    """Returns the answer for the simulator, or MORE; an illegal action does what the base policy
+    would do.
 
-    The mask has the base policy's action only where no other action is the same act, but it is always accepted.
+    The mask has the base policy's action only if no other action does the same, but it is always
+    accepted.
     """
     kind, action = buffers.status[i, b.KIND], buffers.actions[i, 0]
     if kind != b.CONTROL and not buffers.settings[b.BOX]:
@@ -241,7 +253,7 @@ def answer_of(state, buffers, i):
 
 @inlined
 def own_answer(state, buffers, i):
-    """The answer for an action that is known to be legal."""
+    """Returns the answer for a legal action."""
     kind, action = buffers.status[i, b.KIND], buffers.actions[i, 0]
     theirs = b.ILLEGAL if buffers.settings[b.BOX] else b.BASE_ACTION
     if kind != b.CONTROL and action == theirs:
@@ -251,7 +263,7 @@ def own_answer(state, buffers, i):
 
 @inlined
 def _where(state, kind):
-    """The instance where the open decision is taken; by the clock, the first strict one."""
+    """The instance of the pending decision; at a clock decision, the first strict one."""
     if kind >= b.CLOCK:
         return np.int64(min(state.config.relaxed_count, state.instances.size - 1))
     instance, slot = np.int64(state.pending.instance), state.pending.request
@@ -262,7 +274,7 @@ def _where(state, kind):
 
 @inner
 def _observe_own(state, buffers, i):
-    """Writes the environment's own figures: the last ones of the cluster's."""
+    """Writes the environment's own features: the last ones of `cluster`."""
     out, instance = buffers.cluster[i], _where(state, buffers.status[i, b.KIND])
     first = out.size - buffers.own_figures.size
     for k in range(buffers.own_figures.size):
@@ -271,7 +283,7 @@ def _observe_own(state, buffers, i):
 
 @inner
 def observe(state, buffers, i):
-    """Completes the observation of the open decision: the cluster and the decision."""
+    """Completes the observation of the pending decision: `cluster` and `decision`."""
     kind = buffers.status[i, b.KIND]
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
@@ -290,7 +302,7 @@ def observe(state, buffers, i):
 
 @inner
 def blank(buffers, i):
-    """The observation of an episode that is over: nothing but the base policy's action."""
+    """Writes the observation of an ended episode: only the base policy's action is legal."""
     buffers.cluster[i, :] = 0.0
     buffers.candidates[i, :, :] = 0.0
     buffers.decision[i, :] = 0.0
@@ -301,7 +313,7 @@ def blank(buffers, i):
 
 @inlined
 def show(state, buffers, i, goes_on):
-    """Writes what is seen after a step: the open decision, or that there is none any more."""
+    """Writes the observation after a step: the pending decision, or a blank one."""
     if goes_on:
         observe(state, buffers, i)
     else:
@@ -310,7 +322,7 @@ def show(state, buffers, i, goes_on):
 
 @inner
 def _step(state, buffers, i, run_address):
-    if buffers.status[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
+    if buffers.status[i, b.KIND] == b.NO_KIND:  # a window without a decision ends with its only step
         update_reward_sums(state, buffers.weights, buffers.reward_sums[i], buffers.own_terms)
         return False
     answer = go_on(state, buffers, i, answer_of(state, buffers, i))
@@ -326,12 +338,12 @@ def _step(state, buffers, i, run_address):
 
 @jit(types.int64(types.int64, types.int64, types.int64, types.int64), nogil=True)
 def step_all(buffers_address, run_address, first, last):
-    """Takes `StepBuffers.actions` in the episodes first … last - 1 that are open. Returns how many came to their end.
+    """Takes `StepBuffers.actions` in the open episodes first … last - 1. Returns how many ended.
 
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
         run_address: address of `sim.loop.run`.
-        first, last: the episodes.
+        first, last: range of episodes.
     """
     buffers, ended = buffers_at(buffers_address), 0
     for i in range(first, last):
@@ -343,7 +355,8 @@ def step_all(buffers_address, run_address, first, last):
 
 @jit(types.boolean(types.int64, types.int64, types.int64))
 def begin(buffers_address, run_address, i):
-    """Opens the reward sums of an episode and runs it to its first decision. Returns whether there is one."""
+    """Opens an episode's reward sums and runs it to its first decision. Returns whether there is
+    one."""
     buffers = buffers_at(buffers_address)
     state, turn = state_at(buffers.handles[i]), buffers.status[i]
     turn[b.NEXT_CONTROL_PS] = s.NEVER
@@ -358,7 +371,7 @@ def begin(buffers_address, run_address, i):
 
 @inner
 def play_down(state, buffers, i, run_address, end_ps):
-    """The rest of the load after the window: nothing waits on the agent any more."""
+    """Simulates the rest of the load after the window, without charging waiting."""
     waiting, buffers.weights[r.WAITING] = buffers.weights[r.WAITING], 0.0
     set_margin(state, buffers, buffers.tuned[i])
     if buffers.status[i, b.STEP_KIND] == b.CLOCK:
@@ -370,6 +383,7 @@ def play_down(state, buffers, i, run_address, end_ps):
 
 @jit(types.void(types.int64, types.int64, types.int64, types.int64))
 def drain(buffers_address, run_address, i, end_ps):
-    """Plays an episode on under the base policy until its online requests have finished or failed; accounts for it."""
+    """Simulates under the base policy until the episode's online requests have finished or
+    failed; updates the reward."""
     buffers = buffers_at(buffers_address)
     play_down(state_at(buffers.handles[i]), buffers, i, run_address, end_ps)

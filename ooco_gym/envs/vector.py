@@ -27,8 +27,8 @@ from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
-WINDOWS = 1_000  # of a seed, to be drawn from
-_OF_THE_BUFFERS = ("episodes", "_arrays", "_own", "_actions", "_out", "_flags", "_watch")  # of `_attach`
+WINDOWS = 1_000  # number of windows of a seed to draw from
+_OF_THE_BUFFERS = ("episodes", "_arrays", "_own", "_actions", "_out", "_flags", "_watch")  # set by `_attach`
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -39,23 +39,28 @@ class DecisionVectorEnv(VectorEnv):
         autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value: `NextStep` (Gymnasium's default: the step after
             an episode's end ignores the action and resets), `SameStep` (the last observation and info are in
             `infos["final_obs"]`, `infos["final_info"]`), `Disabled` (reset with `options={"reset_mask": ...}`).
-        max_episode_steps: truncates after as many decisions; None: only at the window's end.
-        train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
-            for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
-        train_stream: keys what each slot draws from `train_seeds`.
-        bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
-            `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
-        idle: where autoreset is `Disabled`, episodes that are over wait for their reset while the others go on, with
-            rewards of 0 and observations that stay; otherwise `step` is refused until they are reset.
-        threads: that step the episodes, the caller's among them, and at most one for each episode; results are the same
-            for any number. More than one pays with many episodes or long steps, on cores that have nothing else to do
-            (docs/own_agents.md). None: one for each core that this process may use (`jobs.threads`).
-        flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`.
-        **arguments: as of the single environment.
+        max_episode_steps: truncates after this many decisions; None: only at the window's end.
+        train_seeds: every episode simulates a random window of one of these seeds, whatever
+            `reset` is given, so that training meets no other seed; None: as `reset` and the seeds
+            drawn from it give.
+        train_stream: seeds each slot's draws from `train_seeds`.
+        bank: number of windows kept in memory after their warm-up, which restart at once; with
+            `train_seeds`, no other windows are drawn. 0: none, and a thousand windows of each
+            seed.
+        idle: with autoreset `Disabled`, ended episodes wait for their reset while the others go
+            on, with rewards of 0 and unchanged observations; otherwise `step` raises until they
+            are reset.
+        threads: threads that step the episodes, including the caller's, at most one per episode;
+            results do not depend on it. More than one pays with many episodes or long steps on
+            idle cores (docs/own_agents.md). None: one per core that this process may use
+            (`jobs.threads`).
+        flat: an observation is one float32 vector per episode, (N, size), as in the single
+            environment.
+        **arguments: as in the single environment.
 
-    What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
-    int8 (N, A); `action_masks()` is the same as bool. Where no episode begins or ends, the masks `_<key>` are all True
-    and cannot be written to.
+    `step` returns copies. `infos` has arrays of (N,), each with a mask `_<key>`, and
+    `action_mask` as int8 (N, A); `action_masks()` is the same as bool. If no episode begins or
+    ends, the masks `_<key>` are all True and read-only.
     """
 
     single: ClassVar[type[DecisionEnv]] = DecisionEnv
@@ -91,8 +96,8 @@ class DecisionVectorEnv(VectorEnv):
         self._train_seeds = _train_seeds(train_seeds)
         stream = whole_number("train_stream", train_stream, 0)
         self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
-        self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
-        self._steps = np.zeros(num_envs, np.int64)  # where they are limited
+        self._over = np.zeros(num_envs, bool)  # ended, not reset yet
+        self._steps = np.zeros(num_envs, np.int64)  # counted if `max_episode_steps` is set
         self._started = False
         self._look()
 
@@ -101,7 +106,7 @@ class DecisionVectorEnv(VectorEnv):
         return Episodes(self.config, of.decisions, self.num_envs, self._bank, of.terms, of.figures, self._threads)
 
     def _attach(self) -> None:
-        """Names the arrays of the episodes, and begins to watch them."""
+        """Names the arrays of the episodes, and starts watching them."""
         buffers = self.episodes.buffers
         self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode,
                             self.metadata["render_modes"], self.metadata["render_fps"])
@@ -117,12 +122,13 @@ class DecisionVectorEnv(VectorEnv):
         self._flags = {f"_{key}": everyone for key in (*INFO_KEYS, "action_mask", *self._own) if key != "reward"}
 
     def _look(self) -> None:
-        """Notes what a step asks first: whether an episode is over, and how many steps none can come to its limit."""
+        """Caches what a step checks first: whether an episode is over, and how many steps until
+        one may reach its limit."""
         self._waiting = bool(self._over.any())
         self._free = math.inf if self._most is None else self._most - 1 - int(self._steps.max())
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that a copy in another process, or a training that is resumed, needs to go on here."""
+        """Everything that a copy in another process, or a resumed training, needs to continue."""
         kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_BUFFERS}
         begun = [i for i, simulation in enumerate(self.episodes.simulations) if simulation is not None]
         return {**kept, "_taken": {i: Snapshots(self.episodes, i).take() for i in begun}}
@@ -139,15 +145,15 @@ class DecisionVectorEnv(VectorEnv):
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
               ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode in every slot, or in those of `options["reset_mask"]`.
+        """Starts an episode in every slot, or in those that `options["reset_mask"]` selects.
 
         Args:
-            seed: slot i takes seed + i; or one for each slot; None draws on.
-            options: `window`: which window of its seed each slot plays, a number or one for each slot;
+            seed: slot i takes seed + i, or its own from a list; None continues drawing.
+            options: `window`: number of the window of its seed, for all slots or one per slot;
                 `reset_mask`: bool (N,).
 
         Raises:
-            UserError: an unknown option, one that is none of the above, or a first reset of some slots only.
+            UserError: an unknown or invalid option, or a first reset of only some slots.
         """
         options = reset_options(options, ("window", "reset_mask"))
         chosen = self._reset_mask(options.get("reset_mask"))
@@ -191,7 +197,8 @@ class DecisionVectorEnv(VectorEnv):
         return [None if one is None else int(one) for one in seed]
 
     def _start(self, i: int, seed: int | None, number: int | None = None) -> None:
-        """As `DecisionEnv.reset`: a seed plays itself, and the numbers drawn from it come after."""
+        """Starts slot i as `DecisionEnv.reset` does: a given seed is used itself, later ones are
+        drawn from it."""
         if self._train_seeds is not None:
             random = self._train_randoms[i]
             numbers = WINDOWS if self._bank == 0 else max(1, self._bank // len(self._train_seeds))
@@ -205,7 +212,7 @@ class DecisionVectorEnv(VectorEnv):
         self._over[i], self._steps[i] = False, 0
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Answers every open decision and runs each episode on to its next one; see the class.
+        """Takes every action and runs each episode to its next decision; see the class docstring.
 
         Raises:
             UserError: actions of the wrong shape, or (autoreset disabled) an episode that is over.
@@ -232,7 +239,7 @@ class DecisionVectorEnv(VectorEnv):
         return self._observed(parts), rewards, np.zeros(n, bool), np.zeros(n, bool), infos
 
     def _turned(self, ended: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """The end of a step in which episodes may end or begin."""
+        """Completes a step in which episodes may end or begin."""
         buffers, going = self.episodes.buffers, ~self._over
         resets = np.flatnonzero(self._over) if self.mode == AutoresetMode.NEXT_STEP else np.empty(0, int)
         truncated, same = np.zeros(self.num_envs, bool), self.mode == AutoresetMode.SAME_STEP
@@ -254,7 +261,7 @@ class DecisionVectorEnv(VectorEnv):
         buffers.status[truncated, OPEN] = 0
         if same:
             resets = np.flatnonzero(truncated)
-        for i in resets:  # next-step mode: this step was their reset
+        for i in resets:  # next-step mode: this step is their reset
             self._start(int(i), None)
         if len(resets):
             infos["action_mask"] = buffers.mask.copy()
@@ -263,7 +270,7 @@ class DecisionVectorEnv(VectorEnv):
         return self._observed(self._copies()), rewards, np.zeros(self.num_envs, bool), truncated, infos
 
     def _notes(self, begun: np.ndarray) -> dict[str, np.ndarray]:
-        """The notes of episodes that have just begun, as information; nothing where there are none."""
+        """The notes of episodes that have just begun, as information; empty if there are none."""
         notes, there = np.empty(self.num_envs, object), np.zeros(self.num_envs, bool)
         for i in begun:
             notes[i] = self.episodes.notes(int(i)) or None
@@ -284,7 +291,7 @@ class DecisionVectorEnv(VectorEnv):
         self._actions[:] = values
 
     def _infos(self, present: np.ndarray) -> dict[str, Any]:
-        """Information on the steps of the episodes `present`; the others have just been reset."""
+        """Information on the steps of the episodes in `present`; the others have just been reset."""
         columns = np.where(present, self.episodes.buffers.reward_sums[:, _INFO].T, 0.0)
         infos: dict[str, Any] = dict(zip(INFO_KEYS, columns, strict=True))
         infos |= {key: np.where(present, column, 0.0) for key, column in self._own.items()}
@@ -295,7 +302,7 @@ class DecisionVectorEnv(VectorEnv):
         return infos
 
     def _last_info(self, i: int, illegal: bool) -> dict[str, Any]:
-        """As the single environment tells its step."""
+        """The last step's information, as in the single environment."""
         info = self.episodes.info(i)
         del info["reward"]
         info["action_mask"] = self.episodes.buffers.mask[i].copy()
@@ -306,31 +313,31 @@ class DecisionVectorEnv(VectorEnv):
         return self.episodes.buffers.mask.astype(bool)
 
     def base_actions(self) -> np.ndarray:
-        """The actions that do what the base policy would do: (N,), or (N, P)."""
+        """Returns the actions that do what the base policy would do: (N,), or (N, P)."""
         return self.episodes.base_actions()
 
     def rule_actions(self, name: str) -> np.ndarray:
-        """The actions that express what a policy's rule would do now: (N,), or (N, P)."""
+        """Returns the actions closest to what a policy's rule would do now: (N,), or (N, P)."""
         return self.episodes.rule_actions(name)
 
     def summary(self, i: int) -> dict[str, float]:
-        """The protocol's figures of episode i so far."""
+        """Returns the protocol's metrics of episode i so far."""
         return self.episodes.summary(i)
 
     @property
     def windows(self) -> list[tuple[int, int]]:
-        """(seed, number) of what each slot plays; (-1, -1) before its first start."""
+        """(seed, number) of each slot's window; (-1, -1) before its first start."""
         return self.episodes.windows
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends the threads that step."""
+        """Ends the stepping threads."""
         self.episodes.close()
 
     def render(self) -> tuple[Any, ...] | None:
-        """What each episode looks like, in the modes of a single environment, but for `human`.
+        """Renders each episode, in the modes of a single environment except `human`.
 
         Raises:
-            UserError: pictures before the first reset.
+            UserError: pictures are requested before the first reset.
         """
         shown = self._watch.render()
         return None if shown is None else tuple(shown)
@@ -339,7 +346,7 @@ class DecisionVectorEnv(VectorEnv):
         return {key: array[i].copy() for key, array in self._arrays.items()}
 
     def _observed(self, parts: dict[str, np.ndarray]) -> Any:
-        """Observations of these parts, in the form that was asked for."""
+        """Returns observations of these parts, as a Dict or flat."""
         return np.concatenate([parts[key] for key in self.parts_space], axis=-1) if self._flat else parts
 
 
@@ -352,10 +359,12 @@ def _train_seeds(seeds: Any) -> list[int] | None:
 
 
 def register(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:
-    """Registers an environment under its `id`, single and as N in one call: the last line of its file.
+    """Registers an environment and its vector class under its `id`; the last line of an
+    environment's file.
 
     Returns:
-        The class of N episodes, which becomes an attribute of the module, for example `PrefillGateVectorEnv`.
+        The vector class, which becomes an attribute of the module, for example
+            `PrefillGateVectorEnv`.
     """
     name = vector_name(single.__name__)
     made = type(name, (DecisionVectorEnv,), {"single": single, "__doc__": f"N episodes of `{single.__name__}`.",

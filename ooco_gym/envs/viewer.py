@@ -1,4 +1,4 @@
-"""What an environment shows of its episodes: pictures, or lines of text, of the cluster as it stands."""
+"""Rendering of an environment's episodes: pictures, or lines of text, of the cluster."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import EXTRAS, UserError, unknown
 from ooco_gym.sim import state as s
 
-WIDTH, ROW, TEXT = 960, 26, "#222222"  # of a picture: its width and a row in pixels, and its text
-COLOURS = {s.IDLE: "#ECECEC", s.PREFILL_ONLINE: "#882255", s.PREFILL_OFFLINE: "#DDCC77"}  # of bars; else decodes
+WIDTH, ROW, TEXT = 960, 26, "#222222"  # picture width, row height, text colour
+COLOURS = {s.IDLE: "#ECECEC", s.PREFILL_ONLINE: "#882255", s.PREFILL_OFFLINE: "#DDCC77"}  # of bars; else DECODES
 DECODES = "#44AA99"
 
 
 class Watch:
-    """Shows the episodes of an environment as its `render_mode` says.
+    """Renders the episodes of an environment by its `render_mode`.
 
     Args:
-        episodes: which it watches, from their next start on.
+        episodes: the episodes to show, from their next start on.
         title: the environment's name.
         mode: `human`, `rgb_array`, `ansi` or None.
-        modes: those that are known.
-        fps: how many lines are printed a second, at most.
+        modes: the known modes.
+        fps: most lines printed per second.
 
     Raises:
-        UserError: an unknown mode, or Pillow is missing for pictures.
+        UserError: an unknown mode, or pictures without Pillow.
     """
 
     def __init__(self, episodes: Episodes, title: str, mode: str | None, modes: Sequence[str], fps: float) -> None:
@@ -43,20 +43,21 @@ class Watch:
             episodes.watchers.append(self)
 
     def begin(self, i: int) -> None:
-        """An episode begins in slot i, or goes on from a snapshot."""
+        """Called when an episode begins in slot i, or continues from a snapshot."""
         self._shown = 0.0
 
     def on_step(self, i: int) -> None:
-        """The episode in slot i has come to its first decision, or has gone on from one."""
+        """Called when the episode in slot i has reached its first or next decision."""
         if time.perf_counter() - self._shown >= self._pause_s or not self.episodes.open(i):
             print(line_of(self.episodes, i), end="", flush=True)
             self._shown = time.perf_counter()
 
     def render(self) -> list[Any] | None:
-        """What each slot looks like: text or uint8 pictures; None where lines are printed, or nothing is shown.
+        """Returns text or a uint8 picture for each slot; None if lines are printed, or nothing is
+        shown.
 
         Raises:
-            UserError: a picture, before the first reset.
+            UserError: a picture is requested before the first reset.
         """
         slots = range(len(self.episodes.simulations))
         if self.mode == "ansi":
@@ -64,8 +65,8 @@ class Watch:
         return [self._picture(i) for i in slots] if self.mode == "rgb_array" else None
 
     def _picture(self, i: int) -> np.ndarray:
-        """The picture of slot i, uint8 (height, width, 3): a row for each instance with what it runs, its requests and
-        its KV memory in use as a bar in the colour of its work; who waits, and how many were late."""
+        """The picture of slot i, uint8 (height, width, 3): a row per instance with its work, its
+        requests and a bar of its used KV memory; then waiting requests and violations."""
         from PIL import Image, ImageDraw, ImageFont
 
         line, simulation = line_of(self.episodes, i), self.episodes.simulations[i]
