@@ -1,6 +1,6 @@
-"""How a rule is written and found: the `Policy` bundle, its parameters and the registry.
+"""How policies are written and found: the `Policy` bundle, its parameters and the registry.
 
-Compiled rules are imported with the policy that needs them, so that `import ooco_gym` stays quick.
+Compiled rules are imported with the policy that needs them, so `import ooco_gym` stays quick.
 """
 
 from ooco_gym.policy.policy import Param, Policy, slots

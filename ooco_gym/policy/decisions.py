@@ -1,8 +1,9 @@
-"""The six decision points, where the loop asks; environments split `compose` further (`envs/stepping.py`).
+"""The six decision points of the event loop; environments split `compose` further
+(`envs/stepping.py`).
 
-A rule for a point is a compiled function of a `View` that returns an integer. Its meaning depends on the point; wide
-answers (`compose`, `pull`) are written to `view.state.picks` and their number is returned. Any rule may return `ASK`:
-then the loop stops there and the caller answers from outside.
+A rule for a point is a compiled function of a `View` that returns an integer, whose meaning depends
+on the point. `compose` and `pull` write their answers to `view.state.picks` and return their
+number. Any rule may return `ASK`: the loop then stops, and its caller answers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ooco_gym.sim.state import View, rule_at, state_at
 
 @dataclass(frozen=True)
 class Point:
-    """A decision point: its name, its index in State.pending.point, when it comes up and what may be answered."""
+    """A decision point: its name, its index in State.pending.point, when it is reached, and valid
+    answers."""
 
     name: str
     index: int
@@ -56,16 +58,18 @@ POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
 
 
 def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:
-    """Compiles a rule for a decision point as a simulation first asks for it, cached on disk.
+    """Compiles a rule for a decision point when a simulation first uses it; the result is cached on
+    disk.
 
-    The result is a value that the event loop takes; from Python it is called through `call_rule`.
+    Python code calls the compiled rule through `call_rule`.
 
     Args:
         point: the decision point.
-        flushes: the rule flushes an instance (`rules.flush`) before it reads what its members have generated, their
-            lengths, the memory they hold, or which of them run. `rules.flush_totals` is enough for the sums of an
-            instance and for `rules.gather_lengths`, not for the records of requests. Where a rule of a policy does not
-            flush, every instance is flushed before each decision of that policy, which takes time.
+        flushes: whether the rule flushes an instance (`rules.flush`) before it reads its members'
+            generated tokens, lengths or memory, or which of them run. `rules.flush_totals` suffices
+            for an instance's sums and `rules.gather_lengths`, not for records of requests. If any
+            rule of a policy does not flush, every instance is flushed before each of its decisions,
+            which takes time.
     """
     if point not in POINTS:
         raise ValueError(f"{point!r} is not one of the decision points")
@@ -79,7 +83,7 @@ def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]
 
 
 def _ask_outside(view):
-    """The rule that leaves the decision to the caller of the loop."""
+    """The rule that leaves the decision to the loop's caller."""
     return s.ASK
 
 
@@ -92,7 +96,7 @@ def _address(rule: Any) -> int:
 
 
 def addresses(rules: Sequence[Any]) -> np.ndarray:
-    """Addresses of compiled rules, as the event loop takes them: int64, one for each decision point in order."""
+    """Addresses of compiled rules for the event loop: int64, one per decision point, in order."""
     return np.array([_address(rule) for rule in rules], np.int64)
 
 
@@ -104,6 +108,6 @@ def _call(handle, address, instance, request, count):
 
 
 def call_rule(state: s.State, rule: Any, instance: int, request: int, count: int) -> int:
-    """Asks a compiled rule from Python, as the loop would: with State.picks[:count] as candidates."""
+    """Calls a compiled rule from Python as the loop does, with State.picks[:count] as candidates."""
     handle = s.handle_of(state)  # must live as long as its address is used
     return int(_call(handle.address, _address(rule), instance, request, count))

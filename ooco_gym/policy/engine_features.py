@@ -1,9 +1,9 @@
-"""The figures of an engine that observations and learned rules of mixed instances share, compiled.
+"""Compiled features of an engine, shared by observations and learned rules of mixed instances.
 
-`ooco_gym.runtime.features` has their table (`ENGINE`) and says what each means.
+`ooco_gym.runtime.features` has their table (`ENGINE`) and their meaning.
 
-An observation has some forty logarithms. `log1p` has no calls, branches or tables, so that loops over it become vector
-code; it differs from the exactly rounded value by less than 1e-15 of it: as float32 they are the same.
+An observation has some forty logarithms. `log1p` has no calls, branches or tables, so loops over it
+become vector code. Its relative error is below 1e-15, which vanishes in float32.
 """
 
 import math
@@ -23,23 +23,23 @@ from ooco_gym.sim.step_actions import begins_ps, get_computed_tokens, missing
 
 C = namedtuple("EngineColumns", [one.name for one in ENGINE])(*range(len(ENGINE)))
 ROW = len(ENGINE) + -len(ENGINE) % LANES
-# Places of the notes that `engine_row` keeps from one call to the next, or leaves to its caller.
-HOUR, HOUR_ARRIVED, HOUR_VIOLATED, ALONE_PS, ONLINE_PS, OFFLINE_PS, SLACKS, NOTES = range(8)  # so many, the last
+# Indices of the notes that `engine_row` keeps between calls, or writes for its caller.
+HOUR, HOUR_ARRIVED, HOUR_VIOLATED, ALONE_PS, ONLINE_PS, OFFLINE_PS, SLACKS, NOTES = range(8)  # NOTES: their number
 HOUR_S = float(BLOCKS_S[1])
 
 LN_2 = math.log(2.0)
-_FIRST = np.int64(0x3FE6A09E667F3BCD)  # bits of the square root of 1/2: significands go from there to that of 2
+_FIRST = np.int64(0x3FE6A09E667F3BCD)  # bits of sqrt(1/2): significands range from there to sqrt(2)
 _ONE = np.int64(1023)
-_WHOLE = np.int64(0x4330000000000000)  # bits of 2**52: with a small whole number added, of 2**52 + that number
+_WHOLE = np.int64(0x4330000000000000)  # bits of 2**52; adding a small integer n gives those of 2**52 + n
 _2_52 = 2.0**52
 
 
 @inlined
 def log1p(x):
-    """log(1 + x) of a finite x of at least 0.
+    """Returns log(1 + x) of a finite, non-negative x.
 
-    1 + x is (1 + f) 2**k, and log(1 + f) = 2 artanh(s) with s = f / (2 + f), of which the series is summed; what
-    rounding 1 + x has lost goes into f.
+    1 + x is (1 + f) 2**k, and log(1 + f) = 2 artanh(s) with s = f / (2 + f), summed as a series; f
+    includes the rounding error of 1 + x.
     """
     u = 1.0 + x
     k = (bits_of(u) - _FIRST) >> 52
@@ -53,7 +53,7 @@ def log1p(x):
 
 @inlined
 def online_rate(state, rate, horizon_s):
-    """A moving online arrival rate, faded to now, in requests a second."""
+    """Returns a moving online arrival rate, decayed to now, in requests/s."""
     elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
     return rate * steady(math.exp(-elapsed / horizon_s))
 
@@ -71,14 +71,15 @@ _LOW = _row([one.low for one in ENGINE], 0.0)
 
 @inlined
 def even_sums(count, context):
-    """Sums (`sim.mixed.iteration_sums`) of `count` decodes with `context` tokens in all, each as long as the others."""
+    """Sums (`sim.mixed.iteration_sums`) of `count` equally long decodes with `context` tokens in
+    total."""
     longest = (context + count - 1) // max(count, 1)
     return (count, count, count, context, longest, 0, 0, 0.0, 0, 0)
 
 
 @inlined
 def believed(state, table, count, context, tokens):
-    """Believed latency of `count` decodes and a prompt of `tokens`, in ps."""
+    """Predicted latency of `count` decodes and a prompt of `tokens`, in ps."""
     sums = even_sums(count, context)
     if tokens > 0:
         sums = add_to_sums(state, table, sums, tokens, tokens, 1)
@@ -87,7 +88,7 @@ def believed(state, table, count, context, tokens):
 
 @inlined
 def _slack_ps(state, slot):
-    """Until an online request's next token is due: by its TTFT, or so that its mean TPOT is kept."""
+    """Time until an online request's next token is due, by its TTFT or mean TPOT SLO, in ps."""
     request = state.requests[np.uint64(slot)]
     if request.first_token_ps == 0:
         return request.arrival_ps + request.ttft_slo_ps - begins_ps(state, request.instance)
@@ -96,7 +97,7 @@ def _slack_ps(state, slot):
 
 @inlined
 def _sort(values, count):
-    """Sorts whole numbers: few moves where they are nearly in order, as requests are that are admitted in turn."""
+    """Sorts integers; fast if nearly in order, as slacks of requests admitted in turn are."""
     for gap in (57, 10, 1):
         for i in range(gap, count):
             value, j = values[i], i
@@ -110,13 +111,14 @@ def _sort(values, count):
 def engine_row(state, instance, spent, notes, row):
     """Writes the `ENGINE` features of a mixed instance that is about to compose an iteration.
 
-    What else is of use to its caller is left in `notes` and, sorted, in State.scratch[0]: slacks of online requests.
+    Also writes values for the caller to `notes`, and the sorted slacks of online requests to
+    State.scratch[0].
 
     Args:
-        spent: (the share of online requests that may miss an SLO, online arrivals and violations in all before the
-            present block of 10 minutes).
-        notes: float64[7 or more], kept for the caller from call to call.
-        row: float64[ROW], of `engine_stack`.
+        spent: (the violation budget, total online arrivals and violations before the present block
+            of 10 minutes).
+        notes: float64[7 or more], kept between calls.
+        row: float64[ROW] from `engine_stack`.
     """
     for index in range(ROW):
         row[index] = 0.0
@@ -125,7 +127,7 @@ def engine_row(state, instance, spent, notes, row):
     _works(state, instance, notes, row)
     _offline(state, instance, row)
     _kept(state, spent, notes, row)
-    for index in range(ROW):  # in whole registers: what is linear is not touched by the logarithm's factor of 0
+    for index in range(ROW):  # in whole registers; linear features have a logarithm factor of 0
         value = row[index]
         scaled = math.copysign(log1p(abs(value)), value) * _LOG[index] + value * _LINEAR[index]
         row[index] = min(1.0, max(_LOW[index], scaled))
@@ -133,10 +135,11 @@ def engine_row(state, instance, spent, notes, row):
 
 @inner
 def _running(state, instance, notes, row):
-    """Writes features of the running requests by class; returns how many online ones are still prefilling."""
+    """Writes features of the running requests by class; returns the number of online prefills in
+    progress."""
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
     slacks, count, behind, lost, held = state.scratch[0], 0, 0, 0, np.int64(0)
-    for place in range(spec.running - 1, -1, -1):  # the last admitted has the least slack, more often than not
+    for place in range(spec.running - 1, -1, -1):  # the last admitted usually has the least slack
         slot = np.int64(batch[np.uint64(place)])
         request = state.requests[np.uint64(slot)]
         tokens = np.int64(request.prompt_tokens) + request.generated_tokens
@@ -181,7 +184,7 @@ def _running(state, instance, notes, row):
 
 @inner
 def _prompts(state, instance, under_way, row):
-    """The online prompts that are still to be computed, in their order."""
+    """Writes features of the online prompts to be computed, in order."""
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
     queue = (0, 0, np.int64(0), 0, 0, NONE_MS, NONE_MS)  # seen, lost, before, in time, late, least, margin
     place, seen = 0, 0
@@ -210,7 +213,7 @@ def _prompts(state, instance, under_way, row):
 
 @inner
 def _look(state, table, slot, lack, queue, row):
-    """One online prompt, behind those seen so far."""
+    """Adds one online prompt, which comes after those seen so far."""
     looked, lost, before_ps, in_time, late, least, margin = queue
     before_ps += np.int64(sums_latency(state, table, add_to_sums(state, table, NO_SUMS, lack, length(state, slot), 1)))
     slack_ps = _slack_ps(state, slot)
@@ -226,7 +229,7 @@ def _look(state, table, slot, lack, queue, row):
 
 @inner
 def _works(state, instance, notes, row):
-    """Writes the believed latencies of parts of an iteration."""
+    """Writes predicted latencies of parts of an iteration."""
     table, config = state.instances[instance].belief, state.config
     tpot_ps, budget = config.default_tpot_ps, config.max_num_batched_tokens
     online, context = np.int64(row[C.online_decodes]), np.int64(row[C.online_context])
@@ -244,7 +247,7 @@ def _works(state, instance, notes, row):
 
 @inner
 def _offline(state, instance, row):
-    """The first offline requests that wait, and what of them is in the prefix cache."""
+    """Writes features of the first waiting offline requests, and their tokens in the prefix cache."""
     slot, seen, tokens, cached = state.instances[instance].offline_head, 0, 0, 0
     if slot < 0:
         return
@@ -262,11 +265,11 @@ def _offline(state, instance, row):
 
 @inlined
 def _kept(state, spent, notes, row):
-    """The violation budget and the rates of arrivals."""
+    """Writes features of the violation budget and arrival rates."""
     totals, observed = state.totals, state.observed
     budget, block_arrived, block_violated = spent
     now = state.clock.now_ps / s.PS_PER_S
-    if math.floor(now / HOUR_S) != notes[HOUR] - 1.0:  # an hour's number, from 1 on: 0 is none
+    if math.floor(now / HOUR_S) != notes[HOUR] - 1.0:  # number of the hour, from 1 on; 0: none
         notes[HOUR] = math.floor(now / HOUR_S) + 1.0
         notes[HOUR_ARRIVED], notes[HOUR_VIOLATED] = totals.online_arrived, totals.violations
     arrived, violated = totals.online_arrived - block_arrived, totals.violations - block_violated
@@ -282,7 +285,7 @@ def _kept(state, spent, notes, row):
 
 @inlined
 def count_late(state, count, step_ps):
-    """How many of the `count` slacks that `fill_engine` left are below a time."""
+    """Returns how many of the `count` slacks that `fill_engine` wrote are below `step_ps`."""
     slacks, low, high = state.scratch[0], 0, count
     while low < high:
         middle = (low + high) // 2

@@ -1,12 +1,14 @@
-"""Filling an iteration of a mixed instance within latencies that a policy allows it.
+"""Filling an iteration of a mixed instance within latency limits.
 
-`fill` composes one iteration: every online decode, then online prefill, offline decodes and offline prefill, each up to
-a latency of its own (`Limits`). Latencies are what the policy believes (`sim.mixed.sums_latency`), kept by sums: one
-more request costs a few operations, a chunk as many looks as its length has bits.
+`fill` composes one iteration: every online decode, then online prefill, offline decodes and offline
+prefill, each up to its own latency limit (`Limits`). Latencies are the policy's predictions
+(`sim.mixed.sums_latency`), updated from sums: one more request costs a few operations, a chunk a
+binary search.
 
-Offline decodes that do not fit are parked: they keep their memory and have no token in this iteration. An online
-request that lacks memory takes it from the offline request that was admitted last, then from the online one that was;
-an offline request waits for it. A waiting request is admitted once its whole context fits.
+Offline decodes that do not fit are parked: they keep their memory and get no token in this
+iteration. If memory is short, an online request preempts the offline request admitted last, then
+the online one admitted last; an offline request waits. A waiting request is admitted once its whole
+context fits.
 """
 
 from typing import NamedTuple
@@ -34,25 +36,27 @@ from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS = 0, 1  # request.urgent
-# Stages of a mixed instance's composition: `fill` admits offline requests; it is to leave that open; it has done so.
+# Stages of a composition: `fill` admits offline requests; must leave their admission open; has left
+# it open.
 WHOLE, LEAVE_OPEN, LEFT_OPEN = range(3)
-GIVEN, MOST_GIVEN = 3, 8  # places of State.memory: slots of requests given up, the oldest overwritten
+GIVEN, MOST_GIVEN = 3, 8  # indices in State.memory: slots of abandoned requests, the oldest overwritten
 
 
 # --- Requests -------------------------------------------------------------------------------------------------------
 @inlined
 def decodes(state, slot):
-    """Whether a running request decodes, rather than computes its prompt (or, preempted, its context again)."""
+    """Whether a running request decodes, i.e. does not compute its prompt or recompute its context."""
     return state.requests[slot].generated_tokens > 0 and missing(state, slot) == 1
 
 
 @inlined
 def token_slack(state, slot, tpot_share):
-    """How long until the next token of a request that has its first one is due, in ps; negative where it is late.
+    """Returns the time until the next token of a request with a first token is due, in ps; negative
+    if late.
 
-    The k-th token after the first is due k times `tpot_share` of the TPOT SLO after it (docs/protocol.md; with
-    `slo.tpot_from` first_decode after the first decode step's start). Requests that keep this keep the SLO, however
-    many tokens they will have.
+    The k-th token after the first is due k times `tpot_share` of the TPOT SLO after it
+    (docs/protocol.md; with `slo.tpot_from` first_decode, after the first decode step's start).
+    Requests that keep this keep the SLO at any output length.
     """
     request = state.requests[slot]
     start = request.first_token_ps
@@ -64,8 +68,8 @@ def token_slack(state, slot, tpot_share):
 
 @inner
 def first_waiting(state, instance, kind):
-    """The waiting request of a class that is next to be admitted, -1 where there is none: by arrival, or offline ones
-    by prefix where the policy keeps them in that order."""
+    """Returns a class's next waiting request, or -1: by arrival, or for offline requests in the
+    policy's order."""
     spec = state.instances[instance]
     if kind == ONLINE_CLASS:
         return np.int64(spec.online_head)
@@ -74,23 +78,24 @@ def first_waiting(state, instance, kind):
     return np.int64(spec.offline_head)
 
 
-# --- Believed latencies ---------------------------------------------------------------------------------------------
+# --- Predicted latencies ---------------------------------------------------------------------------------------------
 @inner
 def believed_latency(state, instance, sums):
-    """Latency in ps that the policy believes an iteration of these sums to take."""
+    """Returns the policy's predicted latency of an iteration with these sums, in ps."""
     return sums_latency(state, state.instances[instance].belief, sums)
 
 
 @inner
 def with_tokens(state, instance, sums, slot, computed, tokens):
-    """Sums of an iteration with `tokens` new tokens of one more request, of which `computed` tokens are in memory."""
+    """Sums of an iteration plus one request with `tokens` new tokens and `computed` tokens in KV
+    memory."""
     reach = np.int64(computed) + tokens
     return add_to_sums(state, state.instances[instance].belief, sums, tokens, reach, reach == length(state, slot))
 
 
 @inner
 def longest_chunk(state, instance, sums, slot, computed, most, until_ps):
-    """Most new tokens, up to `most`, that a request can have in the iteration within `until_ps`."""
+    """Returns the most new tokens, up to `most`, that a request can have within `until_ps`."""
     high = min(np.int64(most), length(state, slot) - computed)
     if until_ps >= NEVER or high <= 0:
         return max(np.int64(0), high)
@@ -110,7 +115,7 @@ def longest_chunk(state, instance, sums, slot, computed, most, until_ps):
 # --- Memory ---------------------------------------------------------------------------------------------------------
 @inner
 def preempt_last(state, instance, kind, after, how):
-    """Preempts the request of a class that was admitted last, if behind place `after` and without tokens in the batch.
+    """Preempts a class's last admitted request behind index `after` without tokens in the batch.
 
     Returns whether there was one.
     """
@@ -124,8 +129,8 @@ def preempt_last(state, instance, kind, after, how):
 
 @inner
 def give_way(state, instance, slot, kind, how):
-    """Another request's memory goes to a running one: an offline one's to an online one, else one's of its class that
-    was admitted later. Whether there was one."""
+    """Preempts a request for a running one: an offline one for an online one, else one of its class
+    admitted later. Returns whether there was one."""
     if kind == ONLINE_CLASS and preempt_last(state, instance, OFFLINE_CLASS, -1, how):
         return True
     return preempt_last(state, instance, kind, running_index(state, instance, slot), how)
@@ -133,7 +138,8 @@ def give_way(state, instance, slot, kind, how):
 
 @inner
 def schedule_decode(state, instance, slot, kind, how):
-    """Schedules a running request's next token, at worst at the cost of its own memory. Whether it is scheduled."""
+    """Schedules a running request's next token, or at last preempts it. Returns whether it is
+    scheduled."""
     while not allocate_slots(state, instance, slot, 1):
         if not give_way(state, instance, slot, kind, how):
             preempt(state, instance, running_index(state, instance, slot), how if kind == OFFLINE_CLASS else RECOMPUTE)
@@ -143,7 +149,8 @@ def schedule_decode(state, instance, slot, kind, how):
 
 @inner
 def schedule_chunk(state, instance, slot, tokens, kind, how):
-    """Schedules up to `tokens` of a running request's prefill, as memory allows; returns how many."""
+    """Schedules up to `tokens` of a running request's prefill, as memory allows; returns their
+    number."""
     while kind == ONLINE_CLASS and num_new_blocks(state, slot, tokens) > num_free_blocks(state, instance):
         if not give_way(state, instance, slot, kind, how):
             break
@@ -155,8 +162,8 @@ def schedule_chunk(state, instance, slot, tokens, kind, how):
 
 @inner
 def must_stay_free(state, instance, headroom, grown):
-    """Blocks that stay free when an offline request is admitted: none where no offline one holds any, or, where growth
-    is looked at, where nothing runs at all: one that would soon be preempted again waits."""
+    """Blocks that stay free when an offline request is admitted: none if no offline request holds
+    any; with `grown`, none only if nothing runs."""
     spec = state.instances[instance]
     alone = spec.running == 0 if grown > 0 else spec.offline_members == 0
     return np.int64(0) if alone else headroom
@@ -164,8 +171,8 @@ def must_stay_free(state, instance, headroom, grown):
 
 @inner
 def make_place(state, instance, slot, kind, headroom, grown, how):
-    """Whether a waiting request may be admitted, so that `headroom` blocks stay free (`must_stay_free`); offline ones
-    give way to an online one."""
+    """Whether a waiting request may be admitted with `headroom` blocks left free
+    (`must_stay_free`); preempts offline requests for an online one."""
     while True:
         if fits_whole(state, instance, slot):
             left = must_stay_free(state, instance, headroom, grown)
@@ -181,7 +188,8 @@ def make_place(state, instance, slot, kind, headroom, grown, how):
 # --- Passes over a class --------------------------------------------------------------------------------------------
 @inner
 def running_of(state, instance, kind):
-    """Writes the running requests of a class to State.scratch[0], in the order of admission; returns how many."""
+    """Writes a class's running requests to State.scratch[0], in order of admission; returns their
+    number."""
     count = 0
     for place in range(state.instances[instance].running):
         slot = state.members[BATCH, instance, place]
@@ -193,7 +201,7 @@ def running_of(state, instance, kind):
 
 @inner
 def schedule_decodes(state, instance, sums, left, kind, until_ps, how):
-    """Next tokens of a class's running requests, in the order of admission, while the iteration stays within
+    """Schedules next tokens of a class's running requests, in order of admission, within
     `until_ps`. Returns (sums, tokens left)."""
     for i in range(running_of(state, instance, kind)):
         slot = state.scratch[0, i]
@@ -209,7 +217,8 @@ def schedule_decodes(state, instance, sums, left, kind, until_ps, how):
 
 @inner
 def schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, how):
-    """Prefill of a class's running requests in the order of admission. Returns (sums, tokens left)."""
+    """Schedules prefill of a class's running requests in order of admission. Returns (sums, tokens
+    left)."""
     for i in range(running_of(state, instance, kind)):
         slot = state.scratch[0, i]
         if left <= 0 or state.requests[slot].status != RESIDENT or decodes(state, slot):
@@ -217,7 +226,7 @@ def schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, 
         computed = np.int64(state.requests[slot].num_computed_tokens)
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
         if tokens < min(least, left, missing(state, slot)):
-            return sums, np.int64(0)  # in order: what comes behind does not overtake
+            return sums, np.int64(0)  # in order: later requests do not overtake
         tokens = schedule_chunk(state, instance, slot, tokens, kind, how)
         if tokens == 0:
             return sums, np.int64(0)
@@ -227,8 +236,8 @@ def schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, 
 
 @inner
 def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, grown, how):
-    """Admits a class's waiting requests in order until one does not fit, each of which lets `grown` more blocks stay
-    free. Returns (sums, tokens left)."""
+    """Admits a class's waiting requests in order until one does not fit; each raises the headroom
+    by `grown` blocks. Returns (sums, tokens left)."""
     while left > 0:
         slot = first_waiting(state, instance, kind)
         if slot < 0 or not make_place(state, instance, slot, kind, headroom, grown, how):
@@ -245,10 +254,10 @@ def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, 
 
 @inner
 def schedule_prefill(state, instance, sums, left, kind, until_ps, least, how):
-    """Prefill of a class: what is under way, then what waits, while the iteration stays within `until_ps`.
+    """Schedules a class's prefill within `until_ps`: running requests, then waiting ones.
 
-    No request gets fewer than `least` tokens, unless it needs no more or no more are left. Returns (sums, tokens left),
-    none where a request was held back.
+    No request gets fewer than `least` tokens, unless it needs fewer or fewer are left. Returns
+    (sums, tokens left); no tokens are left if a request was held back.
     """
     sums, rest = schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, how)
     return admit_waiting(state, instance, sums, rest, kind, until_ps, least, np.int64(0), np.int64(0), how)
@@ -256,8 +265,8 @@ def schedule_prefill(state, instance, sums, left, kind, until_ps, least, how):
 
 # --- An iteration ---------------------------------------------------------------------------------------------------
 class Limits(NamedTuple):
-    """Latency and token limits of an iteration. Latencies are predicted ones of the whole iteration, in ps; NEVER:
-    no limit.
+    """Latency and token limits of an iteration. Latencies are predictions for the whole iteration,
+    in ps; NEVER: no limit.
 
     Attributes:
         online_ps: latency limit for adding online prefill.
@@ -268,7 +277,7 @@ class Limits(NamedTuple):
         offline_chunk: fewest tokens of an offline prefill chunk, unless the prompt needs fewer.
         headroom: blocks that stay free when an offline request is admitted.
         grown: more blocks that stay free for each offline request admitted before it.
-        how: RECOMPUTE or SWAP, what becomes of the memory of a preempted offline request.
+        how: RECOMPUTE or SWAP, for a preempted offline request.
     """
 
     online_ps: np.int64
@@ -286,9 +295,10 @@ class Limits(NamedTuple):
 def fill(state, instance, limits):
     """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
 
-    Offline prefill waits where online prefill is held back. The result is 0 where no online request decodes and nothing
-    else fits: `fill_least` goes on then. An instance whose `stage` is LEAVE_OPEN admits no offline request here: what
-    is needed to do that is left in State.scratch[0] (`leave_open`), and `stage` is LEFT_OPEN.
+    Offline prefill waits while online prefill is held back. The result is 0 if no online request
+    decodes and nothing else fits; `fill_least` then continues. If an instance's `stage` is
+    LEAVE_OPEN, no offline request is admitted here: State.scratch[0] gets what admission needs
+    (`leave_open`), and `stage` becomes LEFT_OPEN.
     """
     how = limits.how
     sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
@@ -302,13 +312,13 @@ def fill(state, instance, limits):
     if spec.stage == LEAVE_OPEN and state.scratch.shape[1] >= OPEN_FIGURES:
         leave_open(state.scratch[0], sums, left, limits)
         spec.stage = LEFT_OPEN
-        return max(sums[0], np.int64(1))  # it is not composed yet
+        return max(sums[0], np.int64(1))  # not composed yet
     sums, _ = admit_waiting(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
                             limits.headroom, limits.grown, how)
     return sums[0]
 
 
-# --- Admissions left open: what `fill` writes down for whatever decides them instead ----------------------------------
+# --- Admissions left open: what `fill` writes for another decision maker ----------------------------------
 OPEN_FIGURES = 17
 (OPEN_WORK, OPEN_LEFT, OPEN_UNTIL_PS, OPEN_CHUNK, OPEN_HEADROOM, OPEN_TOKENS, OPEN_HOW, OPEN_GROWN) = (
     7, *range(10, OPEN_FIGURES))
@@ -316,7 +326,8 @@ OPEN_FIGURES = 17
 
 @inner
 def leave_open(row, sums, left, limits):
-    """Writes an iteration without offline admissions to int64[OPEN_FIGURES]: its sums, the tokens left, the limits."""
+    """Writes an iteration without offline admissions to int64[OPEN_FIGURES]: sums, tokens left,
+    limits."""
     note_sums(row, sums, left)
     row[OPEN_UNTIL_PS], row[OPEN_CHUNK] = limits.offline_ps, limits.offline_chunk
     row[OPEN_HEADROOM], row[OPEN_TOKENS], row[OPEN_HOW] = limits.headroom, limits.tokens, limits.how
@@ -325,7 +336,7 @@ def leave_open(row, sums, left, limits):
 
 @inlined
 def note_sums(row, sums, left):
-    """Writes the sums of an iteration, and the tokens left."""
+    """Writes an iteration's sums, and the tokens left."""
     tokens, sampled, decoding, context, longest, prompts, rows, work, reach, far = sums
     row[0], row[1], row[2], row[3], row[4], row[5], row[6] = tokens, sampled, decoding, context, longest, prompts, rows
     row[OPEN_WORK], row[8], row[9], row[OPEN_LEFT] = bits_of(np.float64(work)), reach, far, left
@@ -333,15 +344,16 @@ def note_sums(row, sums, left):
 
 @inlined
 def open_sums(row):
-    """The sums that `note_sums` wrote."""
+    """Returns the sums that `note_sums` wrote."""
     return (row[0], row[1], row[2], row[3], row[4], row[5], row[6], float_of(row[OPEN_WORK]), row[8], row[9])
 
 
 @inner
 def fewest_tokens(state, instance, row, slot, computed, need):
-    """The fewest tokens that a waiting offline request must get to enter the open iteration; 0: it does not fit in.
+    """Returns the fewest tokens with which a waiting offline request can enter the open iteration;
+    0: it does not fit.
 
-    Of the request `computed` tokens are in memory, and its whole context takes `need` free blocks.
+    The request has `computed` tokens in memory, and its whole context needs `need` free blocks.
     """
     headroom = must_stay_free(state, instance, row[OPEN_HEADROOM], row[OPEN_GROWN])
     if row[OPEN_LEFT] <= 0 or not has_seat(state, instance) or need + headroom > num_free_blocks(state, instance):
@@ -355,7 +367,7 @@ def fewest_tokens(state, instance, row, slot, computed, need):
 
 @inner
 def enter(state, instance, row, slot):
-    """Admits a waiting offline request to the open iteration, within its limits, where it fits in."""
+    """Admits a waiting offline request to the open iteration, if it fits the limits."""
     computed, shared, idle = get_computed_blocks(state, instance, slot)
     least = fewest_tokens(state, instance, row, slot, computed, blocks_for(state, length(state, slot)) - shared + idle)
     if least <= 0:
@@ -369,7 +381,8 @@ def enter(state, instance, row, slot):
 
 @inner
 def admit_rest(state, instance, row):
-    """Goes on with an open iteration as `fill` would have: waiting offline requests in order until one does not fit."""
+    """Completes an open iteration as `fill` does: admits offline requests in order until one does
+    not fit."""
     sums, left = admit_waiting(state, instance, open_sums(row), row[OPEN_LEFT], OFFLINE_CLASS, row[OPEN_UNTIL_PS],
                                row[OPEN_CHUNK], row[OPEN_HEADROOM], row[OPEN_GROWN], row[OPEN_HOW])
     note_sums(row, sums, left)
@@ -377,15 +390,17 @@ def admit_rest(state, instance, row):
 
 @inner
 def close(state, instance, row):
-    """Ends an open iteration; one without tokens goes on as `fill_least` says. Returns its tokens."""
+    """Ends an open iteration, by `fill_least` if it has no tokens. Returns its tokens."""
     return row[0] if row[0] > 0 else fill_least(state, instance, row[OPEN_TOKENS], row[OPEN_HOW])
 
 
 @inner
 def fill_least(state, instance, tokens, how):
-    """Schedules the first of what there is, whatever it takes: online prefill, an offline decode, offline prefill.
+    """Schedules the first available work regardless of limits: online prefill, an offline decode,
+    offline prefill.
 
-    Without it requests that exceed the limits by themselves would hold their memory for ever. Returns its tokens.
+    Without it, requests that exceed the limits alone would hold their memory forever. Returns its
+    tokens.
     """
     one = np.int64(1)
     sums, _ = schedule_prefill(state, instance, NO_SUMS, tokens, ONLINE_CLASS, NEVER, one, how)

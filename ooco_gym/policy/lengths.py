@@ -1,13 +1,14 @@
-"""Predicted output lengths for rules and observations, compiled: each figure takes a constant time.
+"""Predicted output lengths for rules and observations, compiled and in constant time.
 
-A length predictor (`ooco_gym.workload.LengthPredictor`) has said a median m and a spread of the logarithm of each
-request's output length T. What is believed of a request that has generated g tokens is the distribution of T, given
-that T > g: a request that outlives its prediction is believed to go on. T is taken to be log-logistic, the law with a
-closed form that is next to the log-normal one: P(T > t) = 1 / (1 + (t / m)^b) with b = pi / (sqrt(3) spread), and thus
-P(T > t | T > g) = p where t = m ((1 + (g / m)^b) / p - 1)^(1 / b). Without a predictor, T - g is taken to be
-exponential with the mean of the outputs that have finished so far.
+A length predictor (`ooco_gym.workload.LengthPredictor`) gives a median m and a spread of the
+logarithm of each request's output length T. The prediction for a request with g generated tokens is
+the distribution of T given T > g, so a request that outlives its prediction is predicted to
+continue. T is assumed log-logistic, the closed-form law nearest to the log-normal: P(T > t) = 1 /
+(1 + (t / m)^b) with b = pi / (sqrt(3) spread). Thus P(T > t | T > g) = p at t = m ((1 + (g / m)^b)
+/ p - 1)^(1 / b). Without a predictor, T - g is assumed exponential with the mean of outputs
+finished so far.
 
-Instances that are asked about must be flushed (`policy.rules.flush`).
+Instances must be flushed before (`policy.rules.flush`).
 """
 
 import math
@@ -20,13 +21,14 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import decode_latency, length, prefill_one, steady
 
 SHAPE = math.pi / math.sqrt(3.0)
-LOW, HIGH = 0.84, 0.16  # of a normal law, one standard deviation below and above the median
-REFERENCE_BATCH = 64  # as `sim.build`: the decode step that prices an output token
+LOW, HIGH = 0.84, 0.16  # one normal standard deviation below and above the median
+REFERENCE_BATCH = 64  # batch of the decode step that prices an output token, as in `sim.build`
 
 
 @inner
 def believed_output(state, slot, survival):
-    """Output tokens that an unfinished request exceeds with probability `survival`, given those that it has."""
+    """Output tokens that an unfinished request exceeds with probability `survival`, given its
+    generated tokens."""
     request = state.requests[slot]
     generated = float(request.generated_tokens)
     if state.predicted.shape[0] == 0:
@@ -42,19 +44,20 @@ def believed_output(state, slot, survival):
 
 @inlined
 def believed_remaining(state, slot):
-    """Output tokens that a request is believed to generate yet (median), at least 1."""
+    """Predicted remaining output tokens of a request (median), at least 1."""
     return believed_output(state, slot, 0.5) - state.requests[slot].generated_tokens
 
 
 @inlined
 def believed_spread(state, slot):
-    """How far that may be off, in tokens: half of the way from the 16th to the 84th percentile."""
+    """Half the distance between the 16th and 84th percentile of the predicted output, in tokens."""
     return 0.5 * (believed_output(state, slot, HIGH) - believed_output(state, slot, LOW))
 
 
 @inner
 def reference_worth(state, slot, output):
-    """Reference GPU time in ps of a request with so many output tokens (docs/protocol.md), as `sim.build` prices it."""
+    """Reference GPU time of a request with `output` tokens (docs/protocol.md), in ps, as in
+    `sim.build`."""
     prompt = state.requests[slot].prompt_tokens
     strict = min(state.config.relaxed_count, state.instances.size - 1)
     table = state.instances[strict].table
@@ -65,7 +68,7 @@ def reference_worth(state, slot, output):
 
 @inner
 def density(state, slot):
-    """Worth of a request for the memory that it still takes: worth / (remaining (context + remaining / 2))."""
+    """Value of a request per memory still needed: value / (remaining (context + remaining / 2))."""
     output = believed_output(state, slot, 0.5)
     left = output - state.requests[slot].generated_tokens
     return reference_worth(state, slot, output) / (left * (length(state, slot) + 0.5 * left))
@@ -73,7 +76,7 @@ def density(state, slot):
 
 @inner
 def least_dense(view):
-    """Position of the candidate that is worth least for what it still needs; the first of equals."""
+    """Position of the candidate with the lowest `density`; ties: the first."""
     best, least = 0, math.inf
     for i in range(view.candidates.size):
         worth = density(view.state, view.candidates[i])
@@ -84,7 +87,7 @@ def least_dense(view):
 
 @inner
 def longest_output(view):
-    """Position of the candidate with the most output tokens believed in all; the first of equals."""
+    """Position of the candidate with the longest predicted output; ties: the first."""
     best, most = 0, -1.0
     for i in range(view.candidates.size):
         output = believed_output(view.state, view.candidates[i], 0.5)
@@ -96,10 +99,11 @@ def longest_output(view):
 # --- The future peak of memory (Past-Future, arXiv 2507.10150, 3.3) ---------------------------------------------------
 @inner
 def gather_future(state, instance):
-    """Writes (remaining, context) of all that decodes on an instance, or is on its way there, to State.scratch.
+    """Writes (remaining, context) of all requests that decode on or move to an instance to
+    State.scratch.
 
-    What is on its way counts as so many equal requests of its class's mean. The pairs are sorted, the one that ends
-    first at the front. Returns how many; State.scratch holds no more than a batch, the others are left out.
+    Arriving requests count as equal ones with their class's mean. The pairs are sorted by remaining
+    tokens. Returns their number, at most the size of State.scratch.
     """
     spec, count, most = state.instances[instance], 0, state.scratch.shape[1]
     for row in (s.URGENT, s.OFFLINE):
@@ -121,7 +125,7 @@ def gather_future(state, instance):
 
 @inner
 def add_future(state, count, remaining, context):
-    """Inserts a pair into the `count` sorted ones of State.scratch, which must have room for it."""
+    """Inserts a pair into the `count` sorted ones of State.scratch, which must have room."""
     keys, values, j = state.scratch[0], state.scratch[1], count
     while j > 0 and keys[j - 1] > remaining:
         keys[j], values[j] = keys[j - 1], values[j - 1]
@@ -133,7 +137,8 @@ def add_future(state, count, remaining, context):
 def peak_tokens(state, count):
     """Most tokens that the `count` sorted pairs of State.scratch hold at one time.
 
-    It is where a request ends: of r_1 >= r_2 >= … remaining and c contexts the greatest of c_1 + … + c_i + i r_i.
+    The peak is where a request ends: with remaining r_1 >= r_2 >= … and contexts c, the maximum of
+    c_1 + … + c_i + i r_i.
     """
     held, most = np.int64(0), np.int64(0)
     for i in range(count - 1, -1, -1):

@@ -1,9 +1,9 @@
-"""The vocabulary of schedulers of mixed instances, and the two halves of vLLM's V1 schedule, which many build on.
+"""Step actions for schedulers of mixed instances, and the two halves of vLLM's V1 schedule.
 
-A rule for `compose` on a mixed instance is the scheduler itself: it gives tokens to running requests
-(`allocate_slots`), admits waiting ones (`admit`) and takes memory away (`preempt`); what it returns is not read, except
-ASK. Requests that run are State.members[BATCH] in the order of admission; waiting ones are the linked queues of the
-instance, online and offline.
+A rule for `compose` on a mixed instance is the scheduler itself. It gives tokens to running
+requests (`allocate_slots`), admits waiting ones (`admit`) and preempts (`preempt`); its return
+value is ignored, except ASK. Running requests are State.members[BATCH] in order of admission;
+waiting ones are the instance's linked queues, online and offline.
 """
 
 import numpy as np
@@ -44,21 +44,21 @@ __all__ = ["CHECKPOINT", "RECOMPUTE", "SWAP", "admit", "allocate_slots", "begins
            "past_outputs", "preempt", "preempt_to_head", "preempt_to_tail", "previous_in_order", "rank_of",
            "running_index", "unschedule", "wake_at", "worthless"]
 
-VICTIMS = ("last", "least_computed", "least_computed_of_class")  # choices of the setting `preempt`
+VICTIMS = ("last", "least_computed", "least_computed_of_class")  # choices of the parameter `preempt`
 LEAST_COMPUTED_OF_CLASS = VICTIMS.index("least_computed_of_class")
 
 
 @inner
 def first_waiting(state, instance):
-    """The request that is next to be admitted, online ones first; or -1."""
+    """Returns the request to admit next, online ones first; or -1."""
     spec = state.instances[instance]
     return spec.online_head if spec.online_head >= 0 else spec.offline_head
 
 
 @inner
 def least_computed(state, instance, of_class):
-    """Place of the running request with the fewest computed tokens, of equals the first admitted; with `of_class` one
-    of the offline ones, where there are any."""
+    """Index of the running request with the fewest computed tokens (ties: first admitted); with
+    `of_class` an offline one, if any runs."""
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     best = 0
     for index in range(1, spec.running):
@@ -71,8 +71,8 @@ def least_computed(state, instance, of_class):
 
 @inner
 def least_important(state, instance):
-    """Place of the running request that gives way: the last admitted, or by class the one that arrived last, or what
-    the setting `preempt` says."""
+    """Index of the running request to preempt: the last admitted, or with classes the last arrived,
+    or as the parameter `preempt` chooses."""
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     if state.config.preempt > 0:
         return least_computed(state, instance, state.config.preempt == LEAST_COMPUTED_OF_CLASS)
@@ -88,7 +88,8 @@ def least_important(state, instance):
 
 @inner
 def preempt_least(state, instance):
-    """Preempts the least important running request by recomputation. Returns (its index, the tokens that it had).
+    """Preempts the least important running request by recomputation. Returns (its index, its
+    scheduled tokens).
 
     Blocks that these tokens would have filled stay findable, as in the engine.
     """
@@ -105,7 +106,8 @@ def preempt_least(state, instance):
 def _allocate_by_preempting(state, instance, index, tokens):
     """Preempts until the running request at `index` has memory for `tokens`, or is itself the least important.
 
-    Returns (whether it still runs, its index or that of the one after it, tokens freed, how many were preempted).
+    Returns (still running, its index or, if preempted, the next request's, tokens freed, number
+    preempted).
     """
     slot, alive, freed, victims = state.members[BATCH, instance, index], True, 0, 0
     while alive and not allocate_slots(state, instance, slot, tokens):
@@ -120,11 +122,11 @@ def _allocate_by_preempting(state, instance, index, tokens):
 
 @inner
 def continue_running(state, instance, budget):
-    """vLLM V1's first half: running requests, in order, get all the tokens that they miss, as far as the budget goes.
+    """vLLM V1's first half: gives running requests, in order, all missing tokens within the budget.
 
-    One without a free block takes it from the least important; where that is itself, those after it go on (until vLLM
-    0.32 they did not). One whose last token is on its way (asynchronous scheduling) gets none. Returns (budget left,
-    how many were preempted).
+    A request without a free block preempts the least important one. If that is itself, later
+    requests go on (before vLLM 0.33 they did not). A request whose last token is in progress
+    (asynchronous scheduling) gets none. Returns (budget left, number preempted).
     """
     if state.instances[instance].suspended > 0:
         return _continue(state, instance, budget, True)
@@ -133,7 +135,7 @@ def continue_running(state, instance, budget):
 
 @inlined
 def _continue(state, instance, budget, finishing):
-    """`continue_running`, where some are `finishing` or none: a loop of its own each, as a test costs time."""
+    """`continue_running` with or without `finishing` requests; two loops, as a test costs time."""
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
     while index < spec.running and budget > 0:
         slot = batch[index]
@@ -155,10 +157,11 @@ def _continue(state, instance, budget, finishing):
 
 @inner
 def admit_waiting(state, instance, budget, watermark):
-    """vLLM V1's second half: waiting requests are admitted in order until the head's whole context does not fit.
+    """vLLM V1's second half: admits waiting requests in order until the head's whole context does
+    not fit.
 
-    Until vLLM 0.18 its first chunk had to fit. Beside running requests the share `watermark` of the blocks stays free
-    (vLLM's option of this name). Returns the budget left.
+    Up to vLLM 0.18.1 only the first chunk had to fit. If requests run, the share `watermark` of
+    blocks stays free (vLLM's option of this name). Returns the budget left.
     """
     whole, spec = state.config.engine_version < CHUNK_MUST_FIT, state.instances[instance]
     kept = np.int64(watermark * spec.total_blocks)
@@ -181,10 +184,10 @@ def schedule_v1(view):
 
 @inner
 def schedule_with(view, watermark):
-    """vLLM's V1 schedule: what runs first, then, unless a request was preempted, what waits.
+    """vLLM's V1 schedule: running requests first, then, unless one was preempted, waiting requests.
 
-    Where all that an iteration did was to take memory away, the engine schedules again at once, unless another one
-    runs (asynchronous scheduling).
+    If an iteration did nothing but preempt, the engine schedules again at once, unless another
+    iteration runs (asynchronous scheduling).
     """
     state, instance = view.state, view.instance
     whole = state.config.max_num_batched_tokens

@@ -1,4 +1,4 @@
-"""A policy: six rules, one for each decision point, and the parameters that they read."""
+"""A policy: six rules, one for each decision point, and their parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ooco_gym.policy import rules
 from ooco_gym.policy.weights import Layout, SetsParameters, read_weights
 from ooco_gym.sim import state as s
 
-# Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.
+# Policy parameters that the simulator reads from `State.config`, under the same names.
 SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_tokens", "max_num_seqs",
             "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap", "bidirectional",
             "engine_version", "safepoint_layers", "preempt", "preempted_kv", "output_window", "outputs_by_class",
@@ -25,11 +25,11 @@ HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter of a policy: bounds or choices, and what it means (with the paper's section).
+    """One parameter of a policy: bounds or choices, and its meaning (with the paper's section).
 
-    Its value is in the policy's YAML, else it is the default. The rules see it as a number: of a choice its position,
-    of a flag 0 or 1, of a file 1 where one is named. Bounds that are both written as whole numbers (`1, 64`, not
-    `1.0, 64.0`) make it a whole number.
+    The policy's YAML gives its value, or the default applies. Rules see a number: a choice's
+    position, 0 or 1 for a flag, 1 for a named file. Two integer bounds (`1, 64`, not `1.0, 64.0`)
+    make it an integer.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Param:
     choices: tuple[str, ...] = ()
     default: float | str | None = None
     file: bool = False
-    usual: tuple[int, int] | None = None  # lowest and highest of a search, where 0 means "found by itself"
+    usual: tuple[int, int] | None = None  # bounds for a search, if 0 means "found by itself"
 
     @property
     def whole(self) -> bool:
-        """Whether its value is a whole number."""
+        """Whether its value is an integer."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def number(self, value: Any, where: str) -> float:
-        """Checks a value and turns it into the number that the rules read.
+        """Checks a value and converts it to the number that rules read.
 
         Raises:
-            UserError: not one of the choices, not a number, a fraction of a whole number, or out of bounds.
+            UserError: not a choice, not a number, not an integer, or out of bounds.
         """
         if self.file:
             if value is not None and not isinstance(value, str):
@@ -74,7 +74,8 @@ class Param:
 
 
 def slots(params: tuple[Param, ...]) -> Any:
-    """Names the indices of parameters in State.params: `P.slo_margin` is an index, also inside compiled rules."""
+    """Names the indices of parameters in State.params: `P.slo_margin` is an index, also in compiled
+    rules."""
     if len(params) > s.PARAMS:
         raise ValueError(f"a policy may have {s.PARAMS} parameters, not {len(params)}")
     return namedtuple("Slots", [p.name for p in params])(*range(len(params)))
@@ -82,30 +83,31 @@ def slots(params: tuple[Param, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Policy:
-    """Six rules and their parameters. What a system leaves alone keeps the plain default of `policy/rules.py`.
+    """Six rules and their parameters. Missing rules are the plain defaults of `policy/rules.py`.
 
     Attributes:
-        name: as it is registered.
+        name: registered name.
         params: declared parameters, in the order of State.params.
-        values: a value for each parameter; what is not given has the parameter's default.
+        values: values of parameters; missing ones are the parameter's default.
         class_blind: offline requests are scheduled as online ones (base P/D).
-        mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
-            ones.
-        leaves_open: its `compose` fills iterations by `latency_budget.fill`, so that the admission of offline requests
-            can be left to a decision of its own.
-        prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
-            policy and a `sim.policy_context.PolicyContext`, returns values to set.
-        profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
-            values to set, none where they are given.
-        order: computes keys by which waiting offline requests are found, smallest first (`mixed.next_in_order`); gets
-            the policy, the trace, the seed and what is predicted of lengths (`workload.LengthPredictor`, or None),
-            returns float64[requests].
-        layout: what the weights of a learned rule belong to; the parameter `weights` names their file.
-        async_scheduling: what its `compose` makes of an engine that schedules asynchronously: HIDES_FINISHING (requests
-            whose last token is on its way are hidden from it, as our vLLM plug-in hides them), SEES_FINISHING (vLLM's
-            own scheduler) or SYNCHRONOUS (its own engine waits for the iteration before).
-        linear: what these weights mean outside of the simulator; None: nothing that a bundle could say.
-        file: where it was read from, as `get_policy` takes it; empty where its name is registered.
+        mixed: schedules mixed instances, not pools of relaxed and strict ones.
+        leaves_open: its `compose` uses `latency_budget.fill`, so offline admission can be a
+            separate decision.
+        prepare: function of the policy and a `sim.policy_context.PolicyContext` that returns values
+            of parameters that depend on the scenario (such as a batch cap from the SLO).
+        profile: function of the policy and the scenario that returns parameters found by test runs
+            (HyGen 4.2), none if they are given.
+        order: function of the policy, the trace, the seed and predicted lengths
+            (`workload.LengthPredictor`, or None) that returns keys of waiting offline requests,
+            float64[requests], smallest first (`mixed.next_in_order`).
+        layout: rows and columns of a learned rule's weights; the parameter `weights` names their
+            file.
+        async_scheduling: how its `compose` handles asynchronous scheduling: HIDES_FINISHING
+            (requests whose last token is in progress are hidden, as in our vLLM plug-in),
+            SEES_FINISHING (vLLM's own scheduler) or SYNCHRONOUS (its engine waits for the previous
+            iteration).
+        linear: how a bundle describes these weights; None: no bundle can.
+        file: its file, as `get_policy` accepts it; empty for a registered name.
     """
 
     name: str
@@ -141,7 +143,7 @@ class Policy:
         """The six compiled rules in the order of the decision points."""
         return self._hooks
 
-    @cached_property  # environments ask for rules and numbers at every decision that a rule answers
+    @cached_property  # environments read it at every decision that a rule answers
     def _hooks(self) -> tuple[Any, ...]:
         plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.every_resident,
                  rules.last_joined, rules.never_pull)
@@ -149,10 +151,10 @@ class Policy:
         return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
 
     def with_values(self, values: Mapping[str, Any], where: str = "policy") -> Policy:
-        """A copy with some parameters set.
+        """Returns a copy with some parameters set.
 
         Raises:
-            UserError: a parameter that this policy has not, or a value that it cannot have.
+            UserError: an unknown parameter, or an invalid value.
         """
         known = {p.name: p for p in self.params}
         for name, value in values.items():
@@ -163,10 +165,10 @@ class Policy:
         return replace(self, values={**self.values, **values})
 
     def vector(self) -> np.ndarray:
-        """The parameters as float64[PARAMS], as State.params holds them.
+        """Returns the parameters as float64[PARAMS] for State.params.
 
         Raises:
-            UserError: a parameter has no value, or one that it cannot have.
+            UserError: a parameter without a value, or with an invalid one.
         """
         return self._vector.copy()
 
@@ -182,10 +184,11 @@ class Policy:
 
     @property
     def weights(self) -> np.ndarray | None:
-        """The weights of a learned rule, float64[layout.size], 0 where no file is named; None of other rules.
+        """The weights of a learned rule, float64[layout.size], 0 if no file is named; None for
+        other rules.
 
         Raises:
-            UserError: the file is missing, or none of weights for this policy.
+            UserError: the file is missing, or has no weights for this policy.
         """
         if self.layout is None:
             return None
@@ -194,18 +197,18 @@ class Policy:
 
     def settings(self) -> dict[str, int]:
         """The fields of `State.config` that this policy sets."""
-        settings = {"rules_flush": int(self.flushes or self.mixed)}  # mixed instances have nothing written late
+        settings = {"rules_flush": int(self.flushes or self.mixed)}  # mixed instances write nothing late
         for param in self.params:
             if param.name in SETTINGS:
                 settings[param.name] = int(param.number(self.values[param.name], self.name))
         if self.order is not None:
             settings["waiting_order"] = s.BY_KEY
-        # What stops an iteration, or shares a block between two requests, has to know what has been computed.
+        # Stopping an iteration, or sharing a block between requests, needs the computed tokens.
         waits = settings.get("safepoint_layers") or settings.get("bidirectional")
         settings["async_scheduling"] = s.SYNCHRONOUS if waits else self.async_scheduling
         return settings
 
     def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
-        """Keys by which waiting offline requests are ordered, smallest first: float64[requests]; None: by arrival.
-        """
+        """Returns keys that order waiting offline requests, smallest first: float64[requests];
+        None: by arrival."""
         return None if self.order is None else self.order(self, trace, seed, predicted)

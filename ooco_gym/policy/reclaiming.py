@@ -1,8 +1,10 @@
-"""What a mixed instance lacks for what must run, and what its running offline requests would give back.
+"""Blocks that a mixed instance lacks for what must run, and blocks that preempting an offline
+request would free.
 
-What must run: the next token of every request that decodes; then, as far as the iteration's tokens go, the online
-prompts that are under way; then whole contexts of the first online requests that wait, while there is a seat. Offline
-prompts can wait. `ooco_gym.runtime.features` computes the same from plain descriptions of requests.
+The following must run: the next token of every decoding request; then, as far as the iteration's
+tokens go, online prompts in progress; then whole contexts of the first waiting online requests,
+while a running slot is free. Offline prompts can wait. `ooco_gym.runtime.features` computes the
+same from plain descriptions of requests.
 """
 
 import numpy as np
@@ -19,9 +21,10 @@ from ooco_gym.sim.state import BATCH
 
 @inner
 def needed_blocks(state, instance):
-    """Blocks beyond those held that what must run takes: (by online requests, by offline ones).
+    """Blocks needed beyond those held for what must run: (by online requests, by offline ones).
 
-    Blocks with two owners (`sim.bidirectional`) are never short: there online requests write over offline ones.
+    Blocks with two owners (`sim.bidirectional`) are never short, as online requests overwrite
+    offline ones.
     """
     spec, batch, none = state.instances[instance], state.members[BATCH, instance], np.int64(0)
     if paired(state):
@@ -50,7 +53,8 @@ def needed_blocks(state, instance):
 
 @inner
 def _waiting_blocks(state, instance, left):
-    """Blocks for the first online requests that wait, of which `left` tokens may be computed next."""
+    """Blocks for the first waiting online requests, as long as some of the `left` tokens remain for
+    them."""
     spec, blocks, seen = state.instances[instance], np.int64(0), 0
     slot, seats = np.int64(spec.online_head), state.config.max_num_seqs - spec.running
     while slot >= 0 and left > 0 and seen < min(seats, LOOK_ONLINE):
@@ -64,8 +68,8 @@ def _waiting_blocks(state, instance, left):
 
 @inner
 def lacking(state, instance):
-    """(Blocks that lack for what must run on a mixed instance, those that it takes in all, online requests' of them).
-    """
+    """Returns (blocks lacking for what must run on a mixed instance, blocks it needs, online
+    requests' part)."""
     online, offline = needed_blocks(state, instance)
     need = online + offline
     return max(np.int64(0), need - num_free_blocks(state, instance)), need, online
@@ -73,7 +77,7 @@ def lacking(state, instance):
 
 @inner
 def private_blocks(state, instance, slot):
-    """Blocks of a running request that no other one reads."""
+    """Blocks of a running request that no other request reads."""
     blocks = np.int64(state.requests[slot].blocks)
     if not tracked(state):
         return blocks
@@ -85,13 +89,14 @@ def private_blocks(state, instance, slot):
 
 @inner
 def relief(state, instance, slot):
-    """By how much fewer blocks lack without a running offline request: those that come free, and its next one."""
+    """How many fewer blocks lack without a running offline request: its private ones, and its next
+    one."""
     return private_blocks(state, instance, slot) + (num_new_blocks(state, slot, 1) if decodes(state, slot) else 0)
 
 
 @inner
 def fits_host(state, instance, slot):
-    """Whether the host has room for what a running request has computed."""
+    """Whether host memory has room for a running request's computed tokens."""
     request = state.requests[slot]
     blocks = blocks_for(state, request.num_computed_tokens) - blocks_for(state, request.host_tokens)
     return request.num_computed_tokens > 0 and blocks <= state.instances[instance].host_free_blocks

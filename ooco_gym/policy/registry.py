@@ -1,18 +1,18 @@
-"""Finding policies: by name, or in a file of one's own.
+"""Finding policies by name, or in a file of your own.
 
-A policy is a Python file with its rules and a YAML with its values. Users write one of these for it, with parameters
-behind it (`ooco:slo_margin=0.85`):
+A policy is a Python file with its rules and a YAML file with its values. Users write one of these,
+optionally with parameters (`ooco:slo_margin=0.85`):
 
-- `ooco`: a name in `conf/policy`. `module: baselines.ooco` in that YAML says where the rules are
-  (`baselines.sarathi:sarathi_pp`, where the `Policy` is not called `policy`); its other keys are values. A YAML that
-  `extends` another one is a policy of its own name with the other's rules.
+- `ooco`: a name in `conf/policy`. Its YAML's `module: baselines.ooco` names the rules' module
+  (`baselines.sarathi:sarathi_pp` if the `Policy` is not called `policy`); its other keys are
+  values. A YAML that `extends` another one is a policy with the other's rules and its own name.
 - a name in the entry-point group `ooco_gym.policies`, `module:object`: policies of other packages.
-- `my_rule.py` or `path/to/my_rule.py:shortest`: a Python file with a `Policy` called `policy`, or `shortest`. Values
-  that are not given are the defaults of its `Param`s.
-- `my_rule.yaml`: a YAML of the user's own, with `file: my_rule.py` (relative to it), `extends: ooco`, or the `name` of
-  a registered policy, and values that differ.
+- `my_rule.py` or `path/to/my_rule.py:shortest`: a Python file with a `Policy` called `policy`, or
+  `shortest`. Missing values are the defaults of its `Param`s.
+- `my_rule.yaml`: a YAML of your own, with `file: my_rule.py` (relative to it), `extends: ooco`, or
+  the `name` of a registered policy, and values that differ.
 
-Python files are read once in a process.
+Python files are read once per process.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 def list_policies() -> list[str]:
-    """Names of all installed policies, ours and third parties'."""
+    """Names of all installed policies, including other packages'."""
     return sorted({*names("policy"), *_entries()})
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """Splits what a user wrote into the policy, a name or a file, and the parameters: `a=1,b=2`, or nothing."""
+    """Splits a user's text into the policy (a name or a file) and its parameters, `a=1,b=2` or
+    empty."""
     base, _, rest = text.partition(":")
     if is_file(base) and rest and "=" not in rest.partition(":")[0]:
         wanted, _, rest = rest.partition(":")
@@ -68,15 +69,15 @@ def is_file(text: str) -> bool:
 
 
 def is_policy(text: str) -> bool:
-    """Whether a text names a registered policy or a file, parameters or not."""
+    """Whether a text names a registered policy or a file, with or without parameters."""
     return is_file(text) or split_name(text)[0] in list_policies()
 
 
 def get_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
-    """Finds a policy by a registered name or a file, or either with `:param=value,…`, and sets `values` besides.
+    """Finds a policy by name or file, optionally with `:param=value,…`, and also sets `values`.
 
     Raises:
-        UserError: unknown policy, file or parameter, or a value that the parameter cannot have.
+        UserError: unknown policy, file or parameter, or an invalid value.
     """
     base, text = split_name(name)
     policy = _from_file(base) if is_file(base) else _registered(base)
@@ -102,7 +103,8 @@ def _registered(name: str) -> Policy:
 
 
 def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
-    """The policy whose rules a YAML takes, a user's own at `path`, as its Python file has it; None: it names none."""
+    """The policy whose rules a YAML (a user's own at `path`) names, as its Python file defines it;
+    or None."""
     where, data = f"policy file '{path}'", Path(path).name == DATA
     if "file" in values:
         if str(values["file"]).partition(":")[0].endswith(_PYTHON):
@@ -120,15 +122,15 @@ def _rules_of(values: Mapping[str, Any], path: str = "") -> Policy | None:
 
 
 def module_of(name: str) -> str:
-    """The module that a policy of this package is in."""
+    """The module of a policy of this package."""
     return str(load_yaml("policy", name).get("module", "")).partition(":")[0]
 
 
 @lru_cache(maxsize=1)
 def aliases() -> dict[str, dict[str, Any]]:
-    """The policies of this package that are another one's rules with other values, by name, and these values.
+    """Policies of this package that are another one's rules with other values: name → these values.
 
-    `always` is OOCO with `gate=always`.
+    For example, `always` is OOCO with `gate=always`.
     """
     found = {}
     for name in names("policy"):
@@ -145,7 +147,8 @@ def parameters_in(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def known_of(text: str) -> dict[str, Any]:
-    """What the YAML of a policy, as a user writes it, says of the training of its weights; nothing of other weights."""
+    """What a policy's YAML says of the training of its weights; empty if the user gave other
+    weights."""
     base, _ = split_name(text)
     if base.endswith(_PYTHON) or (not is_file(base) and base not in names("policy")):
         return {}
@@ -155,7 +158,7 @@ def known_of(text: str) -> dict[str, Any]:
 
 # --- Files ----------------------------------------------------------------------------------------------------------
 def _from_file(location: str) -> Policy:
-    """The policy of `my_rule.py`, `my_rule.py:shortest` or `my_rule.yaml`."""
+    """The policy in `my_rule.py`, `my_rule.py:shortest` or `my_rule.yaml`."""
     path, _, wanted = location.partition(":")
     if path.endswith(_PYTHON):
         policy = _member(module_of_file(path), wanted, path)
@@ -170,7 +173,7 @@ def _from_file(location: str) -> Policy:
                             f"NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
         policy = replace(rules or _registered(name), name=name).with_values(parameters_in(values), path)
         if rules is None:
-            return policy  # a registered one with other values: its name and values say all
+            return policy  # a registered one with other values: name and values suffice
     return replace(policy, file=location)
 
 
@@ -192,7 +195,7 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
 
 
 def module_of_file(path: str) -> ModuleType:
-    """The module of a Python file, read once in a process."""
+    """The module of a Python file, read once per process."""
     existing = _existing(path)
     check(path, f"policy '{path}'")
     return _module(os.path.abspath(existing))
@@ -200,7 +203,7 @@ def module_of_file(path: str) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _module(path: str) -> ModuleType:
-    """Imports a file: as a part of its package where it is in one, else under a name of its own."""
+    """Imports a file as part of its package, if it is in one, else under a unique name."""
     inside = _dotted(Path(path))
     if inside:
         return import_module(inside)
@@ -219,7 +222,7 @@ def _module(path: str) -> ModuleType:
 
 
 def _dotted(path: Path) -> str:
-    """The name under which a file of an importable package is imported; empty for any other file."""
+    """The import name of a file of an importable package; empty for any other file."""
     parts, folder = [path.stem], path.parent
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
@@ -232,7 +235,7 @@ def _dotted(path: Path) -> str:
 
 
 def as_mapping(policy: str) -> dict[str, Any]:
-    """A policy as a mapping that `policy_of` takes: `name`, where it is in a file also `file`, and every parameter."""
+    """A policy as a mapping for `policy_of`: `name`, `file` if it is in one, and every parameter."""
     found = get_policy(policy)
     return {"name": found.name, **({"file": found.file} if found.file else {}), **found.values}
 
@@ -246,14 +249,14 @@ def _parse_values(text: str, whole: str) -> dict[str, Any]:
             raise UserError(f"policy '{whole}': '{part}' must read parameter=value")
         try:
             values[key.strip()] = parse_yaml(value)
-        except Exception as error:  # of a dozen kinds
+        except Exception as error:  # a dozen kinds
             raise UserError(f"policy '{whole[:200]}': {key.strip()}={value[:80]} cannot be read; expected a number "
                             "or a word") from error
     return values
 
 
 def spelled(name: str, values: Mapping[str, Any]) -> str:
-    """A policy's name, `name` or `name:param=value,…`, with more parameters set; a value here replaces one there."""
+    """Adds parameters to a policy's text, `name` or `name:param=value,…`; they replace those in it."""
     if not values:
         return name
     base, text = split_name(name)
@@ -263,14 +266,15 @@ def spelled(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value as YAML reads it back: to it 1e-05 is text (1.0e-05 is a number), and on, off, null are not."""
+    """A value as YAML reads it back: YAML reads 1e-05 as text (1.0e-05 is a number), and on, off,
+    null not as text."""
     if isinstance(value, float):
         return yaml.safe_dump(float(value)).split()[0]
     return f"'{value}'" if isinstance(value, str) and yaml.safe_load(value) != value else str(value)
 
 
 def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
-    """Name of a policy as users write it, `name` or `name:param=value,…`, from anything that `policy_of` accepts."""
+    """A policy's text, `name` or `name:param=value,…`, from anything that `policy_of` accepts."""
     if isinstance(value, str):
         return value
     if isinstance(value, Policy):
@@ -279,7 +283,8 @@ def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
 
 
 def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
-    """Accepts what users write for a policy: a name or a file, a mapping with `name` and parameters, or a `Policy`."""
+    """Accepts a policy as users write it: a name or a file, a mapping with `name` and parameters,
+    or a `Policy`."""
     if isinstance(value, Policy):
         return value
     if isinstance(value, str):
@@ -289,7 +294,7 @@ def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
 
 
 def _named(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """File or name of the policy of a mapping, and the parameters in it."""
+    """The file or name in a policy's mapping, and the parameters in it."""
     name = value.get("file") or value.get("name")
     if name is None:
         raise UserError("policy: a mapping needs the key 'name'")

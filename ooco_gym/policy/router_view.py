@@ -1,12 +1,12 @@
-"""A router's view of mixed instances: figures that it looked up up to `lag_s` ago, and what it has sent since.
+"""A router's view of mixed instances: metrics up to `lag_s` old, and what it has sent since.
 
-A router in front of engines reads their metrics from time to time, or has them sent; in between it sees what they
-were. Here it looks at all of them at the first online arrival `lag_s` after it last did, so that its figures are up to
-`lag_s` old (0: never). What it knows by itself is not late: the requests that it has sent since, their prompt tokens,
-the time, and which prefixes are in which cache (engines publish these as events, apart from their metrics).
+A router in front of engines reads their metrics from time to time. Here it reads all of them at the
+first online arrival `lag_s` after the last reading, so metrics are up to `lag_s` old (0: never).
+Its own knowledge is never late: requests sent since, their prompt tokens, the time, and which
+prefixes are in which cache (engines publish these as events, apart from metrics).
 
-Figures are kept in the last places of State.memory, those of a look and those that are worked out for the request at
-hand (`estimate`), a row for each instance.
+The last columns of State.memory hold the metrics, and estimates for the present request
+(`estimate`), in a row per instance.
 """
 
 import numpy as np
@@ -17,22 +17,23 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length, predict_decode, predict_prefill
 from ooco_gym.sim.step_actions import get_computed_tokens, missing
 
-# Of a look: online requests, those of them that wait, online prompt tokens that are not computed, online decodes and
-# their context, offline requests that run, share of blocks free, rest of the iteration in seconds.
-# Since: requests sent, and their prompt tokens not found in the cache. For the request at hand: believed time to its
-# first token and of a decode step with it in seconds, its tokens in the cache, seconds a prompt token, the score.
+# Read: online requests, waiting ones, uncomputed online prompt tokens, online decodes and their
+# context, running offline requests, share of blocks free, rest of the iteration in seconds. Since
+# then: requests sent, and their uncached prompt tokens. For the present request: predicted seconds
+# to its first token and of a decode step with it, its cached tokens, seconds per prompt token, the
+# score.
 _PLACES = ("ONLINE", "WAITING", "QUEUE", "DECODES", "CONTEXT", "OFFLINE", "FREE", "BUSY_S", "SENT", "SENT_TOKENS",
            "LATENCY_S", "STEP_S", "CACHED", "PACE_S", "SCORE", "LOOKED")
 FIRST = s.MEMORY - len(_PLACES)
 (ONLINE, WAITING, QUEUE, DECODES, CONTEXT, OFFLINE, FREE, BUSY_S, SENT, SENT_TOKENS, LATENCY_S, STEP_S, CACHED, PACE_S,
  SCORE, LOOKED) = range(FIRST, s.MEMORY)
-PACE_TOKENS = 2048  # of the prompt by which an instance's pace is told
-LOOK_WAITING = 64  # waiting online requests whose cached tokens are looked up; of more the first
+PACE_TOKENS = 2048  # length of the prompt that measures an instance's pace
+LOOK_WAITING = 64  # first waiting online requests whose cached tokens are looked up
 
 
 @inner
 def look(state, instance):
-    """Reads an instance's figures."""
+    """Reads an instance's metrics."""
     spec, figures = state.instances[instance], state.memory[instance]
     queue, count, context = np.int64(0), np.int64(0), np.int64(0)
     for place in range(spec.running):
@@ -42,7 +43,7 @@ def look(state, instance):
         if decodes(state, slot):
             count += 1
             context += length(state, slot)
-        else:  # what the iteration in progress computes is told by its rest
+        else:  # BUSY_S covers the tokens of the iteration in progress
             queue += max(np.int64(0), missing(state, slot) - state.requests[slot].num_scheduled_tokens)
     slot, looked = np.int64(spec.online_head), 0
     while slot >= 0:
@@ -63,13 +64,13 @@ def look(state, instance):
 
 @inner
 def age_of(state):
-    """How old the figures are, in seconds."""
+    """Age of the metrics, in seconds."""
     return (state.clock.now_ps - (state.memory[0, LOOKED] - 1.0)) / s.PS_PER_S
 
 
 @inner
 def refresh(state, lag_s):
-    """Looks at every instance where the last look is `lag_s` ago, or there was none."""
+    """Reads every instance if the last reading is at least `lag_s` old, or there was none."""
     if state.memory[0, LOOKED] > 0.0 and age_of(state) < lag_s:
         return
     for instance in range(state.config.relaxed_count):
@@ -79,12 +80,12 @@ def refresh(state, lag_s):
 
 @inner
 def estimate(state, instance, slot, age_s, sent_weight, drain):
-    """Works out what the request would meet on an instance.
+    """Estimates a request's latencies on an instance.
 
     Args:
-        age_s: of the figures.
-        sent_weight: how much counts of what was sent since the look.
-        drain: how much of the time since the look the instance is believed to have computed prompts.
+        age_s: age of the metrics.
+        sent_weight: weight of requests sent since the reading.
+        drain: share of the time since then that the instance is assumed to have computed prompts.
     """
     figures = state.memory[instance]
     cached = get_computed_tokens(state, instance, slot)
@@ -101,7 +102,7 @@ def estimate(state, instance, slot, age_s, sent_weight, drain):
 
 @inlined
 def note_sent(state, instance, slot):
-    """The request goes to an instance."""
+    """Counts a request as sent to an instance."""
     figures = state.memory[instance]
     figures[SENT] += 1.0
     figures[SENT_TOKENS] += length(state, slot) - figures[CACHED]
@@ -109,7 +110,7 @@ def note_sent(state, instance, slot):
 
 @inner
 def mean_of(state, place):
-    """Mean of a figure over the instances."""
+    """Mean of a column over the instances."""
     total = 0.0
     for instance in range(state.config.relaxed_count):
         total += state.memory[instance, place]

@@ -1,4 +1,4 @@
-"""The vocabulary that rules are written in: compiled helpers over a `View`, and the plainest rule for each point."""
+"""Building blocks of rules: compiled helpers over a `View`, and the plainest rule for each point."""
 
 
 from ooco_gym.compile import inlined, inner
@@ -13,17 +13,18 @@ __all__ = ["blocks_for", "flush", "flush_totals", "gather_lengths", "length", "p
 
 @inner
 def is_weighted(state):
-    """Whether some weight of a learned rule is not 0."""
+    """Whether any weight of a learned rule is not 0."""
     for place in range(state.weights.size):
         if state.weights[place] != 0.0:
             return True
     return False
 
 
-# --- What a rule may ask about an instance --------------------------------------------------------------------------
+# --- What a rule may read of an instance --------------------------------------------------------------------------
 @inlined
 def decodable(state, instance, row):
-    """(How many requests of a class decode on a flushed instance, the sum of their context lengths in tokens)."""
+    """(Number of a class's decoding requests on a flushed instance, the sum of their context
+    lengths in tokens)."""
     spec = state.instances[instance]
     if row == s.URGENT:
         return spec.urgent_decodable, spec.urgent_context
@@ -38,8 +39,8 @@ def saturated_batch(state, instance):
 
 @inlined
 def tpot_bound(state, instance):
-    """The TPOT SLO that binds on an instance, in ps: the scenario's (of several classes the tightest), or a tighter one
-    of its online requests' own."""
+    """The tightest TPOT SLO on an instance, in ps: the scenario's (its tightest class), or a
+    tighter one of its online requests."""
     bound = state.config.default_tpot_ps
     if state.config.own_tpot == 0:
         return bound
@@ -52,7 +53,7 @@ def tpot_bound(state, instance):
 
 @inner
 def write_urgent(state, instance):
-    """Writes the online requests that decode on an instance to State.picks; returns how many."""
+    """Writes the decoding online requests of an instance to State.picks; returns their number."""
     count = 0
     for i in range(state.instances[instance].urgent_members):
         slot = state.members[s.URGENT, instance, i]
@@ -64,7 +65,7 @@ def write_urgent(state, instance):
 
 @inner
 def longest(view):
-    """Position of the candidate with the longest context; the first of equals."""
+    """Position of the candidate with the longest context; ties: the first."""
     best = 0
     for i in range(view.candidates.size):
         if length(view.state, view.candidates[i]) > length(view.state, view.candidates[best]):
@@ -74,7 +75,7 @@ def longest(view):
 
 @inner
 def shortest(view):
-    """Position of the candidate with the shortest context; the first of equals."""
+    """Position of the candidate with the shortest context; ties: the first."""
     best = 0
     for i in range(view.candidates.size):
         if length(view.state, view.candidates[i]) < length(view.state, view.candidates[best]):
@@ -101,7 +102,7 @@ def least_backlog(state, online):
 
 @inner
 def fewest_requests(state):
-    """Instance with the fewest requests, running and waiting; of equals the first."""
+    """Instance with the fewest requests, running and waiting; ties: the first."""
     best, least = 0, s.NEVER
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
@@ -115,8 +116,9 @@ def fewest_requests(state):
 
 @inner
 def fewest_of_ranks(state):
-    """Instance with the fewest requests, those that wait counted up to four times where little memory is free; of
-    equals the first from a place that moves on with every request (vLLM: `get_core_engine_for_request`)."""
+    """Rank with the fewest requests; waiting ones count up to four times if little memory is free.
+    Ties: the first from a start that advances with every request (vLLM:
+    `get_core_engine_for_request`)."""
     count, best, least = state.config.relaxed_count, 0, float(s.NEVER)
     start = state.pending.route_step % count
     for step in range(count):
@@ -133,11 +135,12 @@ def fewest_of_ranks(state):
 
 @inner
 def lightest_strict(state, slot, bound_ps):
-    """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
+    """First strict instance whose predicted latency with the request is within the bound, else the
+    fastest."""
     best, least = state.config.relaxed_count, s.NEVER
     for instance in range(state.config.relaxed_count, state.instances.size):
         spec = state.instances[instance]
-        if state.tables[spec.belief].noise > 0.0:  # whose draws are keyed by the steps so far: a run's are counted now
+        if state.tables[spec.belief].noise > 0.0:  # draws are keyed by the step number, which a flush updates
             flush_totals(state, instance)
         online, context = urgent_load(state, instance)
         latency = predict_decode(state, instance, online + spec.arriving + 1,
@@ -151,7 +154,8 @@ def lightest_strict(state, slot, bound_ps):
 
 @inner
 def route_by_class(state, slot, bound_ps):
-    """Arrivals to the least prefill backlog; online requests to the lightest strict instance; offline ones stay."""
+    """Routes arrivals to the least prefill backlog, online requests to the lightest strict
+    instance; offline ones stay."""
     request = state.requests[slot]
     if request.status < s.WAITING:
         return least_backlog(state, request.urgent)
@@ -162,7 +166,8 @@ def route_by_class(state, slot, bound_ps):
 
 @inlined
 def all_fit(state, instance, bound_ps):
-    """Whether a step of all that decode on a flushed instance keeps the bound; the loop asks again once it does not."""
+    """Whether a step of all decodes on a flushed instance keeps the bound; the loop asks again once
+    it does not."""
     online, online_context = decodable(state, instance, s.URGENT)
     offline, offline_context = decodable(state, instance, s.OFFLINE)
     fits = predict_decode(state, instance, online + offline, online_context + offline_context) <= bound_ps
@@ -172,7 +177,8 @@ def all_fit(state, instance, bound_ps):
 
 @inlined
 def longest_that_fits(state, instance, batch, context, group, bound, most):
-    """Largest l with L(B and `group` requests of length l) within the bound, by binary search; -1 if none."""
+    """Largest l such that the batch plus `group` requests of length l keeps the bound, by binary
+    search; -1 if none."""
     low, high = 0, max(0, most)
     while low < high:
         middle = (low + high + 1) // 2
@@ -185,7 +191,7 @@ def longest_that_fits(state, instance, batch, context, group, bound, most):
 
 @inner
 def sort_ascending(keys, values, count):
-    """Sorts the first `count` pairs by key, then by value: Shell sort with Ciura's gaps, no memory taken."""
+    """Sorts the first `count` pairs by key, then by value, in place: Shell sort with Ciura's gaps."""
     for gap in (701, 301, 132, 57, 23, 10, 4, 1):
         for i in range(gap, count):
             key, value, j = keys[i], values[i], i
@@ -197,7 +203,7 @@ def sort_ascending(keys, values, count):
 
 @inlined
 def sum_of_smallest(keys, count, few):
-    """The sum of the `few` smallest of the first `count` keys, which are reordered: Hoare's selection."""
+    """Sum of the `few` smallest of the first `count` keys, which are reordered: Hoare's selection."""
     low, high = 0, count - 1
     while low < high and few < count:
         pivot, i, j = keys[(low + high) // 2], low, high
@@ -225,14 +231,15 @@ def sum_of_smallest(keys, count, few):
 # --- The plainest rule for each point -------------------------------------------------------------------------------
 @hook(ROUTE, flushes=True)
 def route_least_backlog(view):
-    """Arrivals to the least prefill backlog; online requests to a strict instance; offline ones stay."""
+    """Routes arrivals to the least prefill backlog, online requests to a strict instance; offline
+    ones stay."""
     return route_by_class(view.state, view.request, view.state.config.default_tpot_ps)
 
 
 @hook(ROUTE, flushes=True)
 def route_fewest_requests(view):
-    """Arrivals to the mixed instance with the fewest requests, running and waiting; of equals the first. To
-    data-parallel ranks as vLLM's front end sends them."""
+    """Routes arrivals to the mixed instance with the fewest requests (ties: the first), or to
+    data-parallel ranks as vLLM's front end does."""
     if view.state.config.data_parallel > 0:
         return fewest_of_ranks(view.state)
     return fewest_requests(view.state)
@@ -246,24 +253,24 @@ def never_interrupt(view):
 
 @hook(GATE, flushes=True)
 def first_come(view):
-    """Start the first waiting request, always."""
+    """Always starts the first waiting request."""
     return 0
 
 
 @hook(COMPOSE, flushes=True)
 def every_resident(view):
-    """All that is resident decodes, whatever the step takes."""
+    """Decodes all residents, at any latency."""
     view.state.instances[view.instance].bound_ps = s.NEVER
     return s.ALL
 
 
 @hook(EVICT, flushes=True)
 def last_joined(view):
-    """The resident that joined last gives way (as vLLM recomputes)."""
+    """Evicts the resident that joined last (as vLLM recomputes)."""
     return view.candidates.size - 1
 
 
 @hook(PULL, flushes=True)
 def never_pull(view):
-    """Nothing is pulled."""
+    """Pulls nothing."""
     return s.FULL

@@ -1,13 +1,14 @@
-"""Weights of a learned rule: an array of the state, one row for each thing that it sets, one column for each feature.
+"""Weights of a learned rule: an array of the state, with a row per output and a column per feature.
 
-A file of weights is an `.npz` of three plain arrays, read without pickle: `weights` float64 (rows, columns), and the
-names of its `rows` and `columns`. Rows and columns that a rule has and a file has not are 0, so that a file outlives a
-rule that gains some. Where all weights are 0 a rule must answer as the policy that it was learned from.
+A file of weights is an `.npz` of three plain arrays, read without pickle: `weights` float64 (rows,
+columns), and the names of its `rows` and `columns`. Rows and columns missing from a file are 0, so
+files stay valid when a rule gains some. With all weights 0 a rule must act as the policy that it
+was learned from.
 
-A rule whose weights move the parameters of another one by the figures of an engine says so with its `Policy`
-(`SetsParameters`), and `write_linear_bundle` writes the bundle that an engine runs it from. What is known of the
-training of weights that ship stands in their policy's YAML, under `card` (`origin_of`), so that another learned policy
-is a file, and no code.
+If weights move another rule's parameters by features of an engine, the `Policy` describes this
+(`SetsParameters`), and `write_linear_bundle` writes the bundle that an engine runs. The key `card`
+of a policy's YAML describes the training of its weights (`origin_of`), so another learned policy is
+a file, not code.
 """
 
 from __future__ import annotations
@@ -37,32 +38,35 @@ _KEYS = ("weights", "rows", "columns")
 class Layout(NamedTuple):
     """Names of the rows and columns of a rule's weights."""
 
-    rows: tuple[str, ...]  # what is set
-    columns: tuple[str, ...]  # by what; the last one is a constant
+    rows: tuple[str, ...]  # outputs
+    columns: tuple[str, ...]  # inputs; the last one is a constant
 
     @property
     def size(self) -> int:
-        """How many weights there are."""
+        """Number of weights."""
         return len(self.rows) * len(self.columns)
 
 
 def find_weights(value: str) -> Path:
-    """The file that the parameter `weights` of a policy names: a path, or one relative to the folder `conf`."""
+    """The file that a policy's parameter `weights` names: a path, also relative to the folder
+    `conf`."""
     path = Path(value)
     return path if path.is_file() or path.is_absolute() else conf_root() / path
 
 
 def shipped_name(value: str) -> str:
-    """A path of a file in `conf`, relative to that folder: the same on every machine. Any other path as it is."""
+    """A path of a file in `conf`, relative to it, so that it is the same on every machine; other
+    paths unchanged."""
     path = Path(value)
     return path.relative_to(conf_root()).as_posix() if path.is_relative_to(conf_root()) else value
 
 
 def read_weights(value: str, layout: Layout) -> np.ndarray:
-    """The weights of a file as float64[size], row by row, in the order of the layout.
+    """Reads weights as float64[size], row by row, in the order of the layout.
 
     Raises:
-        UserError: no such file, it is none of weights, a row or column that the rule has not, or no finite number.
+        UserError: no such file, not a weights file, an unknown row or column, or a number that is
+            not finite.
     """
     path = find_weights(value)
     if not path.is_file():
@@ -72,10 +76,10 @@ def read_weights(value: str, layout: Layout) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a file that changes is read anew
+def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a file that changes is read again
     try:
         file = read_npz(path)
-    except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged bytes; all mean that they are
+    except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged files
         raise UserError(f"weights file '{path}' cannot be read: {' '.join(str(error).split())[:200]}; expected a "
                         f"{SUFFIX} of plain arrays") from error
     if lacking := [key for key in _KEYS if key not in file]:
@@ -100,7 +104,7 @@ def _read(path: Path, version: str | None, layout: Layout) -> np.ndarray:  # a f
 
 
 def write_weights(path: str | os.PathLike[str], layout: Layout, weights: np.ndarray) -> None:
-    """Writes a file (.npz) of weights, float64[layout.size]: rows and columns of which all are 0 are left out."""
+    """Writes weights, float64[layout.size], to an .npz file, without rows and columns of zeros."""
     values = np.asarray(weights, float).reshape(len(layout.rows), len(layout.columns))
     rows, columns = np.flatnonzero(values.any(1)), np.flatnonzero(values.any(0))
     with atomic_write(Path(path)) as temporary, temporary.open("wb") as file:
@@ -108,8 +112,8 @@ def write_weights(path: str | os.PathLike[str], layout: Layout, weights: np.ndar
                  columns=np.array([layout.columns[i] for i in columns], dtype=str))
 
 
-ORIGIN = "card"  # key of a policy's YAML: what is known of its weights
-_KNOWN = ("training", "trained_for", "scores", "seen", "environment")  # what a manifest takes of it
+ORIGIN = "card"  # key of a policy's YAML that describes its weights
+_KNOWN = ("training", "trained_for", "scores", "seen", "environment")  # keys copied to a manifest
 _FOR_READERS = ("decides", "fails", "live_engine")
 
 
@@ -117,13 +121,13 @@ _FOR_READERS = ("decides", "fails", "live_engine")
 class SetsParameters:
     """Weights that move the parameters of a rule."""
 
-    rule: str  # whose parameters they are
-    parameters: tuple[Any, ...]  # `name`, `scale`, `step`, `low`, `high` of each row of weights, in their order
-    features: tuple[Any, ...]  # of the columns but the constant, which is the last: as `feature_row` takes them
-    environment: str  # whose observations have these features
+    rule: str  # the rule
+    parameters: tuple[Any, ...]  # `name`, `scale`, `step`, `low`, `high` of each row of weights
+    features: tuple[Any, ...]  # of the columns except the constant, as `feature_row` takes them
+    environment: str  # environment whose observations have these features
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
-        """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
+        """Writes the bundle of weights (rows, columns) over the rule as `policy` sets it."""
         docs, parameters = {param.name: param.doc for param in policy.params}, []
         for one in self.parameters:
             base = float(policy.values[one.name])
@@ -136,7 +140,7 @@ class SetsParameters:
                 constants[name] = float(policy.values[name])
         interval_s = float(policy.values.get("interval_s") or 0.0)
         facts = {"environment": self.environment, **known}
-        seen = facts.pop("seen", {})  # in training, by the feature
+        seen = facts.pop("seen", {})  # values seen in training, by feature
         rows = []
         for feature in self.features:
             row = feature_row(feature)
@@ -150,17 +154,17 @@ class SetsParameters:
 
 def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray | None = None,
                         known: Mapping[str, Any] | None = None, **how: Any) -> Path:
-    """Writes the bundle of a policy whose rule has a table of weights into a folder, which is returned.
+    """Writes the bundle of a policy with weights into a folder, and returns the folder.
 
     Args:
         policy: the rule with its parameters.
-        weights: float64[layout.size]; None: those of the policy's file.
-        known: of the training: `training`, `trained_for`, `scores`, `seen` (by the feature's name) as a manifest has
-            them.
-        how: `name`, `forms` of `write_parameters_bundle`.
+        weights: float64[layout.size]; None: the policy's file.
+        known: manifest entries on the training: `training`, `trained_for`, `scores`, `seen` (by
+            feature).
+        how: `name`, `forms` for `write_parameters_bundle`.
 
     Raises:
-        UserError: the policy has no such weights, or none is given; or a form cannot be written.
+        UserError: the policy has no such weights, or none are given; or a form cannot be written.
     """
     if policy.layout is None:
         raise UserError(f"policy '{policy.name}' is a rule without weights: an engine needs no bundle of it; expected "
@@ -177,10 +181,10 @@ def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray 
 
 
 def origin_of(file: Path) -> dict[str, Any]:
-    """What a policy's own YAML says of the training of its weights; nothing where it names none of its own.
+    """What a policy's YAML says of the training of its weights; empty if it names no weights.
 
     Raises:
-        UserError: it is no mapping, or has another key than a manifest.
+        UserError: not a mapping, or a key that a manifest does not have.
     """
     own = read_yaml(file, f"policy file '{file}'")
     if not isinstance(own, dict) or "weights" not in own or ORIGIN not in own:
