@@ -1,4 +1,4 @@
-"""The result as a chip: a YAML with the parameters, where each comes from, and the sizes that it holds for."""
+"""The result as a chip: a YAML with parameters, their sources, and the sizes for which it is valid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ooco_gym.perf.kernels import ExtendedParameters
 
 ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "a100_pairwise_nvlink": "a100_80g",
            "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}
-"""Names that public tables give to chips of ours."""
+"""Names of our chips in public tables."""
 DATASHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s")
 _OPTIONAL = ("link", "units", "compute_capability", "like", "mixed_like", "not_measured", "allreduce_bytes_per_s",
              "allreduce_latency_s", "extended", "validity", "tables", "peak_fp8_flops_per_s")
@@ -28,16 +28,17 @@ _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attentio
 
 def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
               named: bool = True) -> tuple[ChipSpec, str]:
-    """The chip whose datasheet the fit starts from, and where its figures come from, in words.
+    """Returns the chip whose datasheet the fit starts from, and the source of its values, in words.
 
     Args:
         device: name in the data.
         base: a chip's name or file; None: the chip of the device's name.
-        given: datasheet figures by field, which count over the chip's.
-        named: whether the user gave the device; otherwise its name is what files or folders say.
+        given: datasheet values by field, which replace the chip's.
+        named: whether the user gave the device; otherwise its name is derived from files or
+            folders.
 
     Raises:
-        UserError: the device is no known chip, and the figures do not say all of its datasheet.
+        UserError: the device is no known chip, and the given values are not a complete datasheet.
     """
     if isinstance(given, str):
         raise UserError(f"chip={given}: expected datasheet figures, such as chip.memory_bytes=96e9; base={given} takes "
@@ -52,7 +53,7 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
         chip = load_chip(name)
         elsewhere = load_link(chip.link).elsewhere if chip.link else ""
         link: dict[str, Any] = {"link": elsewhere} if elsewhere else {}
-        if {"link", "peak_link_bytes_per_s"} & set(figures):  # the base's all-reduce is of its own link
+        if {"link", "peak_link_bytes_per_s"} & set(figures):  # the base's all-reduce is for its own link
             link = {"link": "", "allreduce_bytes_per_s": 0.0, "allreduce_latency_s": 0.0}
         said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(figures)} as given" if figures else "")
         return load_chip({**vars(chip), **link, **figures, "extended": None, "validity": None, "tables": ""}), said
@@ -70,7 +71,7 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
 
 def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,
             sources: Mapping[str, str]) -> ChipSpec:
-    """The chip with fitted parameters; what was not fitted stays the base's, and `sources` says so."""
+    """Returns the base chip with fitted parameters; `sources` names those that are the base's."""
     kept = {}
     for item in (*_FITTED, "allreduce_latency_s", "prefill_overhead_s", "decode_overhead_s",
                  "prefill_layer_overhead_s", "decode_layer_overhead_s"):
@@ -85,7 +86,7 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
 
 
 def validity(rows: Rows) -> dict[str, Any]:
-    """The sizes that were measured."""
+    """Returns the largest measured sizes."""
     attention = rows.select(np.isin(rows.kind, ("attn_prefill", "attn_decode")))
     sizes = {"max_tokens": rows.of_kind("gemm")["n_tokens"], "max_batch": rows.of_kind("attn_decode")["batch"],
              "max_context": attention["context_len"]}
@@ -95,7 +96,7 @@ def validity(rows: Rows) -> dict[str, Any]:
 
 
 def write_chip(chip: ChipSpec, valid: Mapping[str, Any], tables: str, path: Path) -> None:
-    """Writes the chip's YAML; numbers to four figures, which is more than a fit knows."""
+    """Writes the chip's YAML, numbers rounded to four significant digits."""
     values = {item.name: getattr(chip, item.name) for item in fields(chip)} | {
         "extended": chip.extended.to_mapping() if chip.extended else None, "validity": dict(valid), "tables": tables,
         "sources": dict(chip.sources)}
@@ -124,7 +125,9 @@ def _to_four_figures(value: Any) -> Any:
 
 
 def chip_named(device: str) -> str:
-    """The chip of a device's name: without the table's prefix and the socket's suffix; '' where there is none."""
+    """Returns the chip of a device's name, without the table's prefix and the socket's suffix; ''
+    if there is none.
+    """
     name = plain(device)
     for prefix in ("vidur_", "nvidia_"):
         name = name.removeprefix(prefix)

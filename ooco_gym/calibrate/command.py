@@ -1,4 +1,4 @@
-"""`ooco-gym calibrate`: from measurements to a chip (configuration: `conf/calibrate.yaml`)."""
+"""`ooco-gym calibrate`: fits a chip to measurements (configuration: `conf/calibrate.yaml`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTED = ("Relative errors |predicted / measured − 1| in percent, on what the
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Fits a chip; returns everything that was found (`run.summary_of`), with the files written.
+    """Fits a chip; returns the whole summary (`run.summary_of`) and the files written.
 
     Raises:
         UserError: data that cannot be read, chosen or fitted.
@@ -68,7 +68,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def table(figures: Mapping[str, Any]) -> Table:
-    """Errors with verdicts of `run.summary_of`."""
+    """Returns the table of errors, with verdicts, of `run.summary_of`."""
     columns = [Column("what", "operation", align="l"), Column("form", "form", align="l"),
                Column("held out", "held_out", align="l"), Column("rows", "rows", ","),
                *(Column(name, key, ".1f") for name, key in (
@@ -78,7 +78,7 @@ def table(figures: Mapping[str, Any]) -> Table:
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """Notes on a fit: poor fits and what to do, rows left out, operators not fitted, rows not read."""
+    """Returns notes on a fit: poor fits and remedies, excluded rows, operators not fitted, rows not read."""
     lines = []
     for one in figures["errors"]:
         if one["verdict"] == "poor":

@@ -8,13 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 SCALE = 0.05
-"""Relative error beyond which a residual counts by its size rather than by its square."""
+"""Relative error from which a residual's cost grows linearly rather than quadratically."""
 
 
 class Free(NamedTuple):
-    """A parameter to be found between `low` and `high` from `start` on. `above` is added to it (1 for exponents), so
-    that the search is over `log(value - above)`; `off`: a value at `low` means that the term does not count, and 0
-    is written."""
+    """A parameter to be found between `low` and `high`, starting at `start`.
+
+    The search is over `log(value - above)` (`above` is 1 for exponents). With `off`, a value at
+    `low` switches the term off and is written as 0.
+    """
 
     name: str
     start: float
@@ -25,7 +27,7 @@ class Free(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Parameters found, the fixed ones among them, the rows of the fit, and the cost of the search."""
+    """The parameters found, including fixed ones, the number of rows, and the cost of the search."""
 
     found: dict[str, float]
     rows: int
@@ -33,7 +35,7 @@ class Fitted(NamedTuple):
 
 
 def started(free: Sequence[Free], start: Mapping[str, float] | None) -> list[Free]:
-    """Returns the free parameters with another fit's values as their starts, where there is one."""
+    """Returns the free parameters with another fit's values as starts, where it has them."""
     if start is None:
         return list(free)
     return [item._replace(start=min(max(start.get(item.name, item.start) - item.above, item.low * 1.1),
@@ -42,11 +44,18 @@ def started(free: Sequence[Free], start: Mapping[str, float] | None) -> list[Fre
 
 def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np.ndarray], seconds: np.ndarray,
                   starts: int = 3, seed: int = 0) -> tuple[dict[str, float], float]:
-    """Finds parameters, searched on a logarithmic scale within their bounds, for which `predict` (from parameters by
-    name to seconds, float64[n]) is nearest to `seconds`, by soft absolute log residuals.
+    """Finds parameters within their bounds, on a logarithmic scale, that minimise soft absolute log
+    residuals.
 
-    `starts` searches begin at the given starts and at points around them (`seed`). Returns the best parameters by
-    name, 0 for terms that do not count, and their cost.
+    Args:
+        free: the parameters.
+        predict: maps parameters by name to seconds, float64[n].
+        seconds: measured, float64[n].
+        starts: number of searches, from the given starts and random points around them.
+        seed: of these points.
+
+    Returns:
+        The best parameters by name, 0 for terms that are off, and their cost.
     """
     from scipy.optimize import least_squares as search
 
@@ -72,28 +81,28 @@ def least_squares(free: Sequence[Free], predict: Callable[[dict[str, float]], np
 
 
 def alike(*columns: np.ndarray) -> np.ndarray:
-    """A number for each row, equal where all columns are, int64[n]."""
+    """Returns a number for each row, equal for rows that are equal in all columns, int64[n]."""
     codes = [np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)[1]
              for values in columns]
     return np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def folds(groups: np.ndarray, seed: int, most: int = 5) -> np.ndarray:
-    """Spreads groups over folds at random: the fold of each row, int64[n]."""
+    """Assigns groups to folds at random; returns each row's fold, int64[n]."""
     names, index = np.unique(groups, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(names))
     return (order % min(most, len(names)))[index]
 
 
 def sample(rows: int, most: int, seed: int) -> np.ndarray:
-    """Indices of at most `most` rows, drawn without repetition, in order."""
+    """Returns sorted indices of at most `most` rows, drawn without replacement."""
     if rows <= most:
         return np.arange(rows)
     return np.sort(np.random.default_rng(seed).choice(rows, most, replace=False))
 
 
 def errors(predicted: np.ndarray, seconds: np.ndarray) -> dict[str, float | int]:
-    """Mean (`mape`), median, 90th and 95th percentile and worst of the relative errors, in percent, and the rows."""
+    """Returns mean (`mape`), median, 90th and 95th percentile and worst relative error in percent, and rows."""
     signed = 100.0 * (predicted / seconds - 1.0)
     relative = np.abs(signed)
     median, p90, p95 = (float(value) for value in np.percentile(relative, (50, 90, 95)))

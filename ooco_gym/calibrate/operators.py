@@ -1,4 +1,4 @@
-"""Fits of single operators: free parameters, and the time that follows from them (`ooco_gym.perf.kernels`)."""
+"""Fits of single operators: free parameters, and their times (`ooco_gym.perf.kernels`)."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from ooco_gym.perf.chip import ChipSpec
 from ooco_gym.perf.timing.extended import complete
 
 FITTED_ROWS = 2000
-"""Rows of a fit, drawn at random where there are more: parameters move little beyond."""
+"""Most rows of a fit, drawn at random: more change parameters little."""
 _MENU_ROWS = 600
 _UNITS = (24, 48, 72, 84, 108, 132, 160, 192)
 _TILES = (16, 32, 64, 128)
 _SWITCH = (1 << 18, 1 << 26)
 FEW = 8
-"""Rows below which an operator is not fitted."""
+"""Fewest rows for which an operator is fitted."""
 FOLDS, FEW_ROWS = 5, 100
-"""Parts in which shapes are held out; up to so many rows each shape by itself: no draw decides what is unseen."""
+"""Number of folds of held-out shapes; with at most `FEW_ROWS` rows each shape is its own fold."""
 _SHARED, _BATCH = ("h_q", "h_kv", "d_h"), ("batch", "context_len")
 SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": _SHARED, "attn_decode": _SHARED, "attn_mixed": _SHARED,
           "attn_skew": _SHARED, "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp"),
@@ -53,21 +53,21 @@ SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "a
 _LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
 _SPILLED = 32e6
-"""Bytes of an element-wise operator that large caches of chips do not all hold."""
+"""Bytes of an element-wise operator that exceed the cache of some chips."""
 _HIDDEN = {"norm": 4.0, "final_norm": 4.0, "embedding": 2.0, "residual": 3.0}
-"""Times that the hidden state is read or written."""
+"""Number of times that the hidden state is read or written."""
 _HEADS = ("rotary", "qk_norm")
 """Operators that rewrite queries and keys in place."""
 
 
 class Operator(NamedTuple):
-    """How one operator is fitted.
+    """The fit of one operator.
 
     Attributes:
         op, kernel: its names in `rows.OPERATORS` and `kernels.KERNELS`.
-        free: parameters to be found, for rows and a chip.
-        seconds: from parameters and rows to seconds, float64[n].
-        menu: choices that are not numbers to be searched: each a set of fixed parameters.
+        free: parameters to be found, given rows and chip.
+        seconds: maps parameters and rows to seconds, float64[n].
+        menu: discrete choices, each a set of fixed parameters.
     """
 
     op: str
@@ -77,14 +77,15 @@ class Operator(NamedTuple):
     menu: Callable[[Rows, ChipSpec], list[dict[str, float]]] = lambda *_: [{}]
 
     def parameters(self, found: Mapping[str, float]) -> Any:
-        """The parameters as the kernels take them."""
+        """Returns the parameters in the kernels' form."""
         return kernels.KERNELS[self.kernel](**found, **(_common(found) if self.kernel == "elementwise" else {}))
 
 
 def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
         start: Mapping[str, float] | None = None) -> Fitted:
-    """Fits an operator to its clean rows, within the chip's peaks; from `start`, another fit's parameters, or from
-    several places."""
+    """Fits an operator to its clean rows within the chip's peaks, from another fit's parameters
+    `start`, or several starts.
+    """
     menu, free = operator.menu(rows, chip), started(operator.free(rows, chip), start)
     choice = menu[0]
     if len(menu) > 1:
@@ -97,7 +98,7 @@ def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
 
 def fit_kernels(rows: Rows, chip: ChipSpec, seed: int = 0,
                 start: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Fitted]:
-    """Fits every operator that has enough rows; by operator."""
+    """Fits every operator that has enough rows; returns fits by operator."""
     found: dict[str, Fitted] = {}
     for op, operator in OPERATORS.items():
         part = rows.of_kind(op)
@@ -107,8 +108,11 @@ def fit_kernels(rows: Rows, chip: ChipSpec, seed: int = 0,
 
 
 def with_linears(rows: Rows, chip: ChipSpec, fitted: Mapping[str, Fitted]) -> Rows:
-    """Rows of one operator; those of latent attention with what the linear layers around it take (`alone_us`), where
-    that is not given: as fitted, or as the chip has them."""
+    """Returns the rows of one operator; for latent attention with the time of the surrounding
+    linear layers (`alone_us`).
+
+    Missing times come from the fitted linear layers, or else from the chip's.
+    """
     op = str(rows["op"][0]) if len(rows) else ""
     if not op.startswith(LATENT):
         return rows
@@ -123,13 +127,13 @@ def with_linears(rows: Rows, chip: ChipSpec, fitted: Mapping[str, Fitted]) -> Ro
 
 
 def parameters(fitted: Mapping[str, Fitted]) -> dict[str, Any]:
-    """Parameters by kernel, from fits by operator."""
+    """Returns parameters by kernel, from fits by operator."""
     return {OPERATORS[op].kernel: OPERATORS[op].parameters(item.found) for op, item in fitted.items()}
 
 
 def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
                    start: Mapping[str, float] | None = None) -> tuple[np.ndarray, str]:
-    """Predicts every row by a fit that has not seen its shape: seconds, float64[n], and what was held out, in words."""
+    """Predicts each row by a fit without its shape; returns seconds, float64[n], and the held-out part in words."""
     columns, said = SHAPES[operator.op], "shapes"
     if _one_shape(operator.op, rows):
         columns, said = SIZES[operator.op], "sizes (only one shape was measured)"
@@ -147,14 +151,16 @@ def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0
 
 
 def _one_shape(op: str, rows: Rows) -> bool:
-    """Whether there is only one shape; of element-wise operators, of any kind: nothing else would tell of it."""
+    """Returns whether only one shape was measured; for element-wise operators, of some kind."""
     shape = rows.distinct(*SHAPES[op])
     groups = elementwise_kinds(rows) if op == "elementwise" else np.full(len(rows), "")
     return any(len(np.unique(shape[groups == name])) < 2 for name in set(groups))
 
 
 def _folds_by_kind(rows: Rows) -> np.ndarray:
-    """Folds of shapes that leave one of each kind of element-wise operators to the fit, int64[n]."""
+    """Returns folds of shapes, int64[n], within each kind of element-wise operators, so that every
+    fit sees each kind.
+    """
     shape, kinds, number = rows.distinct(*SHAPES["elementwise"]), elementwise_kinds(rows), np.zeros(len(rows), np.int64)
     for kind in set(kinds):
         mine = kinds == kind
@@ -173,7 +179,7 @@ def _search(operator: Operator, free: Sequence[Free], fixed: Mapping[str, float]
 
 
 def _few_shapes(rows: Rows, columns: Sequence[str], seed: int, most: int = 12) -> np.ndarray:
-    """Indices of rows of a few shapes only: attention is evaluated shape by shape."""
+    """Returns indices of rows of a few shapes only, because attention is evaluated shape by shape."""
     shape = rows.distinct(*columns)
     names = np.unique(shape)
     chosen = names[sample(len(names), most, seed)] if columns[0].startswith("h_") else names
@@ -190,7 +196,7 @@ def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) ->
 def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     free = [*_rates(chip, 1.5), _LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
             Free("waste", 0.2, 0.01, 1.5, off=True),
-            Free("padding", 0.5, 0.01, 1.0, off=True),  # beyond 1 more rows in a tile would take less time
+            Free("padding", 0.5, 0.01, 1.0, off=True),  # above 1, more rows in a tile would take less time
             Free("edge", 8.0, 0.1, 60.0, off=True)]
     tall = Free("tall", 0.03, 1e-3, 1.0, off=True)
     return [*free, tall] if (rows["n_tokens"] > 2 * kernels.TALL_ROWS).any() else free
@@ -201,7 +207,7 @@ def _gemm_fp8_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _fp8(chip: ChipSpec) -> ChipSpec:
-    """The chip with its peak of 8 bits."""
+    """Returns the chip with its 8-bit peak."""
     return replace(chip, peak_flops_per_s=max(chip.peak_fp8_flops_per_s, chip.peak_flops_per_s))
 
 
@@ -251,7 +257,9 @@ def _skew_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _skew_choices(rows: Rows, chip: ChipSpec) -> list[dict[str, float]]:
-    """Requests times key/value heads from which contexts are not split: one of the measured numbers."""
+    """Returns choices of the requests times key/value heads from which contexts are not split,
+    among measured values.
+    """
     decode = rows.select(~(rows["q_len"] > 1))
     return _choices("decode_rows", np.unique(decode["batch"] * decode["h_kv"]).tolist()) if len(decode) else [{}]
 
@@ -274,8 +282,12 @@ def _allreduce_switched(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _elementwise_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    """A launch and a rate for each kind with enough rows, above the memory's where it fits the cache, and of rows far
-    beyond any cache what these cost besides; `_common` stands for other kinds."""
+    """Returns launch and rate for each kind with enough rows, or common ones (`_common` covers
+    kinds without).
+
+    Rates may exceed the memory's, because small data are cached. If rows exceed any cache, their
+    cost is added.
+    """
     rate, common = _rates(chip, most_memory=20.0)[1], _LAUNCH._replace(start=3e-6)
     free, kind = [rate, common, _NORM], elementwise_kinds(rows)
     kinds = [name for name in sorted(set(kernels.ELEMENTWISE.values())) if (kind == name).sum() >= FEW]
@@ -295,13 +307,13 @@ def _choices(name: str, options: Sequence[float], **fixed: float) -> list[dict[s
 
 
 def _decode_choices(rows: Rows, chip: ChipSpec) -> list[dict[str, float]]:
-    """With one head configuration, compute and memory are not distinguished: decode is taken to be bound by memory."""
+    """Fixes the compute rate if there is one head configuration: then decode is assumed to be memory-bound."""
     one = len(np.unique(rows.distinct("h_q", "h_kv"))) == 1
     return [{"flops_per_s": chip.peak_flops_per_s}] if one else [{}]
 
 
 def _switches(rows: Rows, _: ChipSpec) -> list[dict[str, float]]:
-    """No switch of kernels, or one at a measured payload."""
+    """Returns the choices of no switch of kernels, or one at a measured payload."""
     payloads = np.unique(rows["bytes"])
     inside = payloads[(payloads >= _SWITCH[0]) & (payloads <= _SWITCH[1])]
     none = {"switch_bytes": 0.0, "switched_bytes_per_s": 0.0, "switched_latency_s": 0.0}
@@ -329,7 +341,7 @@ LINK = Operator("all_reduce", "allreduce", lambda rows, chip: [
 
 
 def _common(found: Mapping[str, float]) -> dict[str, float]:
-    """Launch and rate of kinds that were not measured: the median of those that were."""
+    """Returns launch and rate of kinds that were not measured, the medians of measured kinds."""
     ends = {"memory_bytes_per_s": "_bytes_per_s", "launch_s": "_launch_s"}
     kinds = set(kernels.ELEMENTWISE.values())
     common = {}
@@ -340,7 +352,9 @@ def _common(found: Mapping[str, float]) -> dict[str, float]:
 
 
 def with_bytes(rows: Rows) -> tuple[Rows, int]:
-    """Fills in `bytes` of element-wise rows where it is missing; leaves out, and counts, those that cannot be told."""
+    """Fills in missing `bytes` of element-wise rows; returns rows without those of unknown size,
+    and their number.
+    """
     kind = rows.kind
     names = np.array([canonical(str(op)) if which == "elementwise" else ""
                       for op, which in zip(rows["op"], kind, strict=True)], dtype=object)
@@ -357,7 +371,7 @@ def with_bytes(rows: Rows) -> tuple[Rows, int]:
 
 
 def _inner(rows: Rows, kind: np.ndarray) -> np.ndarray:
-    """Width of the MLP on one chip: the row's own `d_out`, else that of the same model's down projection."""
+    """Returns the MLP's width on one chip: the row's own `d_out`, else that of the model's down projection."""
     width = rows["d_out"].copy()
     same = rows.distinct("model", "tp")
     down = (kind == "gemm") & np.array(["down" in str(op) for op in rows["op"]], dtype=bool)

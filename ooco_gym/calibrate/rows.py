@@ -1,4 +1,4 @@
-"""Measured operators as columns: the one schema into which every source is read (docs/calibration.md)."""
+"""Measured operators as columns, in the one schema of all sources (docs/calibration.md)."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ooco_gym.perf.timing import EXPERT_KERNELS as EXPERTS
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
            "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "experts", "top_k", "matrices", "read", "routed",
            "kernel", "time_us", "source")
-"""The columns of a measurement in the order in which they are written."""
+"""The columns of a measurement, in the order of writing."""
 TEXTS = ("device", "model", "op", "kernel", "source")
 NUMBERS = tuple(name for name in COLUMNS if name not in TEXTS)
 ORIGIN = ("file", "row")
-"""Where a measurement stood: file's name, and row from 1 (a CSV's header counts as row 1)."""
+"""Origin of a measurement: file name, and row from 1 (a CSV's header is row 1)."""
 
 LATENT = ("latent_prefill", "latent_decode")
-"""Latent attention with the linear layers around it; with `_fp8` these have weights of 8 bits, which are judged and not
-fitted: the kernels between them are the same."""
+"""Latent attention with its linear layers. With `_fp8` these have 8-bit weights; such rows are
+tested, but not fitted: the attention kernels are the same."""
 OPERATORS = ("gemm", "attn_prefill", "attn_decode", "attn_mixed", "attn_skew", "all_reduce", "elementwise", "gemm_fp8",
              *EXPERTS, *LATENT)
-"""Operators that are fitted; `gemm:<name>` and `elt:<name>` are kinds of the first and of `elementwise`."""
+"""Fitted operators; `gemm:<name>` and `elt:<name>` are kinds of `gemm` and `elementwise`."""
 PEAK_SLACK = 1.1
-"""A row faster than this many times the datasheet's peak is impossible (clocks above the nominal ones are not)."""
+"""A row that exceeds the datasheet's peak by this factor is impossible (clocks above nominal are possible)."""
 CACHED_BYTES = 16e6
-"""Weights below this stay in the cache between a benchmark's repetitions, which they do not in an iteration."""
+"""Smaller weights stay in cache between a benchmark's repetitions, but not between iterations of a server."""
 STREAMED_BYTES = 256e6
-"""Data above this does not fit in a cache, so that the memory's peak bounds its time."""
+"""Larger data do not fit a cache, so the memory's peak limits their time."""
 SHORTEST = 16
-"""Tokens of a prompt, or of a context, below which attention is no load of a server."""
+"""Fewest tokens of a prompt or context for which attention is a server's load."""
 SKEWED = 2.0
-"""Times the mean that the longest context of a batch has at least, as a server's batches have it."""
+"""Smallest ratio of a batch's longest context to the mean that is typical of a server."""
 _SHOWN = 5
 NEEDED = {
     "gemm": ("n_tokens", "d_in", "d_out"),
@@ -52,26 +52,27 @@ NEEDED = {
     **dict.fromkeys(EXPERTS, ("n_tokens", "d_in", "d_out", "experts", "top_k", "matrices", "read", "routed")),
     **dict.fromkeys((*LATENT, *(f"{op}_fp8" for op in LATENT)), ("batch", "q_len", "context_len", "h_q")),
 }
-"""Columns without which a row says nothing, by operator."""
+"""Required columns by operator."""
 
 
 class Rows:
-    """Measurements by column, which never change: text columns as objects, numbers as float64 with NaN where they do
-    not apply."""
+    """Immutable measurements by column: text columns as objects, numbers as float64, NaN where they
+    do not apply.
+    """
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
         self._columns = dict(columns)
 
     @classmethod
     def of(cls, path: Path, first_row: int, rows: int, **columns: Any) -> Rows:
-        """Rows of one file: columns are arrays or one value for all; what is missing is '' or NaN."""
+        """Returns the rows of one file: columns are arrays or one value for all; missing ones are '' or NaN."""
         texts = {name: _text(columns.get(name, ""), rows) for name in TEXTS}
         numbers = {name: np.broadcast_to(np.asarray(columns.get(name, np.nan), np.float64), rows) for name in NUMBERS}
         return cls({**texts, **numbers, "file": _text(path.name, rows), "row": first_row + np.arange(rows)})
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """All rows of several."""
+        """Concatenates rows."""
         if not parts:
             return cls.of(Path("nothing"), 1, 0)
         columns = {}
@@ -91,31 +92,31 @@ class Rows:
         return 1e-6 * self._columns["time_us"]
 
     def select(self, which: np.ndarray) -> Rows:
-        """The rows of a mask or of indices."""
+        """Returns the rows of a mask or of indices."""
         return Rows({name: values[which] for name, values in self._columns.items()})
 
     def with_columns(self, **columns: Any) -> Rows:
-        """Returns the rows with some columns replaced, by arrays or one text for all."""
+        """Returns the rows with some columns replaced by arrays, or by one text for all."""
         return Rows(self._columns | {name: _text(values, len(self)) if isinstance(values, str) else values
                                      for name, values in columns.items()})
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """The operator of each row, one of `OPERATORS`, or what the file calls it."""
+        """The operator of each row, one of `OPERATORS`, or else the file's own name for it."""
         kinds = {"elt": "elementwise"}
         names = [str(op).partition(":")[0] for op in self._columns["op"]]
         return np.array([kinds.get(name, name) for name in names], dtype=object)
 
     def of_kind(self, kind: str) -> Rows:
-        """The rows of one operator."""
+        """Returns the rows of one operator."""
         return self.select(self.kind == kind)
 
     def distinct(self, *columns: str) -> np.ndarray:
-        """A number for each row, equal where all `columns` are, int64[n]."""
+        """Returns a number for each row, equal for rows that are equal in all `columns`, int64[n]."""
         return alike(*(self._columns[name] for name in columns))
 
     def where(self, index: int) -> str:
-        """File and row of one measurement, for messages."""
+        """Returns file and row of one measurement, for messages."""
         return f"{self._columns['file'][index]}, row {self._columns['row'][index]}"
 
 
@@ -126,19 +127,19 @@ def _text(values: Any, rows: int) -> np.ndarray:
 
 
 def plain(name: str) -> str:
-    """A name as a file is called."""
+    """Returns a name in the form of a file name."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_") or "chip"
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """How often each name occurs, most frequent first."""
+    """Returns the count of each name, most frequent first."""
     found, counts = np.unique(np.array(list(names), dtype=str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return {str(found[index]): int(counts[index]) for index in order}
 
 
 class Excluded(NamedTuple):
-    """Rows left out of an operator for one reason: how many, and file and row of the first ones."""
+    """Rows of an operator excluded for one reason: their number, and file and row of the first ones."""
 
     op: str
     reason: str
@@ -151,8 +152,10 @@ def _begins(rows: Rows, column: str, start: str) -> np.ndarray:
 
 
 def complete(rows: Rows) -> Rows:
-    """Fills in what follows from other columns and rows: context from new tokens and prefix, and the other way round,
-    and what a chunk takes alone where it was measured beside decodes."""
+    """Fills in derived columns: context from new tokens and prefix, and the reverse.
+
+    A chunk's time alone is filled in for chunks beside decodes if it was measured.
+    """
     q, prefix, context = rows["q_len"], np.nan_to_num(rows["prefix"]), rows["context_len"]
     kind = rows.kind
     prefill = kind == "attn_prefill"
@@ -172,7 +175,8 @@ def complete(rows: Rows) -> Rows:
 
 
 def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
-    """The rows of one device to fit, and what is left out and why; the chip's datasheet peaks bound what is possible.
+    """Returns one device's rows to fit, and the excluded ones with reasons; the datasheet's peaks
+    bound what is possible.
     """
     rows = complete(rows)
     kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []
@@ -191,7 +195,7 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
         leave_out(op, "time is not positive", ~(np.isfinite(rows["time_us"]) & (rows["time_us"] > 0)))
         missing = np.any([~(np.isfinite(rows[name]) & (rows[name] > 0)) for name in columns], axis=0)
         leave_out(op, f"a shape is missing or not positive ({', '.join(columns)})", missing)
-    published = _begins(rows, "source", "aiconfigurator")  # docs/calibration.md says why
+    published = _begins(rows, "source", "aiconfigurator")  # see docs/calibration.md
     leave_out("attn_prefill", "known to be wrong: aiconfigurator's H200 prefill attention of vLLM 0.19 (faster than "
               "the chip)", _begins(rows, "source", "aiconfigurator/vllm-0.19") & _begins(rows, "device", "h200"))
     leave_out("attn_prefill", "known to be wrong: aiconfigurator's prefill attention of 4 query and 4 key/value heads",
@@ -203,7 +207,7 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
                       flops > PEAK_SLACK * peak * rows.seconds)
             leave_out(op, f"faster than {PEAK_SLACK:g} times the chip's peak memory bandwidth",
                       (moved > STREAMED_BYTES) & (moved > PEAK_SLACK * chip.peak_memory_bytes_per_s * rows.seconds))
-        if op == "attn_decode":  # a benchmark repeats one layer, a server reads every layer's keys from memory
+        if op == "attn_decode":  # a server reads every layer's keys from memory
             leave_out(op, "keys read faster than the chip's memory is: they stay in its cache between repetitions",
                       (moved <= STREAMED_BYTES) & (moved > chip.peak_memory_bytes_per_s * rows.seconds))
     for op, reason, mask in _no_load(rows):
@@ -212,7 +216,7 @@ def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
 
 
 def _work(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Least FLOPs and bytes that an operator cannot do without, by kind."""
+    """Returns the least FLOPs and bytes of each kind of operator."""
     tokens, d_in, d_out = rows["n_tokens"], rows["d_in"], rows["d_out"]
     batch, q, context = rows["batch"], rows["q_len"], rows["context_len"]
     keys = 4.0 * rows["h_kv"] * rows["d_h"] * batch * context
@@ -228,7 +232,7 @@ def _work(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
-    """Returns (operator, reason, bool[n]) of rows that are no load of a server."""
+    """Returns (operator, reason, bool[n]) of rows that are untypical of a server's load."""
     weights = rows["d_in"] * rows["d_out"]
     cached = f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions"
     few_new, short = f"fewer than {SHORTEST} new tokens", f"fewer than {SHORTEST} tokens of context"
@@ -251,7 +255,7 @@ def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
 
 
 def fastest_kernels(rows: Rows) -> Rows:
-    """Keeps the fastest of several kernels that were measured on the same shape, as engines do."""
+    """Keeps the fastest of several kernels measured on the same shape, as engines choose it."""
     kept = []
     for op in sorted({str(item) for item in rows.kind}):
         part = rows.of_kind(op)
@@ -272,8 +276,11 @@ _PUBLISHED = re.compile(r"aiconfigurator/(.*)-([^-]*)")
 
 
 def one_engine(rows: Rows) -> tuple[Rows, list[Excluded]]:
-    """Of published tables of several engines, or versions of one, keeps for each operator the newest of the engine of
-    which most was measured; says what is left out. A collective's library counts beside the engine's own."""
+    """Keeps, of published tables, the newest of the engine with the most measurements, for each
+    operator.
+
+    Also returns the excluded rows. A collective library's table is kept beside the engine's.
+    """
     kind, keep, excluded = rows.kind, np.ones(len(rows), dtype=bool), []
     known = {str(one): match.groups() for one in set(rows["source"]) if (match := _PUBLISHED.fullmatch(str(one)))}
     engine_of = np.array([known.get(str(one), ("",))[0] for one in rows["source"]])

@@ -1,4 +1,4 @@
-"""One calibration from data to chip: everything that `ooco-gym calibrate` finds, without a word printed."""
+"""One calibration from data to chip, without output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ooco_gym.perf import kernels
 from ooco_gym.perf.chip import ChipSpec
 
 GOOD, FAIR = (5.0, 15.0), (10.0, 30.0)
-"""Greatest median and 90th percentile of the errors, in percent, of a fit that is good, and of one that is fair."""
+"""Largest median and 90th percentile of the errors, in percent, of a good and of a fair fit."""
 ITERATIONS, SPARSE = "iterations", "iterations, sparse"
 
 
@@ -42,18 +42,18 @@ class Calibration:
     Attributes:
         device: name of the device.
         base: chip whose datasheet bounds the fit.
-        found: what the readers found.
-        rows: operators that were fitted.
+        found: the readers' results.
+        rows: fitted operators.
         sampler: measured sampling, which counts as the engine's overhead.
-        excluded: rows left out, by operator and reason.
-        notes: what a user should know of the data.
+        excluded: excluded rows, by operator and reason.
+        notes: what a user should know about the data.
         operators: fits of `extended`, by operator, and its `overhead`.
         link: fit of `ooco` to all-reduces.
         roofline: fit of `ooco` to composed iterations.
-        architectures: of these, with the number of iterations of each.
-        errors: of each fit, a row: `operation`, `form`, `held_out` (what the fit had not seen, in words), errors in
+        architectures: number of composed iterations by architecture.
+        errors: one row per fit: `operation`, `form`, `held_out` (unseen data, in words), errors in
             percent (`fitting.errors`) and `verdict`.
-        not_fitted: what the data do not tell, in words.
+        not_fitted: what the data do not determine, in words.
     """
 
     device: str
@@ -78,17 +78,17 @@ class Calibration:
         self.errors.append({"operation": operation, "form": form, "held_out": held_out, **found, "verdict": verdict})
 
     def said(self, operation: str, form: str) -> str:
-        """The errors of a fit in words; '' where it has none."""
+        """Returns the errors of a fit in words; '' if it has none."""
         return next((f", MAPE {one['mape']:.1f} %, P95 {one['p95']:.1f} %, worst {one['worst']:.0f} % "
                      f"({one['held_out']})" for one in self.errors
                      if (one["operation"], one["form"]) == (operation, form)), "")
 
 
 def device_rows(found: Found, device: str | None) -> tuple[str, Rows, list[str]]:
-    """The device's name, its operators, and notes.
+    """Returns the device's name, its operators, and notes.
 
     Raises:
-        UserError: the data have several devices and none was chosen, or not the one that was.
+        UserError: the data have several devices and none was chosen, or lack the chosen one.
     """
     rows, notes = Rows.join(found.rows), []
     names = counted(rows["device"])
@@ -98,7 +98,7 @@ def device_rows(found: Found, device: str | None) -> tuple[str, Rows, list[str]]
                         f"the data are of {len(known)} devices; choose one with device=NAME: {', '.join(known)}")
     chosen = called = device or known[0]
     if known and chosen not in known:
-        alone = known if len(known) == 1 and not chip_named(known[0]) else []  # such as a folder's name
+        alone = known if len(known) == 1 and not chip_named(known[0]) else []  # for example a folder's name
         same = [name for name in known if chip_named(name) == chip_named(chosen)] or alone
         if (not chip_named(chosen) or not same) and "" not in names:
             raise unknown("device of the data", chosen, known)
@@ -112,13 +112,15 @@ def device_rows(found: Found, device: str | None) -> tuple[str, Rows, list[str]]
 
 def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: str | None = None,
               seed: int = 0) -> Calibration:
-    """Fits both forms to what was measured, and judges them on what the fits have not seen.
+    """Fits both forms to the measurements and tests them on unseen data.
 
     Args:
-        found: what the readers found.
+        found: the readers' results.
         chip: whose datasheet bounds the fits.
-        device, rows: its name and its operators.
-        model: a name or YAML file, may be one of one's own that iterations are composed of.
+        device: name of the device.
+        rows: its measured operators.
+        model: name or YAML file of a model for which iterations are composed, besides the known
+            ones.
         seed: of folds and draws.
 
     Raises:
@@ -166,7 +168,7 @@ def _fit_operators(result: Calibration, seed: int) -> None:
 
 
 def _fit_iterations(result: Calibration, model: str | None, seed: int) -> None:
-    """The roofline's parameters, and both forms on iterations composed of operators."""
+    """Fits the roofline to iterations composed of operators, and tests both forms on them."""
     steps = composed.compose(result.rows, model)
     if steps is None or len(steps) < 4 * FEW:
         result.not_fitted.append("ooco: no whole iteration can be composed of the operators (of another model: "
@@ -183,7 +185,7 @@ def _fit_iterations(result: Calibration, model: str | None, seed: int) -> None:
 
 
 def _judge_sparse(result: Calibration, model: str | None, seed: int) -> None:
-    """Both forms on iterations of models with experts, latent attention or weights of 8 bits."""
+    """Tests both forms on iterations of models with experts, latent attention or 8-bit weights."""
     steps = composed.compose(result.rows, model, sparse=True)
     if steps is not None:
         start = {"ooco": composed.chip_roofline(result.base) | (result.roofline.found if result.roofline else {}),
@@ -193,7 +195,7 @@ def _judge_sparse(result: Calibration, model: str | None, seed: int) -> None:
 
 
 def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
-    """The roofline's parameters, and of each where it comes from, in words."""
+    """Returns the roofline's parameters, and the source of each, in words."""
     found, said = {}, {}
     if result.link:
         found = {f"allreduce_{key}": value for key, value in result.link.found.items()}
@@ -210,7 +212,7 @@ def roofline_of(result: Calibration) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
-    """Sources of the chip's parts by field, with rows and errors."""
+    """Returns the sources of the chip's parts by field, with rows and errors."""
     files = [f"{path.name} (SHA-256 {file_digest(path)[:16]})" for path in result.found.files]
     more = f" and {len(files) - 8} more" if len(files) > 8 else ""
     origins = ", ".join(name or "unnamed" for name in counted(result.rows["source"]))
@@ -228,7 +230,7 @@ def sources_of(result: Calibration, datasheet: str) -> dict[str, str]:
 
 
 def extended_of(result: Calibration) -> kernels.ExtendedParameters:
-    """The extended form's parameters of all kernels that were measured."""
+    """Returns the extended form's parameters of all measured kernels."""
     fits = dict(result.operators)
     overhead = fits.pop("overhead", None)
     built: dict[str, Any] = parameters(fits)
@@ -240,7 +242,7 @@ def extended_of(result: Calibration) -> kernels.ExtendedParameters:
 
 
 def summary_of(result: Calibration, chip: ChipSpec, valid: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was found, for `summary.json`; errors in percent."""
+    """Returns all results, for `summary.json`; errors in percent."""
     return {
         "schema": "ooco-gym/calibrate/4",
         "device": result.device,

@@ -1,4 +1,4 @@
-"""Iterations composed of measured operators: both forms on them, and fits that have not seen them."""
+"""Iterations composed of measured operators, and errors of both forms on unseen ones."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from ooco_gym.perf.timing.ooco import fp8_gain
 
 MOST_ARCHITECTURES = 6
 _NEAR = 0.35
-"""Greatest distance, in the logarithm of a width, at which a measured shape stands for a model's."""
+"""Largest distance, in the logarithm of a width, at which a measured shape replaces a model's."""
 _FITTED_STEPS = 1500
 _LARGE = 6e10
-"""Weights from which a dense model is composed as if they had 8 bits too."""
+"""Parameters from which a dense model is also composed with 8-bit weights."""
 SPREAD = 0.02
-"""Weight of what a parameter that the data do not tell is pulled to its start with."""
+"""Weight of the pull of undetermined parameters to their starts."""
 _ARRAYS = ("arch", "prefill", "batch", "q", "context", "read", "seconds")
 
 
 class Dense(NamedTuple):
-    """An operator of an iteration that depends on the number of tokens only, of `kind` "gemm", "gemm_fp8", "lm_head",
-    "elementwise" or one of `EXPERTS`, run `times` times: `d_out` is the outer width of a GEMM or an expert, or the
-    bytes moved for each token; `op` names the measured rows, '' takes any of the shape; `top_k` of so many experts."""
+    """An operator of an iteration that depends on the number of tokens only, run `times` times.
+
+    `kind` is "gemm", "gemm_fp8", "lm_head", "elementwise" or one of `EXPERTS`. `d_out` is the outer
+    width of a GEMM or an expert, or the bytes moved per token. `op` names the measured rows ('':
+    any of the shape); `top_k` of `experts` experts are chosen.
+    """
 
     kind: str
     times: int
@@ -46,7 +49,7 @@ class Dense(NamedTuple):
 
 
 class Architecture(NamedTuple):
-    """Operators of one chip in an iteration; a sparse one (`compose`) also has its model, on so many chips."""
+    """Operators of one chip in an iteration; a sparse one (`compose`) also has its model and number of chips."""
 
     name: str
     layers: int
@@ -59,12 +62,12 @@ class Architecture(NamedTuple):
 
     @property
     def gemms(self) -> list[tuple[float, float]]:
-        """Shapes of its linear layers."""
+        """Shapes of the linear layers."""
         return [(item.d_in, item.d_out) for item in self.dense if item.kind in ("gemm", "gemm_fp8")]
 
     @property
     def bits(self) -> str:
-        """Ending of the operators whose weights have 8 bits."""
+        """Suffix of operators with 8-bit weights."""
         return "_fp8" if self.model and self.model.weight_dtype_bytes == 1 else ""
 
     @property
@@ -78,7 +81,7 @@ class Architecture(NamedTuple):
         return (LATENT[0] + self.bits, LATENT[1] + self.bits) if self.latent else ("attn_prefill", "attn_decode")
 
     def kernels(self, phases: Iterable[str]) -> set[str]:
-        """The kernels that its iterations take."""
+        """Returns the kernels that its iterations use."""
         found = {"gemm" if item.kind == "lm_head" else item.kind for item in self.dense}
         found |= {f"latent_{phase}" if self.latent else f"{phase}_attention" for phase in phases}
         return found | ({"gemm" + self.bits} if self.latent else set())
@@ -86,9 +89,12 @@ class Architecture(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Composed iterations of several architectures, arrays over iterations [n]: which of these, whether it is a
-    prefill, prompts or requests, new tokens of each, tokens of context of each (the new ones among them), experts that
-    a layer read (0: it has none), sum of the measured operators."""
+    """Composed iterations of several architectures, arrays over iterations [n].
+
+    They are the architecture, whether it is a prefill, prompts or requests, new tokens per request,
+    context per request (including new tokens), experts read per layer (0: no experts), and the sum
+    of the measured operators.
+    """
 
     architectures: tuple[Architecture, ...]
     arch: np.ndarray
@@ -108,18 +114,19 @@ class Steps:
         return self.batch * self.q
 
     def select(self, which: np.ndarray) -> Steps:
-        """The iterations of a mask."""
+        """Returns the iterations of a mask."""
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAYS})
 
 
 def compose(rows: Rows, own: str | None = None, sparse: bool = False) -> Steps | None:
-    """Iterations of known models, and first of `own` (a name or YAML file), composed of a device's clean measured
-    operators; None where there are none.
+    """Composes iterations of known models, first of `own` (name or YAML file), from a device's
+    clean measured operators.
 
-    A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
-    Element-wise operators and the LM head are part of an iteration where they were measured. `sparse` takes the models
-    with experts, latent attention or weights of 8 bits, and those alone; neither counts there, nor do, beside experts,
-    linear layers that a cache holds, of which no row is clean.
+    Returns None if none can be composed. A model whose shapes were not measured is replaced by one
+    of the nearest measured shapes. Element-wise operators and the LM head are included if they were
+    measured. `sparse` selects only models with experts, latent attention or 8-bit weights. For
+    these neither is included, nor, with experts, are linear layers that fit a cache, because no row
+    of them is clean.
     """
     tables, found = _Tables(rows), []
     for architecture in tables.sparse(own) if sparse else tables.architectures(own):
@@ -144,7 +151,7 @@ class _Tables:
         self._curves: dict[tuple, dict[float, tuple[float, float]]] = {}
 
     def architectures(self, own: str | None) -> list[Architecture]:
-        """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
+        """Returns known models in all splits whose GEMMs and heads were measured, nearest first."""
         found: dict[tuple, tuple[float, Architecture]] = {}
         models = [load_model(own)] if own else []
         shipped = [model for model in map(load_model, list_models()) if not (_sparse(model) or model.window)]
@@ -162,7 +169,7 @@ class _Tables:
         return [architecture for _, architecture in sorted(found.values(), key=lambda item: item[0])]
 
     def sparse(self, own: str | None) -> list[Architecture]:
-        """Known models that are sparse (`compose`), split as they may be, of which linear layers were measured."""
+        """Returns known sparse models (`compose`) in all splits whose linear layers were measured."""
         models = list(map(load_model, [*([own] if own else []), *list_models()]))
         models += [replace(one, name=f"{one.name} 8 bits", weight_dtype_bytes=1.0) for one in models
                    if one.parameters > _LARGE and not _sparse(one)]
@@ -223,14 +230,15 @@ class _Tables:
         return distance, Architecture(name, model.layers, *heads, tuple(dense))
 
     def _measured(self, item: Dense, tokens: float) -> tuple[float, float]:
-        """Seconds of one run for so many tokens, and experts that it read (0: it has none); NaN where it was not
-        measured."""
+        """Returns the seconds of one run for `tokens` tokens, and the experts read (0: no experts);
+        NaN if not measured.
+        """
         key = item[:1] + item[2:]
         if key not in self._curves:
             rows = self._rows
             kind = "gemm" if item.kind == "lm_head" else item.kind
             named = rows["op"] == item.op if item.op else (self._kind == kind) & (rows["d_out"] == item.d_out)
-            if item.experts:  # all of them on one chip
+            if item.experts:  # all experts on one chip
                 named &= (rows["experts"] == item.experts) & (rows["top_k"] == item.top_k) & (
                     rows["routed"] == rows["n_tokens"] * item.top_k)
             which = named & (rows["d_in"] == item.d_in)
@@ -239,8 +247,11 @@ class _Tables:
         return self._curves[key].get(tokens, (math.nan, math.nan))
 
     def steps(self, one: Architecture) -> np.ndarray:
-        """Iterations of an architecture whose operators were measured at the same number of tokens, float64[6, n]:
-        whether it is a prefill, batch, new tokens, context, experts that were read, seconds."""
+        """Returns an architecture's iterations whose operators were measured at the same number of
+        tokens, float64[6, n].
+
+        Rows: whether it is a prefill, batch, new tokens, context, experts read, seconds.
+        """
         rows, kept = self._rows, []
         keys = (rows["h_kv"] == one.kv_heads) & (rows["d_h"] == one.head_dim)
         same = (rows["h_q"] == one.heads) & (one.latent | keys)
@@ -262,17 +273,20 @@ def _sparse(model: ModelSpec) -> bool:
 
 
 def _degrees(model: ModelSpec) -> list[int]:
-    """Over how many chips a model may be split."""
+    """Returns the numbers of chips over which a model may be split."""
     return [tp for tp in (1, 2, 4, 8) if model.heads % tp == 0
             and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)]
 
 
 def roofline_s(found: Mapping[str, float], steps: Steps, gain: float = 1.0) -> np.ndarray:
-    """Seconds of iterations as `timing=ooco` has them: overheads stand for all but GEMMs, experts and attention; the
-    chip multiplies `gain` times as fast in 8 bits."""
+    """Returns seconds of iterations under `timing=ooco`: overheads cover all but GEMMs, experts and
+    attention.
+
+    `gain` is the speed-up of 8-bit multiplication.
+    """
     flops, memory = found["gemm_flops_per_s"], found["gemm_memory_bytes_per_s"]
     kv_memory, flat = found["attention_memory_bytes_per_s"], {"exponent": math.inf}
-    # A phase of which nothing was measured has no rate, and no iterations here.
+    # A phase without measurements has no rate, and no iterations here.
     prefill_rate = found.get("prefill_attention_flops_per_s", math.inf)
     decode_rate = found.get("decode_attention_flops_per_s", math.inf)
     gemm = kernels.GemmParameters(flops, memory, **flat)
@@ -291,7 +305,7 @@ def roofline_s(found: Mapping[str, float], steps: Steps, gain: float = 1.0) -> n
 
 
 def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
-    """Seconds of iterations as `timing=extended` has them, from its parameters by kernel."""
+    """Returns seconds of iterations under `timing=extended`, from its parameters by kernel."""
     seconds = np.zeros(len(steps))
     for number, one in enumerate(steps.architectures):
         which = steps.arch == number
@@ -329,7 +343,9 @@ def extended_s(found: Mapping[str, Any], steps: Steps) -> np.ndarray:
 
 
 def roofline_free(chip: ChipSpec) -> list[Free]:
-    """The roofline's parameters without links: rates (prefill attention counts the masked half too), overheads."""
+    """Returns the roofline's parameters without links: rates (prefill attention includes the masked
+    half), overheads.
+    """
     flops, memory = chip.peak_flops_per_s, chip.peak_memory_bytes_per_s
     return [
         Free("gemm_flops_per_s", 0.75 * flops, 0.02 * flops, 1.1 * flops),
@@ -343,7 +359,7 @@ def roofline_free(chip: ChipSpec) -> list[Free]:
 
 
 def chip_roofline(chip: ChipSpec) -> dict[str, float]:
-    """The chip's own parameters of the roofline."""
+    """Returns the chip's own parameters of the roofline."""
     return {item.name: getattr(chip, item.name) for item in roofline_free(chip)}
 
 
@@ -357,7 +373,7 @@ def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str
     pull = np.array([np.log(item.start) for item in free if item.name == "decode_attention_flops_per_s"])
 
     def predict(found: dict[str, float]) -> np.ndarray:
-        # Decode attention is bound by memory at usual head ratios: what the data do not tell stays where it starts.
+        # Decode attention is memory-bound at usual head ratios, so an undetermined rate stays at its start.
         weak = np.exp(SPREAD * (np.log(found["decode_attention_flops_per_s"]) - pull)) if len(pull) else pull
         return np.concatenate([roofline_s(fixed | found, taken), weak])
 
@@ -367,16 +383,19 @@ def fit_roofline(steps: Steps, chip: ChipSpec, seed: int = 0, start: Mapping[str
 
 
 def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Seconds of iterations, float64[n] by form, by fits that have not seen their architecture, or with one only, their
-    size: `ooco` fitted to other iterations, `extended` to operators of other shapes or sizes, where the rows have all.
-    Of sparse ones (`compose`) whole models are left out, and `ooco` is what `start` says.
+    """Predicts seconds of iterations, float64[n] by form, by fits that have not seen their
+    architecture.
+
+    With one architecture only, sizes are held out. `ooco` is fitted to other iterations, `extended`
+    to operators of other shapes or sizes, if the rows have all of them. Of sparse iterations
+    (`compose`) whole models are held out, and `ooco` has the parameters of `start`.
 
     Args:
         steps: iterations.
         rows: clean rows of all operators but all-reduces.
         chip: whose peaks bound the rates.
         seed: of folds and draws.
-        start: `{"ooco": parameters, "extended": {op: parameters}}`, where searches begin.
+        start: `{"ooco": parameters, "extended": {op: parameters}}`, starts of the searches.
     """
     sparse = [one.model.name for one in steps.architectures if one.model]
     if sparse:
@@ -404,7 +423,7 @@ def unseen(steps: Steps, rows: Rows, chip: ChipSpec, seed: int, start: Mapping[s
 
 
 def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
-    """Rows that do not have the shapes of the hidden iterations' architectures."""
+    """Returns a mask of the rows without the shapes of the hidden iterations' architectures."""
     kind, known = rows.kind, np.ones(len(rows), dtype=bool)
     for one in (hidden.architectures[number] for number in sorted(set(hidden.arch.tolist()))):
         gemms = set(one.gemms)
@@ -419,7 +438,9 @@ def _of_other_architectures(rows: Rows, hidden: Steps, _: Steps) -> np.ndarray:
 
 
 def _of_other_sizes(rows: Rows, hidden: Steps, seen: Steps) -> np.ndarray:
-    """Rows that do not have the hidden iterations' contexts, or numbers of tokens that only these have."""
+    """Returns a mask of the rows without the hidden iterations' contexts, or numbers of tokens that
+    only these have.
+    """
     kind = rows.kind
     q = np.where(kind == "attn_decode", 1.0, rows["q_len"])
     keys = set(zip(hidden.batch, hidden.q, hidden.context, strict=True))

@@ -1,4 +1,4 @@
-"""Times that the kernels' parameters give for measured rows (`ooco_gym.perf.kernels`), float64[n] in seconds."""
+"""Kernel times of measured rows for given parameters (`ooco_gym.perf.kernels`), float64[n] in seconds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ooco_gym.perf.model import ModelSpec, load_model
 from ooco_gym.perf.timing import LATENT_LINEARS, Phase, linears, model_heads
 
 KEPT = 16
-"""Sets of rows of which it is remembered what each step of a fit asks again."""
+"""Sets of rows whose derived data are cached, because each step of a fit needs them."""
 DTYPE_BYTES = 2.0
 
 
 def latent_linears_s(gemm: kernels.GemmParameters, model: ModelSpec, tp: int, tokens: np.ndarray,
                      weight_bytes: float) -> np.ndarray:
-    """Seconds of the linear layers around one layer's latent attention on one of `tp` chips."""
+    """Returns seconds of the linear layers around one layer's latent attention on one of `tp` chips."""
     return np.sum([kernels.gemm_s(gemm, tokens, one.d_in, one.d_out, DTYPE_BYTES, weight_bytes)
                    for one in linears(model, tp) if one.name in LATENT_LINEARS], axis=0)
 
 
 def latent_model(rows: Rows) -> tuple[ModelSpec, int]:
-    """The model of rows of one shape, and over how many chips its heads are."""
+    """Returns the model of rows of one shape, and the number of chips over which its heads are split."""
     model = load_model(str(rows["model"][0]))
     if not model.kv_lora_rank or model.heads % rows["h_q"][0]:
         raise UserError(f"{rows.where(0)}: latent attention of {rows['h_q'][0]:g} heads is none of model "
@@ -38,7 +38,7 @@ def latent_model(rows: Rows) -> tuple[ModelSpec, int]:
 
 @lru_cache(KEPT)
 def _heads(rows: Rows) -> list[tuple[np.ndarray, tuple[float, float, float]]]:
-    """The rows of each head configuration, and its query heads, key/value heads and their dimension."""
+    """Returns the rows of each head configuration, and its query heads, key/value heads and head dimension."""
     shape = rows.distinct("h_q", "h_kv", "d_h")
     parts = [np.flatnonzero(shape == number) for number in np.unique(shape)]
     return [(index, (float(rows["h_q"][index[0]]), float(rows["h_kv"][index[0]]), float(rows["d_h"][index[0]])))
@@ -46,12 +46,12 @@ def _heads(rows: Rows) -> list[tuple[np.ndarray, tuple[float, float, float]]]:
 
 
 def gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
-    """Linear layers of 16 bits."""
+    """Returns times of 16-bit linear layers."""
     return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"])
 
 
 def prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
-    """Attention of new tokens."""
+    """Returns times of prefill attention."""
     batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], np.empty(len(rows))
     for index, heads in _heads(rows):
         form = kernels.prefill_attention(p, *heads)
@@ -60,7 +60,7 @@ def prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
 
 
 def decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
-    """Attention of decodes."""
+    """Returns times of decode attention."""
     batch, total, found = rows["batch"], rows["batch"] * rows["context_len"], np.empty(len(rows))
     for index, heads in _heads(rows):
         found[index] = kernels.decode_attention(p, *heads).seconds(total[index], batch[index], total[index],
@@ -69,19 +69,19 @@ def decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
 
 
 def gemm_fp8_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
-    """Linear layers of 8 bits."""
+    """Returns times of 8-bit linear layers."""
     return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"], 2.0, 1.0)
 
 
 def experts_s(weight_bytes: float) -> Callable[[Any, Rows], np.ndarray]:
-    """Experts with weights of so many bytes: a function of parameters and rows."""
+    """Returns a function of parameters and rows for experts with `weight_bytes` bytes per weight."""
     return lambda p, rows: kernels.experts_s(
         p, rows["d_in"], rows["d_out"], rows["read"], rows["routed"], rows["n_tokens"] * rows["top_k"], weight_bytes,
         DTYPE_BYTES, rows["matrices"])
 
 
 def latent_s(phase: Phase) -> Callable[[Any, Rows], np.ndarray]:
-    """Seconds of latent attention with its linear layers, from the attention's parameters."""
+    """Returns a function for latent attention with its linear layers, given the attention's parameters."""
     def seconds(p: Any, rows: Rows) -> np.ndarray:
         batch, q, kv, found = rows["batch"], rows["q_len"], rows["context_len"], 1e-6 * rows["alone_us"]
         for index, shape in _latents(rows, phase):
@@ -96,8 +96,7 @@ def latent_s(phase: Phase) -> Callable[[Any, Rows], np.ndarray]:
 
 @lru_cache(KEPT)
 def _latents(rows: Rows, phase: Phase) -> list[tuple[np.ndarray, tuple[float, ...]]]:
-    """The rows of each latent and number of heads, and what a kernel takes of it: heads, heads of keys, mean width of
-    a key and a value, bytes of a number, bytes of a token."""
+    """Returns the rows of each latent shape and number of heads, with `latent_shape`'s values."""
     shape, found = rows.distinct("model", "h_q"), []
     for number in np.unique(shape):
         index = np.flatnonzero(shape == number)
@@ -106,14 +105,14 @@ def _latents(rows: Rows, phase: Phase) -> list[tuple[np.ndarray, tuple[float, ..
 
 
 def latent_shape(model: ModelSpec, tp: int, phase: Phase) -> tuple[float, ...]:
-    """Shape of latent attention: heads of one of `tp` chips, heads of keys, mean width of a key and a value,
-    bytes of a number, bytes of a token of context."""
+    """Returns heads on one of `tp` chips, key heads, mean width of a key and a value, bytes per
+    number, and bytes per token of context."""
     *heads, kv_bytes = model_heads(model, tp, phase)
     return (*heads, DTYPE_BYTES, kv_bytes)
 
 
 def mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
-    """Chunks and decodes in one attention kernel."""
+    """Returns times of chunks and decodes in one attention kernel."""
     batch, context, found = rows["batch"], rows["context_len"], np.empty(len(rows))
     for index, heads in _heads(rows):
         work = kernels.mixed_work_s(p, *heads, batch[index], context[index])
@@ -123,7 +122,7 @@ def mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
 
 
 def skew_s(p: kernels.SkewParameters, rows: Rows) -> np.ndarray:
-    """Attention of contexts of different lengths."""
+    """Returns times of attention with contexts of different lengths."""
     split = rows["batch"] * rows["h_kv"] < p.decode_rows
     each = np.where(rows["q_len"] > 1, p.mixed_s_per_token, np.where(split, 0.0, p.decode_s_per_token))
     chunk = np.where(rows["q_len"] > 1, rows["q_len"] + rows["prefix"], 0.0)
@@ -132,12 +131,12 @@ def skew_s(p: kernels.SkewParameters, rows: Rows) -> np.ndarray:
 
 
 def allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
-    """All-reduces."""
+    """Returns times of all-reduces."""
     return kernels.allreduce_s(p, rows["bytes"], rows["n_gpus"])
 
 
 def elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
-    """Element-wise operators."""
+    """Returns times of element-wise operators."""
     found = np.empty(len(rows))
     for name, index, moved in _moved(rows):
         found[index] = kernels.elementwise_s(p, moved, name)
@@ -146,20 +145,20 @@ def elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
 
 @lru_cache(KEPT)
 def _moved(rows: Rows) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The rows of each kind of element-wise operators, and the bytes that they move."""
+    """Returns the rows of each kind of element-wise operators, and the bytes that they move."""
     kind = elementwise_kinds(rows)
     groups = [(str(name), np.flatnonzero(kind == name)) for name in np.unique(kind)]
     return [(name, index, rows["bytes"][index]) for name, index in groups]
 
 
 def canonical(op: str) -> str:
-    """Our name of an element-wise operator (`elt:<theirs>`); '' where it is none of those that are simulated."""
+    """Returns our name of an element-wise operator (`elt:<theirs>`); '' if it is not simulated."""
     name = op.partition(":")[2]
     return next((ours for ours, theirs in NAMES.items() if name in theirs), "")
 
 
 @lru_cache(KEPT)
 def elementwise_kinds(rows: Rows) -> np.ndarray:
-    """The kind of each element-wise row, one of `kernels.ELEMENTWISE`'s; '' for others."""
+    """Returns the kind of each element-wise row, one of `kernels.ELEMENTWISE`'s; '' for other rows."""
     names = {str(op): kernels.ELEMENTWISE.get(canonical(str(op)), "") for op in set(rows["op"])}
     return np.array([names[str(op)] for op in rows["op"]], dtype=object)

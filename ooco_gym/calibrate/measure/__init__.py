@@ -1,8 +1,8 @@
-"""`ooco-gym calibrate measure engine=NAME`: times of one's own serving engine, iteration by iteration.
+"""`ooco-gym calibrate measure engine=NAME`: measures the iterations of a serving engine.
 
-The engine lives in a Python of its own. `interpreter` starts a driver there (`scripts/engine_driver`, which knows
-nothing of ooco-gym), `design` says which batches it runs and which requests it serves; `run` puts them in order and
-writes what was measured.
+The engine has its own Python. `interpreter` starts a driver there (`scripts/engine_driver`,
+independent of ooco-gym). `design` defines batches and requests; `run` orders them and writes the
+measurements.
 """
 
 from __future__ import annotations

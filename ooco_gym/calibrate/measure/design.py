@@ -9,19 +9,22 @@ import numpy as np
 from ooco_gym.errors import UserError, whole_number
 
 Requests = list[list[float]]
-"""`[arrival_s, prompt_tokens, output_tokens]` of each, sorted by arrival."""
-DECODE_FACTOR, CONTEXT_FACTOR, PREFILL_FACTOR = 2.0, 4.0, 4.0  # steps of the grids of requests, contexts, prompts
+"""`[arrival_s, prompt_tokens, output_tokens]` of each request, sorted by arrival."""
+DECODE_FACTOR, CONTEXT_FACTOR, PREFILL_FACTOR = 2.0, 4.0, 4.0  # ratios of the grids of requests, contexts, prompts
 FIRST_CONTEXT, FIRST_PREFILL = 16, 8  # tokens
-SPREAD = 0.25  # sizes differ by up to this much from pass to pass: kernels like round numbers
-STREAM_ROUNDS, STREAM_OUTPUT = 4, 64  # of a stream: requests for each concurrent one, and longest output in tokens
-RUN = 3  # pieces of prompts in a row beside decodes, of an asynchronous engine: the one in the middle has its own time
-BURST, MOST_REQUESTS = 400, 750  # requests that measure the capacity, and of a load each time
+SPREAD = 0.25  # random variation of sizes between passes: kernels favour round numbers
+STREAM_ROUNDS, STREAM_OUTPUT = 4, 64  # of a stream: requests per concurrent one; longest output in tokens
+RUN = 3  # successive prompt chunks beside decodes on an asynchronous engine; the middle one is timed alone
+BURST, MOST_REQUESTS = 400, 750  # requests to measure capacity; most requests of a load
 
 
 class Limits(NamedTuple):
-    """What an engine can hold, as it tells after its start: most requests and most tokens in one iteration, longest
-    request (prompt and output together), tokens that its KV memory holds, tokens of one block, and whether it schedules
-    an iteration while another runs."""
+    """An engine's limits, as it reports them after its start.
+
+    They are the most requests and tokens per iteration, the longest request (prompt and output),
+    the tokens in KV memory, the tokens per block, and whether an iteration is scheduled while
+    another runs.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -32,18 +35,18 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, engine: dict[str, Any]) -> Limits:
-        """Reads them from `engine.json`'s content (one block is the engine's own)."""
+        """Reads the limits from `engine.json`'s content (the engine reserves one block)."""
         return cls(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"],
                    (engine["num_blocks"] - 1) * engine["block_tokens"], engine["block_tokens"],
                    bool(engine.get("asynchronous")))
 
     def in_blocks(self, tokens: int) -> int:
-        """Tokens of memory that so many take, in whole blocks."""
+        """Returns the memory of `tokens` tokens, in tokens, rounded up to whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 def sizes(first: int, last: int, factor: float) -> list[int]:
-    """Whole numbers from `first` to `last`, both among them, each about `factor` times the one before."""
+    """Returns integers from `first` to `last`, both included, each about `factor` times the previous one."""
     if last < first:
         return []
     count = max(1, int(np.ceil(np.log(last / first) / np.log(factor) - 1e-9)))
@@ -51,12 +54,13 @@ def sizes(first: int, last: int, factor: float) -> list[int]:
 
 
 def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
-    """One pass over all designed states, as cases of the driver: in random order, so that a disturbance of the machine
-    does not fall on one kind of batch. `plan` has `decode_steps` and `fill_tokens` (most prompt tokens spent to reach
-    one state).
+    """Returns one pass over all designed states, as cases of the driver.
+
+    The order is random, so that a disturbance does not affect one kind of batch only. `plan` has
+    `decode_steps` and `fill_tokens` (most prompt tokens spent to reach a state).
 
     Raises:
-        UserError: the engine has no room for any.
+        UserError: the engine has no room for any state.
     """
     cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, draws) + _stream_cases(limits, draws)
     if not cases:
@@ -66,23 +70,26 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
 
 
 def every_size(limits: Limits) -> dict[str, Any]:
-    """A case that runs one prompt of each length that one iteration can take: on a CPU oneDNN builds a kernel when it
-    first sees a number of tokens (two milliseconds), which a server that has run for a while no longer does."""
+    """Returns a case with one prompt of each length that fits an iteration.
+
+    On a CPU, oneDNN builds a kernel (2 ms) for each new number of tokens, which a long-running
+    server has done before.
+    """
     longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, limits.kv_tokens)
     return {"name": "every size", "decodes": 0, "context": 0, "steps": 0,
             "prefills": [[length] for length in range(1, longest + 1)]}
 
 
 def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
-    """States of requests that decode, with pieces of prompts that come in between."""
+    """Returns states of decoding requests, interleaved with prompt chunks."""
     queued = int(limits.asynchronous)
     cases, run = [], RUN if queued else 1
     for decodes in sizes(1, limits.max_num_seqs, DECODE_FACTOR):
         space = min(limits.max_num_batched_tokens - decodes, limits.max_model_len - 1)
         lengths = sizes(FIRST_PREFILL, space, PREFILL_FACTOR) if decodes + queued < limits.max_num_seqs else []
         prefills = [[_varied(length, draws, space)] for length in lengths]
-        # The requests grow by a token in every iteration: while the state is filled, then here, then beside a prompt,
-        # and where an iteration was queued already.
+        # Requests grow by a token in every iteration: while the state is filled, in its steps,
+        # beside prompts, and once more if an iteration is queued.
         filled = min(plan["fill_tokens"], decodes * limits.max_model_len)
         growth = -(-filled // limits.max_num_batched_tokens) + 2 + queued + plan["decode_steps"]
         growth += (run + queued) * len(prefills)
@@ -98,7 +105,7 @@ def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
 
 
 def _prefill_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str, Any]]:
-    """Prompts alone: several in one iteration, and long ones cut into pieces by the engine."""
+    """Returns prompts alone: several in one iteration, and long ones that the engine cuts into chunks."""
     groups = []
     longest = min(limits.max_model_len - 1, limits.kv_tokens - limits.block_tokens)
     for length in sizes(FIRST_PREFILL, longest, PREFILL_FACTOR ** 0.5):
@@ -111,8 +118,11 @@ def _prefill_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str,
 
 
 def _stream_cases(limits: Limits, draws: np.random.Generator) -> list[dict[str, Any]]:
-    """So many requests in the engine at any time, of all lengths, each replaced when it ends: the same batch costs
-    more there than where it decodes undisturbed (by 10 % on a CPU with 32 requests)."""
+    """Returns streams: `concurrency` requests of mixed lengths, each replaced when it ends.
+
+    The same batch takes longer there than with undisturbed decodes (10 % on a CPU with 32
+    requests).
+    """
     longest = max(1, limits.max_model_len // 4)
 
     def drawn(first: int, last: int) -> int:
@@ -132,10 +142,10 @@ def _varied(size: int, draws: np.random.Generator, most: int) -> int:
 
 
 def check(plan: dict[str, Any]) -> None:
-    """Checks a plan, `design` and `serve`, before an engine is started for it.
+    """Checks a plan's `design` and `serve` before an engine is started.
 
     Raises:
-        UserError: a count, a load or a length that is none.
+        UserError: an invalid count, load or length.
     """
     for key in ("passes", "decode_steps", "fill_tokens"):
         whole_number(f"engine.design.{key}", plan["design"][key], 1)
@@ -148,8 +158,11 @@ def check(plan: dict[str, Any]) -> None:
 
 
 def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Generator) -> np.ndarray:
-    """Prompt and output lengths, int64[count, 2]: lognormal, clipped to requests of at most `longest` tokens;
-    `plan` has `prompt_tokens` and `output_tokens`, each with `median` and `sigma`."""
+    """Draws lognormal prompt and output lengths, int64[count, 2], clipped to requests of `longest`
+    tokens.
+
+    `plan` has `prompt_tokens` and `output_tokens`, each with `median` and `sigma`.
+    """
     prompt, output = (np.rint(draws.lognormal(np.log(plan[key]["median"]), abs(plan[key]["sigma"]), count))
                       for key in ("prompt_tokens", "output_tokens"))
     prompt = np.clip(prompt, 1, longest // 2)
@@ -158,19 +171,19 @@ def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Gen
 
 
 def burst(plan: dict[str, Any], longest: int, draws: np.random.Generator) -> Requests:
-    """All at once, to see how many the engine completes in a second."""
+    """Returns requests that arrive all at once, to measure the engine's throughput."""
     return [[0.0, int(p), int(o)] for p, o in lengths(plan, BURST, longest, draws)]
 
 
 def capacity_per_s(records: list[dict[str, Any]]) -> float:
-    """Requests that a full engine completes in a second: the middle half of a burst, by the time of completion."""
+    """Returns the requests per second that a full engine completes, from the middle half of a burst."""
     ends = np.sort([record["last_token_s"] for record in records])
     first, last = len(ends) // 4, 3 * len(ends) // 4
     return float((last - first) / (ends[last] - ends[first]))
 
 
 def poisson(plan: dict[str, Any], rate_per_s: float, longest: int, draws: np.random.Generator) -> Requests:
-    """Requests that come at random at `rate_per_s` for `duration_s`; at most `MOST_REQUESTS` of them."""
+    """Returns Poisson arrivals at `rate_per_s` for `duration_s`; at most `MOST_REQUESTS`."""
     count = min(MOST_REQUESTS, max(1, int(draws.poisson(rate_per_s * plan["duration_s"]))))
     arrivals = np.cumsum(draws.exponential(1.0 / rate_per_s, count))
     return [[float(arrival), int(p), int(o)]

@@ -1,4 +1,4 @@
-"""The engine's own Python: finding it, and talking with the driver that runs in it."""
+"""The engine's own Python: how it is found, and the driver that runs in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "v
 
 
 def find_python(given: str | None) -> Path:
-    """The interpreter that has the engine: `given`, or `$OOCO_GYM_ENGINE_PYTHON`, or what `make engine` makes.
+    """Returns the interpreter with the engine: `given`, `$OOCO_GYM_ENGINE_PYTHON`, or the one of
+    `make engine`.
 
     Raises:
         UserError: there is none.
@@ -42,9 +43,11 @@ def find_python(given: str | None) -> Path:
 
 
 class Driver:
-    """A process of `python` that drives an engine; use it as a context manager. `environment` is set for it beside this
-    process's own variables, `log` takes what the engine prints, and the `__main__` of `package` in `folder` answers
-    each line of JSON with one."""
+    """A process of `python` that drives an engine; a context manager.
+
+    The `__main__` of `package` in `folder` answers each line of JSON with one line. `environment`
+    is added to this process's variables; `log` receives the engine's output.
+    """
 
     def __init__(self, python: Path, environment: Mapping[str, Any], log: Path, *, package: str = "engine_driver",
                  folder: Path = _SCRIPTS) -> None:
@@ -61,7 +64,7 @@ class Driver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:                    # in a session of its own, it does not hear Ctrl-C
+        if kind is not None:                    # a session of its own gets no Ctrl-C
             self._process.kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -74,10 +77,10 @@ class Driver:
             self._process.wait()
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Sends an order and waits for its answer.
+        """Sends an order and returns its answer.
 
         Raises:
-            UserError: the engine failed or is gone; the message ends with what it said last.
+            UserError: the engine failed or is gone; the message ends with its last output.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -87,7 +90,7 @@ class Driver:
         except BrokenPipeError:
             line = ""
         answer = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in answer:  # the folder of a run that failed does not stay: the log is copied
+        if "error" in answer:  # the folder of a failed run is removed, so the log is copied
             with tempfile.NamedTemporaryFile(prefix="ooco-gym-engine-", suffix=".log", delete=False) as copy:
                 copy.write(self._log.read_bytes())
             raise UserError(f"the engine failed at '{order['do']}': {answer['error']}; what it printed is in "
@@ -100,10 +103,11 @@ class Driver:
 
 
 def write_random_model(folder: Path, sizes: dict[str, Any], longest: int) -> Path:
-    """Writes the configuration of a Qwen2 of these sizes, without weights, to `folder`; returns it.
+    """Writes the configuration of a Qwen2 of these sizes, without weights, to `folder`; returns
+    `folder`.
 
     Raises:
-        UserError: a size is not a positive whole number.
+        UserError: a size is not a positive integer.
     """
     for key in SIZES:
         whole_number(f"engine.random_model.{key}", sizes.get(key), 1)

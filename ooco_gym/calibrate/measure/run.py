@@ -1,4 +1,4 @@
-"""One measurement: passes over the designed batches, and between them the loads that the engine serves."""
+"""One measurement: passes over the designed batches, alternating with loads that the engine serves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Rows = list[dict[str, Any]]
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Measures the engine of `cfg.engine` (`conf/engine`) into `cfg.out`, as `measure` does."""
+    """Measures the engine of `cfg.engine` (`conf/engine`) into `cfg.out`; see `measure`."""
     from omegaconf import OmegaConf
 
     given = cfg.get("engine")
@@ -50,10 +50,10 @@ def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
     `serve/<load>/requests.parquet`, `iterations.parquet` and `engine.json`.
 
     Returns:
-        What was measured, with counts and rates.
+        The measurements' counts and rates.
 
     Raises:
-        UserError: no interpreter with the engine, an engine that fails, or a plan that is none.
+        UserError: no interpreter with the engine, an engine that fails, or an invalid plan.
     """
     check(plan)
     python, settings = find_python(plan["python"]), dict(plan["settings"])
@@ -70,7 +70,7 @@ def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def _measure(driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Warms up, then passes, and every load once between two of them: a drift of the machine falls on all alike."""
+    """Warms up, then alternates passes and loads, so that a drift of the machine affects all alike."""
     limits, draws = Limits.of(engine), np.random.Generator(np.random.Philox(plan["seed"]))
     passes, serve, machine = plan["design"]["passes"], plan["serve"], []
     shares, capacity = serve["loads"] or {}, None
@@ -112,8 +112,7 @@ def _measure(driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: 
 
 
 def on_one_clock(answers: list[dict[str, Rows]]) -> tuple[Rows, Rows]:
-    """Iterations and requests of a load that was served several times, one after the other on one clock, whole seconds
-    and more apart."""
+    """Joins the repetitions of a load on one time axis, with gaps of at least a second."""
     steps, requests, shift = [], [], 0.0
     for number, answer in enumerate(answers):
         last_s = shift + max(record["last_token_s"] for record in answer["requests"])
@@ -126,7 +125,7 @@ def on_one_clock(answers: list[dict[str, Rows]]) -> tuple[Rows, Rows]:
 
 
 def _adapter(name: str) -> str:
-    """A name as it is; a file by its absolute path."""
+    """Returns a name unchanged, a file as its absolute path."""
     if not name.endswith(".py"):
         return name
     path = Path(name).expanduser().absolute()
@@ -137,7 +136,7 @@ def _adapter(name: str) -> str:
 
 
 def write_table(path: Path, rows: Rows, schema: pa.Schema) -> None:
-    """Writes rows as Parquet; what a row has beyond the schema is left out."""
+    """Writes rows as Parquet; keys outside the schema are dropped."""
     table = pa.Table.from_pylist(rows, schema=schema.with_metadata({"schema": VERSION}))
     with atomic_write(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)

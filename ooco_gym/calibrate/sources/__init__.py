@@ -1,8 +1,8 @@
 """Layouts of measurements that `ooco-gym calibrate` reads; a new one is a file of this package.
 
-A source is a module with `NAME`, `claims(frame)` (whether a file is in its layout, by its columns) and `read(frame,
-context, found)`, which adds what is in the file to `found`. It is found by being here. Modules are asked in the order
-of their names, and the first that claims a file reads it. The schema's own layout is `native`.
+A source is a module with `NAME`, `claims(frame)` (whether a file's columns are of its layout) and
+`read(frame, context, found)`, which adds the file's content to `found`. Modules are tried in the
+order of their names; the first that claims a file reads it. `native` is our own layout.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import read_parquet
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", "_perf.txt")
-"""The last is what aiconfigurator called its tables, which are CSV."""
+"""The last is the old extension of aiconfigurator's tables, which are CSV."""
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is one that `Frame` reads, by its ending."""
+    """Returns whether `Frame` reads files with this extension."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 class Frame:
-    """One file's columns, read as they are asked for; `first_row` numbers the first measurement (a CSV's header is 1).
+    """One file's columns; `first_row` is the number of the first measurement (a CSV's header is row
+    1).
 
     Raises:
-        UserError: the file cannot be read, is cut off or malformed, or has a column twice; of its methods, a column is
-            missing, or a cell of another kind, which is named by its row.
+        UserError: the file cannot be read, is truncated or malformed, or has a column twice; from
+            methods: a column is missing, or a cell has the wrong type.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,14 +56,14 @@ class Frame:
         return name in self.names
 
     def require(self, names: Sequence[str]) -> None:
-        """Refuses a file without one of the columns."""
+        """Raises UserError if one of the columns is missing."""
         for name in names:
             if name not in self:
                 raise UserError(f"'{self.path}': column '{name}' is missing{nearest(name, self.names)}; "
                                 f"found: {', '.join(self.names[:20])}")
 
     def numbers(self, name: str, default: float = np.nan) -> np.ndarray:
-        """A column as float64; empty cells are NaN, a column that is missing is `default` throughout."""
+        """Returns a column as float64; empty cells are NaN, a missing column is `default` throughout."""
         if name not in self:
             return np.full(len(self), default)
         try:
@@ -79,7 +80,7 @@ class Frame:
                             f"'{cell}'") from None
 
     def texts(self, name: str, default: str = "") -> np.ndarray:
-        """A column as text; empty cells are '', a column that is missing is `default` throughout."""
+        """Returns a column as text; empty cells are '', a missing column is `default` throughout."""
         if name not in self:
             return np.full(len(self), default, dtype=object)
         return np.array(["" if cell is None else str(cell) for cell in self._table[name].to_pylist()], dtype=object)
@@ -89,7 +90,7 @@ def _read(path: Path) -> pyarrow.Table:
     try:
         table = read_parquet(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path)
         table.validate(full=True)
-        table.column_names  # noqa: B018 (read here: damaged ones are no text)
+        table.column_names  # noqa: B018 (read here to detect damaged names)
         return table
     except FileNotFoundError:
         raise UserError(f"'{path}' does not exist; expected a Parquet or CSV file of measurements") from None
@@ -100,7 +101,7 @@ def _read(path: Path) -> pyarrow.Table:
 
 @dataclass(frozen=True)
 class Context:
-    """Context of a reader beside the file: the command's `device`, `model` and `tp` (0: not given)."""
+    """The command's `device`, `model` and `tp` (0: not given), for readers."""
 
     device: str = ""
     model: str = ""
@@ -109,8 +110,9 @@ class Context:
 
 @dataclass
 class Found:
-    """Content of the files: measured operators, rows that a reader did not take (by reason, `file: reason`), notes
-    for the user, and the files read with the name of their layout."""
+    """Content of the files: measured operators, counts of skipped rows by `file: reason`, notes,
+    and files with layouts.
+    """
 
     rows: list[Rows] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -118,21 +120,21 @@ class Found:
     files: dict[Path, str] = field(default_factory=dict)
 
     def skip(self, reason: str, rows: int) -> None:
-        """Counts rows that were not taken."""
+        """Counts skipped rows."""
         if rows:
             self.skipped[reason] = self.skipped.get(reason, 0) + int(rows)
 
 
 def list_sources() -> list[str]:
-    """Names of all layouts."""
+    """Returns the names of all layouts."""
     return sorted(_sources())
 
 
 def read(path: Path, context: Context) -> Found:
-    """Reads a Parquet or CSV file, or every one below a folder that is in a known layout.
+    """Reads a Parquet or CSV file, or every file of a known layout below a folder.
 
     Raises:
-        UserError: nothing is there, nothing in it is known, or a file cannot be read.
+        UserError: the path is missing, has no known layout, or a file cannot be read.
     """
     if not path.exists():
         raise UserError(f"data='{path}' does not exist; expected a Parquet or CSV file of measurements, or a folder")

@@ -14,32 +14,36 @@ from ooco_gym.rounding import steady
 
 NAME = "aiconfigurator"
 LIBRARIES = ("nccl", "oneccl", "rccl", "hccl")
-"""Of collectives, which any engine may call."""
+"""Collective libraries, which any engine may use."""
 BACKENDS = ("vllm", "sglang", "trtllm", *LIBRARIES)
-"""Folders above a version's."""
+"""Folders above the version's folder."""
 OPERATIONS = ("gemm", "attention", "comm", "moe", "mla")
-"""Folders of operators between a system's and a backend's; older tables have none."""
+"""Folders of operators between those of system and backend; older tables have none."""
 SIXTEEN_BIT = ("bfloat16", "float16", "half", "bf16", "fp16")
 MOST_CHIPS = 8
-"""Over which experts are spread at most: no instance has more."""
+"""Most chips over which experts are spread: no instance has more."""
 UNGATED = {(2688, 1856), (2048, 5120), (1024, 2688)}
-"""Hidden and inner widths of experts without a gate (Nemotron), of which the tables do not say so."""
+"""Hidden and inner widths of experts without a gate (Nemotron), which the tables do not mark."""
 POWER = 1.01
-"""Of the power law by which the tables' experts get tokens: nearly as many have 1 to 2 as have 100 to 200. Dealt in
-turn, which is the other way, experts have as many tokens as fill their blocks (a power of two), as no router's have."""
+"""Exponent of the power law by which the tables deal tokens to experts: nearly as many experts have
+1 to 2 tokens as have 100 to 200. The tables' other distribution, evenly dealt, fills all blocks, as
+no router does."""
 GROUPED = (7168, 2048, 8, 256)
-"""Widths, choices and experts of DeepSeek-V3, whose router takes experts of four groups of eight alone, so that those
-of the tables' balanced choices are not the ones that were read."""
+"""Hidden and inner width, choices and experts of DeepSeek-V3. Its router takes experts from four of
+eight groups only, so the experts read are not those of the tables' balanced choices."""
 
 
 def claims(frame: Frame) -> bool:
-    """Recognises a table by the columns that all of them have."""
+    """Recognises a table by the columns that all tables have."""
     return all(name in frame for name in ("op_name", "kernel_source", "latency"))
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes linear layers of 16 and 8 bits, prefill and decode attention, modules of latent attention, experts whose
-    tokens are dealt evenly, and all-reduce; other operators are counted as skipped."""
+    """Reads 16- and 8-bit linear layers, attention, latent attention, experts and all-reduces;
+    skips other operators.
+
+    Experts are read with tokens dealt by a power law, or over several chips evenly with few tokens.
+    """
     names, file = frame.texts("op_name"), frame.path.name
     if not len(frame):
         raise UserError(f"'{frame.path}': no row in it; expected measured operators")
@@ -95,20 +99,20 @@ _LATENT = ("batch_size", "isl", "num_heads", "step")
 _COLUMNS = {"gemm": ("m", "n", "k"), "all_reduce": ("num_gpus", "message_size"), "context_attention": _ATTENTION,
             "generation_attention": _ATTENTION, "mla_context_module": _LATENT, "mla_generation_module": _LATENT,
             "moe": ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")}
-"""What is read of each operator."""
+"""Columns read for each operator."""
 _OPS = {"gemm": {"half": "gemm", "fp8": "gemm_fp8"}, "all_reduce": {"half": "all_reduce"},
         "context_attention": {"half": "attn_prefill"}, "generation_attention": {"half": "attn_decode"},
         "mla_context_module": {"half": "latent_prefill", "fp8_block": "latent_prefill_fp8"},
         "mla_generation_module": {"half": "latent_decode", "fp8_block": "latent_decode_fp8"},
         "moe": {"half": "experts", "fp8_block": "experts_fp8", "w4a16_mxfp4": "experts_fp4",
                 "int4_wo": "experts_marlin"}}
-"""Our operators by the bits of weights. Linear layers with a scale for a block of weights are left out, as they were
-timed with their launches (57 µs and more at any size, vLLM 0.24), as are experts with one scale for all, which take
-longer than those of 16 bits."""
+"""Our operators by the type of weights. Linear layers with a scale per block of weights are
+skipped, because they were timed with their launches (57 µs and more at any size, vLLM 0.24).
+Experts with one scale for all are skipped, because they take longer than 16-bit ones."""
 
 
 def _shape(name: str, frame: Frame, *sizes: np.ndarray) -> dict[str, Any]:
-    """The row's shape in our columns, from those of `_COLUMNS`."""
+    """Returns a row's shape in our columns, from those of `_COLUMNS`."""
     if name == "gemm":
         return {"n_tokens": sizes[0], "d_in": sizes[2], "d_out": sizes[1]}
     if name == "all_reduce":
@@ -117,7 +121,7 @@ def _shape(name: str, frame: Frame, *sizes: np.ndarray) -> dict[str, Any]:
         return _experts(*sizes)
     if name in ("mla_context_module", "mla_generation_module"):
         batch, new, heads, step = sizes
-        prefix = step if name == "mla_context_module" else step - 1.0  # of decodes the step is the whole context
+        prefix = step if name == "mla_context_module" else step - 1.0  # for decodes the step is the whole context
         return {"batch": batch, "h_q": heads, "n_tokens": batch * new, "q_len": new, "prefix": prefix,
                 "context_len": new + prefix}
     batch, new, queries, keys = sizes
@@ -131,8 +135,9 @@ def _shape(name: str, frame: Frame, *sizes: np.ndarray) -> dict[str, Any]:
 
 def _experts(tokens: np.ndarray, hidden: np.ndarray, inner: np.ndarray, top_k: np.ndarray, experts: np.ndarray,
              tp: np.ndarray, ep: np.ndarray) -> dict[str, Any]:
-    """Experts on the first of the chips; what of each batch it has to read and to compute follows from how the tables'
-    collector deals tokens."""
+    """Returns the shape of experts on the first chip; experts read and tokens computed follow from
+    the collector's dealing.
+    """
     sizes = np.stack([tokens, experts, top_k, experts // ep], axis=1).astype(np.int64)
     distinct, where = np.unique(sizes, axis=0, return_inverse=True)
     dealt = np.array([(_drawn if one[1] == one[3] else _dealt)(*one) for one in distinct.tolist()],
@@ -143,8 +148,12 @@ def _experts(tokens: np.ndarray, hidden: np.ndarray, inner: np.ndarray, top_k: n
 
 
 def _dealt(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
-    """Of the first `here` experts those that get a token, and their tokens: a token's choices are spread evenly over
-    all experts, those of the next begin one further, or as much further as few tokens leave room."""
+    """Returns how many of the first `here` experts get tokens, and how many tokens, if dealt
+    evenly.
+
+    A token's choices are spread evenly over all experts; the next token's begin one expert further,
+    or further with few tokens.
+    """
     apart = -(-experts // top_k)
     first = np.arange(tokens) * (1.0 if tokens >= apart else apart / tokens)
     chosen = (first[:, None] + apart * np.arange(top_k)).astype(np.int64) % experts
@@ -153,8 +162,10 @@ def _dealt(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
 
 
 def _drawn(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
-    """The same of all experts, whose tokens are drawn from a power law: of a draw that has every share of it once. What
-    rounding leaves over goes to those that have none."""
+    """Returns the same for tokens dealt by a power law, at its evenly spaced quantiles.
+
+    Tokens left by rounding go to experts without any.
+    """
     chosen = tokens * top_k
     least, most = (1.0, 0.8 * tokens) if chosen > experts else (0.01, 2.0)
     low, high = (float(steady(end ** (1.0 - POWER))) for end in (least, most))
@@ -164,7 +175,9 @@ def _drawn(tokens: int, experts: int, top_k: int, here: int) -> tuple[int, int]:
 
 
 def _device(frame: Frame, context: Context) -> Any:
-    """The system's folder (`h200_sxm/gemm/vllm/0.24.0/…`, `h200_sxm/vllm/0.24.0/…`), else the file's own name."""
+    """Returns the system's folder (`h200_sxm/gemm/vllm/0.24.0/…`, `h200_sxm/vllm/0.24.0/…`), else
+    the file's own name.
+    """
     parts = frame.path.absolute().parts[:-1]
     if len(parts) > 2 and parts[-2] in BACKENDS and parts[-1][:1].isdigit():
         above = parts[:-3] if parts[-3] in OPERATIONS else parts[:-2]

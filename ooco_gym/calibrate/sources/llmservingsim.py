@@ -1,7 +1,8 @@
-"""LLMServingSim's profiles (github casys-kaist/LLMServingSim): `dense`, `per_sequence`, `attention`, `skew`, `moe`; in
-µs.
+"""LLMServingSim's profiles (github casys-kaist/LLMServingSim) `dense`, `per_sequence`, `attention`,
+`skew`, `moe`; in µs.
 
-The files say neither model nor device: these are the command's `model` (or the folder's `engine.json`) and `device`.
+The files name neither model nor device. These are the command's `model` (or that of the folder's
+`engine.json`) and `device`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _has(frame: Frame, names: tuple[str, ...]) -> bool:
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes linear layers, element-wise operators, attention, batches of even and of uneven contexts, and experts."""
+    """Reads linear layers, element-wise operators, attention, batches of even and uneven contexts, and experts."""
     model, tp = _model(frame.path, context), _tp(frame.path, context)
     if model.kv_lora_rank or model.shared_intermediate:
         raise UserError(f"'{frame.path}': of model '{model.name}'; LLMServingSim's profiles are read of models without "
@@ -66,7 +67,9 @@ def read(frame: Frame, context: Context, found: Found) -> None:
 
 
 def _copied(frame: Frame, layer: str) -> bool:
-    """Whether a layer's times are those of one chip: early profiles wrote the norms of all heads to every degree."""
+    """Returns whether a layer's times are those of one chip: early profiles have all heads' norms
+    at every degree.
+    """
     alone = frame.path.parent.parent / "tp1" / frame.path.name
     tables = [frame, Frame(alone)] if alone.is_file() else []
     times = [one.numbers("time_us")[one.texts("layer") == layer] for one in tables]
@@ -97,8 +100,11 @@ def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: di
 
 
 def _experts(frame: Frame, found: Found, model: ModelSpec, common: dict[str, Any]) -> None:
-    """Experts of one chip, with what chooses them. `ep` chips are measured as a layer with so many fewer experts and
-    choices (1 where the table has no such column), whose tokens are dealt to the active ones in turn."""
+    """Adds one chip's experts, with their routing.
+
+    `ep` chips (1 without such a column) are measured as a layer with `ep` times fewer experts and
+    choices, whose tokens are dealt to the active experts in turn.
+    """
     if not model.experts:
         raise UserError(f"'{frame.path}' has experts, of which model '{model.name}' has none; give model=NAME or "
                         "model=FILE.yaml")
@@ -114,7 +120,9 @@ def _experts(frame: Frame, found: Found, model: ModelSpec, common: dict[str, Any
 
 
 def _skew(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
-    """Decodes of two context lengths, with a chunk or without, beside as many of their mean."""
+    """Adds decode batches with two context lengths, with or without a chunk, and the time of the
+    same batch at the mean.
+    """
     batch, new, cached, longest, mean, even, times = (frame.numbers(name) for name in _SKEW)
     found.rows.append(Rows.of(
         frame.path, frame.first_row, len(frame), op="attn_skew", batch=batch, q_len=np.where(new > 0, new, 1.0),
@@ -127,7 +135,9 @@ def _heads(model: ModelSpec, tp: int) -> dict[str, float]:
 
 
 def _model(path: Path, context: Context) -> ModelSpec:
-    """The model of the command; else of the folder's `engine.json`; else a known model's name in the path."""
+    """Returns the model of the command, else of the folder's `engine.json`, else a known model's
+    name in the path.
+    """
     name = context.model or str(_settings(path).get("model", ""))
     if context.model or model_named(name):
         return load_model(model_named(name) or name)
@@ -142,7 +152,9 @@ def _model(path: Path, context: Context) -> ModelSpec:
 
 
 def _tp(path: Path, context: Context) -> int:
-    """The tensor-parallel degree in the path (`.../tp2/...`), else the command's, else that of `engine.json`."""
+    """Returns the tensor-parallel degree in the path (`.../tp2/...`), else the command's, else that
+    of `engine.json`.
+    """
     found = [int(part[2:]) for part in path.parts if re.fullmatch(r"tp\d+", part)]
     if found or context.tp:
         return found[-1] if found else context.tp
@@ -154,6 +166,6 @@ def _tp(path: Path, context: Context) -> int:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The engine's settings beside a table; empty where there are none."""
+    """Returns the engine's parameters in the table's folder; empty if there are none."""
     settings = path.parent / "engine.json"
     return read_mapping(settings) if settings.exists() else {}

@@ -1,4 +1,4 @@
-"""Our own schema (docs/calibration.md): one row a measurement, `op` and `time_us` and the shape's columns."""
+"""Our own schema (docs/calibration.md): one measurement per row, with `op`, `time_us` and the shape's columns."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ooco_gym.errors import UserError
 
 NAME = "ooco_gym"
 APART = ("dtype", "node", "backend", "version", "engine", "framework")
-"""Words in the name of a column that tells measurements apart in a way that the schema does not have."""
+"""Words in the name of a column that distinguishes measurements in a way that the schema lacks."""
 
 
 def claims(frame: Frame) -> bool:
-    """Operators and times, and nothing of a composed iteration; all-reduces alone may leave `op` away."""
+    """Recognises operators and times without columns of composed iterations; all-reduces may lack `op`."""
     return "time_us" in frame and ("op" in frame or ("n_gpus" in frame and "bytes" in frame))
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes all rows; the device's name is the command's where the file has none.
+    """Reads all rows; the device's name is the command's if the file has none.
 
     Raises:
-        UserError: a column that is not in the schema says that unlike things were measured.
+        UserError: a column outside the schema shows that different things were measured.
     """
     for name in frame.names:
         if name not in (*TEXTS, *NUMBERS) and any(word in name.lower() for word in APART):

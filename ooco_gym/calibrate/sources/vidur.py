@@ -17,7 +17,7 @@ def claims(frame: Frame) -> bool:
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes medians of linear layers, element-wise operators, attention and all-reduce."""
+    """Reads medians of linear layers, element-wise operators, attention and all-reduce."""
     if "time_stats.all_reduce.median" in frame:
         _collective(frame, context, found)
     elif "time_stats.mlp_up_proj.median" in frame:
@@ -73,7 +73,7 @@ def _collective(frame: Frame, context: Context, found: Found) -> None:
 
 
 def _add(frame: Frame, found: Found, name: str, which: np.ndarray | bool = True, **columns: object) -> None:
-    """Adds the rows that measured one operator, those of a mask."""
+    """Adds the rows that measured one operator, restricted to a mask."""
     column = f"time_stats.{name}.median"
     if column not in frame:
         return
@@ -83,7 +83,7 @@ def _add(frame: Frame, found: Found, name: str, which: np.ndarray | bool = True,
 
 
 def _device(frame: Frame, context: Context) -> str:
-    """The folder below `compute` or `network`, as the profiles lie in vidur's repository."""
+    """Returns the folder below `compute` or `network`, as in vidur's repository."""
     parts = frame.path.parts
     for folder in ("compute", "network"):
         if folder in parts[:-2]:

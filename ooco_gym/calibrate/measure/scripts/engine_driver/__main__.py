@@ -1,7 +1,7 @@
-"""Takes orders as lines of JSON on stdin and answers each with one line on what was stdout.
+"""Reads orders as lines of JSON from stdin and answers each with one line on the original stdout.
 
-Orders: `{"do": "start", "adapter": …, "settings": …}` first, then any number of `cases` and
-`serve`, and `stop`. What the engine prints goes to stderr.
+Orders are `{"do": "start", "adapter": …, "settings": …}`, then any number of `cases` and `serve`,
+and `stop`. The engine's own output goes to stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .loop import run_cases, serve
 
 
 def main() -> None:
-    """Answers orders until told to stop, or until the other side is gone."""
+    """Answers orders until `stop` or the end of the input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     engine = None
@@ -49,7 +49,7 @@ def _obey(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _adapter(name: str) -> Any:
-    """The module of an engine: one of this package by its name, or a file."""
+    """Returns an engine's module: one of this package by name, or a file."""
     if not name.endswith(".py"):
         return importlib.import_module(f".{name}_engine", __package__)
     spec = importlib.util.spec_from_file_location("engine_adapter", name)

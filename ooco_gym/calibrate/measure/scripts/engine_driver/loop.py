@@ -1,6 +1,7 @@
-"""What an engine must offer, and running it step by step: designed batches, and requests that arrive by the clock.
+"""The interface of an engine, and its step loop: designed batches, and requests that arrive in real
+time.
 
-Another engine is one module with a function `start(settings) -> Engine`.
+Another engine is a module with a function `start(settings) -> Engine`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 Request = tuple[str, Any]
-"""Its name, and what the engine made of it ahead of time."""
-_PATIENCE = 10_000                  # rounds that bring nothing (with asynchronous scheduling, a few in a row may)
+"""A request's name and its prepared form in the engine."""
+_PATIENCE = 10_000                  # rounds without a result before an error (asynchronous scheduling has a few)
 
 
 @dataclass
 class Batch:
-    """What one iteration computed: requests that decoded one token and the tokens that their attention read, pieces of
-    prompts with sums over these of `q` (new tokens), `kv` (context with the new tokens) and `q * kv`, and the requests
-    for which a token was sampled. The loop says when, under which label and in which of its rounds it was asked for;
-    the engine fills in the rest."""
+    """The work of one iteration: decodes with the sum of their contexts, prompt chunks and sampled
+    tokens.
+
+    Chunks are sums of `q` (new tokens), `kv` (context including them) and `q * kv`. The loop sets
+    time, label and round; the engine fills in the rest.
+    """
 
     began_s: float
     label: str = ""
@@ -33,13 +36,13 @@ class Batch:
     sequences_sampled: int = 0
 
     def decode(self, context: int) -> None:
-        """Adds a request that decodes."""
+        """Adds a decoding request."""
         self.n_decode += 1
         self.decode_context_sum += context
         self.sequences_sampled += 1
 
     def piece(self, q: int, kv: int, sampled: bool) -> None:
-        """Adds a piece of a prompt; `sampled`: its last."""
+        """Adds a prompt chunk; `sampled`: it is the prompt's last."""
         self.n_prefill += 1
         self.prefill_tokens += q
         self.prefill_context_sum += kv
@@ -48,7 +51,7 @@ class Batch:
 
 
 class Outcome(NamedTuple):
-    """What one call of `Engine.step` brought: requests with a new token, those that ended, iterations completed."""
+    """The result of `Engine.step`: requests with a new token, finished requests, completed iterations."""
 
     tokens: list[str]
     finished: list[str]
@@ -58,11 +61,12 @@ class Outcome(NamedTuple):
 class Engine(Protocol):
     """A serving engine in this process; times are seconds of its own clock.
 
-    `describe` tells settings and limits: at least `engine`, `model`, `device`, `threads`, `max_num_seqs`,
-    `max_num_batched_tokens`, `max_model_len`, `block_tokens` and `num_blocks`. `prepare` makes a request, whose output
-    has exactly so many tokens, ahead of time: what a server's front end does in a process of its own (tokens, checks)
-    must not count; `add` hands it to the engine, `abort` drops requests by name. `step` runs the engine once and fills
-    `batch` with what it schedules; with asynchronous scheduling, the iterations that it completes are earlier ones.
+    `describe` returns parameters and limits: at least `engine`, `model`, `device`, `threads`,
+    `max_num_seqs`, `max_num_batched_tokens`, `max_model_len`, `block_tokens` and `num_blocks`.
+    `prepare` builds a request of exactly `output_tokens` in advance, because a server's front end
+    does this in another process; `add` submits it, `abort` drops requests by name. `step` runs the
+    engine once and fills `batch` with the iteration that it schedules. With asynchronous scheduling
+    the iterations that it completes are earlier ones.
     """
 
     def describe(self) -> dict[str, Any]: ...
@@ -76,13 +80,12 @@ class Engine(Protocol):
 
 
 class Loop:
-    """Calls the engine and keeps its iterations.
+    """Steps the engine and records its iterations.
 
-    The time of an iteration is the whole interval that it occupies: from the end of the one before (or, after a pause,
-    from the moment at which a request was there) to its own end, with everything that the host does in between. A round
-    that only queues an iteration ends none and moves nothing. Where an iteration was queued behind another one, the
-    launch of the second delays the end of the first; the two are kept where they have one label, which designed states
-    of one kind share, and left out where they have not.
+    An iteration's time is the whole interval that it occupies, host work included: from the
+    previous one's end (after a pause, from a request's arrival) to its own end. A round that only
+    queues an iteration ends none. The launch of a queued iteration delays the end of the one before
+    it, so such a pair is recorded only if both have the same label.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -91,13 +94,13 @@ class Loop:
         self.ended_s = engine.clock()
         self.paused = True
         self._number = 0
-        self._last: tuple[str, int] = ("", 0)  # label and round in which an iteration ended
+        self._last: tuple[str, int] = ("", 0)  # label of the last iteration, and round in which it ended
         self._empty = 0
         gc.collect()
-        gc.freeze()  # later collections, which would look like slow iterations, leave out what is there
+        gc.freeze()  # keeps later collections short: they would look like slow iterations
 
     def round(self, arrivals: list[Request], label: str) -> Outcome:
-        """Hands in requests and steps the engine once; `label` is kept with the iteration that it schedules."""
+        """Submits requests and steps the engine once; `label` marks the iteration that is scheduled."""
         self._number += 1
         batch = Batch(self.engine.clock() if self.paused else self.ended_s, label, self._number)
         for _, request in arrivals:
@@ -121,8 +124,9 @@ class Loop:
         self._last = batch.label, self._number
 
     def until_first_tokens(self, groups: list[list[Request]], label: str, after: str = "") -> None:
-        """Hands in a group of requests a round and steps until each has a token; `after` is the label of rounds after
-        the last group."""
+        """Submits a group of requests per round and steps until each has a token; `after` labels
+        rounds after the last group.
+        """
         waiting, arrivals = {name for group in groups for name, _ in group}, list(groups)
         while waiting:
             handed_in = bool(arrivals)
@@ -130,7 +134,7 @@ class Loop:
                            .tokens)
 
     def drain(self) -> None:
-        """Steps until the engine has nothing to do, and keeps none of these iterations."""
+        """Steps until the engine is idle, without recording."""
         kept = len(self.steps)
         while self.engine.busy():
             self.round([], "drain")
@@ -139,7 +143,7 @@ class Loop:
 
 
 def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Brings the engine into designed states, one after the other, and records all iterations on the way."""
+    """Brings the engine into designed states, one after the other, and records all iterations."""
     prepared = [(_stream if "requests" in case else _state)(engine, str(number), case)
                 for number, case in enumerate(cases)]
     loop = Loop(engine)
@@ -150,7 +154,7 @@ def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _prepared(engine: Engine, prefix: str, lengths: list[int]) -> list[tuple[str, Any]]:
-    """Prepares prompts of these lengths that make one token each: (name, request)."""
+    """Prepares prompts of these lengths with one output token each; returns (name, request)."""
     found = []
     for i, length in enumerate(lengths):
         found.append((f"{prefix}.{i}", engine.prepare(f"{prefix}.{i}", length, 1)))
@@ -158,9 +162,12 @@ def _prepared(engine: Engine, prefix: str, lengths: list[int]) -> list[tuple[str
 
 
 def _state(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
-    """Lets `decodes` requests with prompts of `context` tokens decode for `steps` iterations, then hands in `prefills`:
-    each a group of prompt lengths, handed in at once, computed to its end while the others decode, and handed in anew
-    in so many rounds as `run` says."""
+    """Returns a function that runs one designed state.
+
+    `decodes` requests with prompts of `context` tokens decode for `steps` iterations. Then each
+    group of prompt lengths in `prefills` is submitted at once, `run` times in successive rounds,
+    and computed while the others decode.
+    """
     name, output = case["name"], engine.describe()["max_model_len"] - case["context"]
     decodes = []
     for i in range(case["decodes"]):
@@ -179,14 +186,14 @@ def _state(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
                 loop.until_first_tokens(groups, f"{name}/mixed", f"{name}/decode")
             else:
                 loop.until_first_tokens(groups, f"{name}/prefill")
-                loop.drain()  # a prompt alone has nothing in flight before it
+                loop.drain()  # so that a prompt alone has nothing in flight before it
         engine.abort([one for one, _ in decodes])
 
     return run
 
 
 def _stream(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
-    """Serves `requests`, `(prompt tokens, output tokens)` each, `concurrency` of them in the engine at any time."""
+    """Returns a function that serves `requests`, `(prompt tokens, output tokens)`, `concurrency` at a time."""
     requests = [(f"{prefix}.{i}", engine.prepare(f"{prefix}.{i}", *lengths))
                 for i, lengths in enumerate(case["requests"])]
 
@@ -200,10 +207,10 @@ def _stream(engine: Engine, prefix: str, case: dict[str, Any]) -> Any:
 
 
 def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
-    """Serves `[arrival_s, prompt_tokens, output_tokens]` in real time, sorted by arrival.
+    """Serves `[arrival_s, prompt_tokens, output_tokens]`, sorted by arrival, in real time.
 
-    Requests that arrive during an iteration are handed in before the next, as the engine's own server does. What the
-    iterations brought is sorted out at the end: the loop itself should cost no time.
+    Requests that arrive during an iteration are submitted before the next, as in the engine's own
+    server. Results are sorted at the end, to keep the loop fast.
     """
     records: list[dict[str, Any]] = [{"arrival_s": arrival, "prompt_tokens": int(prompt), "output_tokens": 0}
                                      for arrival, prompt, _ in requests]
@@ -223,7 +230,7 @@ def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
             continue
         outcomes.append((loop.round(prepared[first:handed_in], "serve"), loop.ended_s))
     for outcome, ended_s in outcomes:
-        for name in outcome.tokens:  # they reach their user at the iteration's end
+        for name in outcome.tokens:  # tokens are delivered at the iteration's end
             record = records[int(name)]
             record["output_tokens"] += 1
             record["last_token_s"] = ended_s - start_s

@@ -1,7 +1,7 @@
-"""vLLM's V1 engine in this process, its scheduler watched.
+"""vLLM's V1 engine in this process, with its scheduler observed.
 
-What each iteration computes is read from the scheduler's own output, by wrapping `schedule` and `update_from_output`
-of the one scheduler object; nothing of the engine's behaviour changes. Written against vLLM 0.32.
+`schedule` and `update_from_output` of the scheduler object are wrapped, to read each iteration's
+work from the scheduler's own output; the engine behaves as before. Written against vLLM 0.32.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -33,7 +33,7 @@ class VllmEngine:
         self._scheduled: deque[tuple[Any, Batch]] = deque()
         self._done: list[Batch] = []
         self._parameters: dict[int, Any] = {}
-        self._inside: dict[str, str] = {}       # a request's name here, and the one that vLLM gave it
+        self._inside: dict[str, str] = {}       # request names here to vLLM's
         draws, vocabulary = random.Random(0), self._config.model_config.get_vocab_size()
         self._tokens = [draws.randrange(3, vocabulary) for _ in range(_POOL)]
         self._watch()
@@ -42,12 +42,12 @@ class VllmEngine:
     def _config(self) -> Any:
         return self._engine.vllm_config
 
-    # --- What the driver asks ---------------------------------------------------------------------------------------
+    # --- The driver's interface --------------------------------------------------------------------------------------
     def clock(self) -> float:
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Waits busily: work that took the processor meanwhile would leave its caches cold for the next request."""
+        """Waits busily, to keep the processor's caches warm for the next request."""
         end_s = self.clock() + seconds
         while self.clock() < end_s:
             pass
@@ -59,7 +59,7 @@ class VllmEngine:
             name, {"prompt_token_ids": prompt}, self._sampling(output_tokens), self._engine.get_supported_tasks())
 
     def add(self, request: Any) -> None:
-        name, request.arrival_time = request.request_id, time.time()  # not when it was prepared
+        name, request.arrival_time = request.request_id, time.time()  # time of submission, not of preparation
         self._inside[name] = self._engine.add_request(name, request, request.params) or request.request_id
 
     def abort(self, names: list[str]) -> None:
@@ -98,9 +98,9 @@ class VllmEngine:
                              if isinstance(value, (int, float, str, bool))},
         }
 
-    # --- How it is watched ------------------------------------------------------------------------------------------
+    # --- Observation ------------------------------------------------------------------------------------------------
     def _sampling(self, output_tokens: int) -> Any:
-        """Greedy, of exactly this length, handed out token by token as a streaming server does."""
+        """Returns greedy sampling of exactly this length, with token-by-token output as in a streaming server."""
         if output_tokens not in self._parameters:
             from vllm import SamplingParams
             from vllm.sampling_params import RequestOutputKind
@@ -128,7 +128,7 @@ class VllmEngine:
         self._scheduler.schedule, self._scheduler.update_from_output = watched_schedule, watched_update
 
     def _fill(self, output: Any) -> None:
-        """Reads what was scheduled; the requests' computed tokens count this iteration's already."""
+        """Reads the scheduled work; `num_computed_tokens` already includes this iteration's tokens."""
         for name, tokens in output.num_scheduled_tokens.items():
             request = self._scheduler.requests[name]
             context = request.num_computed_tokens
