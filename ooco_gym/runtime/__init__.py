@@ -1,8 +1,9 @@
-"""Runtime for serving engines: it needs numpy, and onnxruntime for policies; no torch, no simulator.
+"""Runtime for serving engines: needs numpy, and onnxruntime for ONNX policies; neither torch nor
+the simulator.
 
-`Policy.load(folder).decide(observation, mask)` answers with the action that a trained network prefers (`bundle`);
-`features` has the tables of what it sees. The scheduler inside vLLM, which runs the simulator's rules, is in
-`ooco_gym.vllm`.
+`Policy.load(folder).decide(observation, mask)` returns a trained network's action (`bundle`);
+`features` has the tables of its inputs. The scheduler inside vLLM, which runs the simulator's
+rules, is in `ooco_gym.vllm`.
 """
 
 from ooco_gym.runtime.bundle import ParameterPolicy, Policy

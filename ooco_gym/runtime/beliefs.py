@@ -1,7 +1,9 @@
-"""Latency models of an engine's iterations: fitted to a measurement of that very engine, or learned while it serves.
+"""Latency models of an engine's iterations: fitted to a measurement of the engine, or learned while
+it serves.
 
-`Fitted` evaluates what `ooco-gym calibrate chain` fits to `ooco-gym calibrate measure` (docs/calibration.md),
-from the `latency.json` beside the chip. `Learned` begins with a prior and moves it by the iterations that it is shown.
+`Fitted` evaluates the `latency.json` beside a chip, which `ooco-gym calibrate chain` fits to
+`ooco-gym calibrate measure` (docs/calibration.md). `Learned` starts from a prior and updates it
+with observed iterations.
 """
 
 from __future__ import annotations
@@ -21,28 +23,28 @@ FITTED_FILE = "latency.json"
 _FACTORS = ("step", "pieces", "sequence", "prompt", "work", "context", "decode_context")
 _LONGEST_TABLE = 65_536
 CERTAIN = 3
-"""Iterations for which a prior counts as to the level of `Learned`."""
-_GROUPS = 6  # of terms that move together, as `Belief.parts` has them
+"""Weight of the prior in the level of `Learned`, in iterations."""
+_GROUPS = 6  # groups of terms with one factor each (`Belief.parts`)
 _FADES, _DISTURBED, _FARTHEST = 0.75, 4.0, 100.0
 _RIDGE, _ROUNDS, _FAR = 0.5, 4, 1.5
 
 Sums = tuple[int, ...]
-"""What an iteration is made of, as `Belief.add` counts it; its first entry is the number of new tokens."""
+"""An iteration's sums, as `Belief.add` counts them; the first entry is the number of new tokens."""
 
 
 class Terms(NamedTuple):
-    """Terms of an iteration's latency, in seconds: it is the sum of them.
+    """Terms of an iteration's latency, in seconds; the latency is their sum.
 
     Attributes:
-        step: of any iteration.
-        pieces: of one with prompts.
-        sequence: of each request that makes a token.
-        prompt: of each prompt.
-        work: of each new token of a prompt times its context.
-        context: of each token of a prompt's context.
-        decode_context: of each token of a decode's context.
-        dense: (n,) by new tokens; straight on beyond.
-        decode: (m,) by decodes; straight on beyond.
+        step: per iteration.
+        pieces: per iteration with prompts.
+        sequence: per request that generates a token.
+        prompt: per prompt.
+        work: per new prompt token times its context.
+        context: per token of a prompt's context.
+        decode_context: per token of a decode's context.
+        dense: (n,) by new tokens; extrapolated linearly.
+        decode: (m,) by decodes; extrapolated linearly.
     """
 
     step: float
@@ -57,15 +59,17 @@ class Terms(NamedTuple):
 
 
 GUESS = Terms(8e-3, 2e-3, 2e-5, 0.0, 1e-9, 0.0, 1e-7, (0.0, 2e-5), (0.0, 0.0))
-"""A model of 8 billion parameters on a large GPU, roughly."""
+"""Rough values for a model of 8 billion parameters on a large GPU."""
 
 
 class Belief:
-    """Terms of an iteration, and sums that they multiply: tokens, requests that make one, decodes, their contexts;
-    prompts, their contexts, and the sum of new tokens times context. A single new token is a decode.
+    """Latency model of iterations, as terms times sums.
+
+    The sums are new tokens, requests that generate one, decodes and their contexts, prompts and
+    their contexts, and new tokens times context. A single new token counts as a decode.
 
     Attributes:
-        terms: they change where a belief is learned.
+        terms: replaced as a belief is learned.
     """
 
     none: Sums = (0, 0, 0, 0, 0, 0, 0)
@@ -74,7 +78,9 @@ class Belief:
         self.terms = terms
 
     def add(self, sums: Sums, new: int, reach: int, whole: bool) -> Sums:
-        """Sums with one more request: its new tokens, its context with these, and whether it makes a token."""
+        """Returns the sums plus one request: `new` tokens, `reach` context including them, `whole`:
+        it generates a token.
+        """
         tokens, sampled, decodes, decode_context, prompts, context, work = sums
         if new == 1:
             return tokens + 1, sampled + whole, decodes + 1, decode_context + reach, prompts, context, work
@@ -82,12 +88,15 @@ class Belief:
                 work + new * reach)
 
     def latency(self, sums: Sums) -> float:
-        """Seconds that an iteration takes."""
+        """Returns the seconds of an iteration."""
         return float(sum(self.parts(sums))) if sums[0] else 0.0
 
     def parts(self, sums: Sums) -> tuple[float, ...]:
-        """Seconds of an iteration, which is not empty: its step, that of prompts, of new tokens, of sequences and
-        decodes, of the decodes' contexts, and of the prompts' attention."""
+        """Returns the parts of a non-empty iteration's latency, in seconds.
+
+        They are the step, prompts, new tokens, sequences and decodes, the decodes' contexts, and
+        the prompts' attention.
+        """
         tokens, sampled, decodes, decode_context, prompts, context, work = sums
         one = self.terms
         return (one.step, one.pieces + one.prompt * prompts if prompts else 0.0, _at(one.dense, tokens),
@@ -95,7 +104,7 @@ class Belief:
                 one.decode_context * decode_context, one.work * work + one.context * context)
 
     def fill(self, state: Any) -> None:
-        """Writes the terms as the only cost table of a simulator's state (`ooco_gym.perf.CostTable`)."""
+        """Writes the terms into a simulator's state, as its only cost table (`ooco_gym.perf.CostTable`)."""
         one, table = self.terms, state.tables[0]
         tokens, batch = (np.arange(array.shape[1]) for array in (state.prefill_ps, state.head_ps))
         dense = _curve(one.dense, max(len(tokens), len(batch)))
@@ -113,7 +122,7 @@ class Belief:
 
 
 class Fitted(Belief):
-    """A measured engine: `step` (with `pieces` more where there are prompts) + dense(tokens) + … in microseconds.
+    """Latency of a measured engine: `step` (plus `pieces` with prompts) + dense(tokens) + … in microseconds.
 
     Args:
         values: `step`, `pieces`, `sequence`, `prompt`, `work`, `context`, `decode_context` in microseconds, and the
@@ -126,13 +135,13 @@ class Fitted(Belief):
 
     @classmethod
     def load(cls, path: str | Path) -> Fitted:
-        """Reads a `latency.json`, or that of a folder.
+        """Reads a `latency.json`, given the file, its folder or the chip beside it.
 
         Raises:
-            UserError: it is not there, or is none.
+            UserError: the file is missing or invalid.
         """
         file = Path(path) / FITTED_FILE if Path(path).is_dir() else Path(path)
-        if file.suffix in (".yaml", ".yml"):  # the chip: what was fitted lies beside it
+        if file.suffix in (".yaml", ".yml"):  # the chip, beside the fitted file
             file = file.with_name(FITTED_FILE)
         advice = "; run `ooco-gym calibrate chain`, which writes it beside a measured chip"
         values = read_json(file, advice=advice)
@@ -145,16 +154,16 @@ class Fitted(Belief):
 
 
 class Learned(Belief):
-    """Terms of a prior, each group of which has a factor that is fitted to what iterations were seen to take.
+    """A prior whose groups of terms are scaled by factors fitted to observed iterations.
 
-    The factors' common level is the median of seen over believed, of the iterations and of `CERTAIN` that took what
-    the prior says. Then come least squares of relative errors with a ridge towards that level. An error far beyond
-    others (a graph is captured, the machine was busy) weighs little, whichever iteration has it.
+    The factors' common level is the median of observed over predicted latency, where `CERTAIN`
+    iterations count as exactly predicted. Relative errors are then fitted by least squares with a
+    ridge towards that level; outliers (graph capture, a busy machine) have little weight.
 
     Args:
-        prior: what iterations take before any was seen; None: a model of 8 billion parameters on a large GPU.
-        memory: how many iterations are remembered.
-        every: most iterations between two fits; after few iterations fits come sooner.
+        prior: terms before any observation; None: a model of 8 billion parameters on a large GPU.
+        memory: number of remembered iterations.
+        every: most iterations between two fits; the first fits come sooner.
 
     Attributes:
         seen: iterations so far.
@@ -168,14 +177,14 @@ class Learned(Belief):
         self._row, self._took_s, self._factors = np.zeros(_GROUPS), 0.0, np.ones(_GROUPS)
 
     def observe(self, sums: Sums, seconds: float, follows: bool = False) -> None:
-        """An iteration of these sums took so long.
+        """Records an iteration's latency.
 
         Args:
-            sums: what it was made of.
-            seconds: from the end of the one before it, or from its own beginning, to its end.
-            follows: it was scheduled while the one before it ran. How late the host sees an end then depends on what
-                it is at, and what one iteration seems to take too much the next takes too little. So such ones are
-                looked at together with those before them, of which each counts `_FADES` of the one after it.
+            sums: of the iteration.
+            seconds: from the previous iteration's end, or its own beginning, to its end.
+            follows: it was scheduled while the previous one ran. The host sees ends with varying
+                delay, so one iteration's excess is the next one's deficit. Such iterations are
+                pooled with the ones before, each weighted `_FADES` times the next.
         """
         if sums[0] == 0 or not 0.0 < seconds < math.inf:
             return
@@ -208,7 +217,7 @@ class Learned(Belief):
 
 
 def _scaled(terms: Terms, factors: Sequence[float]) -> Terms:
-    """Returns the terms with a factor on each group of `Belief.parts`."""
+    """Returns the terms, each group of `Belief.parts` multiplied by its factor."""
     step, prompt, dense, sequence, context, work = factors
     return Terms(step * terms.step, prompt * terms.pieces, sequence * terms.sequence, prompt * terms.prompt,
                  work * terms.work, work * terms.context, context * terms.decode_context,
@@ -216,7 +225,7 @@ def _scaled(terms: Terms, factors: Sequence[float]) -> Terms:
 
 
 def _table(curve: Mapping[str, Sequence[float]]) -> list[float]:
-    """A curve, straight between knots, at each whole number up to its last knot, in seconds."""
+    """Returns a curve in seconds at each integer up to its last knot, linear between knots."""
     knots, values = np.array(curve["knots"], np.float64), 1e-6 * np.array(curve["values"], np.float64)
     if len(knots) != len(values) or len(knots) < 2 or (np.diff(knots) <= 0.0).any() or knots[-1] > _LONGEST_TABLE:
         raise ValueError("a curve needs as many values as knots, which rise")
@@ -224,13 +233,13 @@ def _table(curve: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def _at(curve: Sequence[float], size: int) -> float:
-    """A curve at a whole number: as steep beyond its last entry as before it."""
+    """Returns a curve's value at an integer, extrapolated linearly."""
     last = len(curve) - 1
     return curve[size] if size <= last else curve[last] + (size - last) * (curve[last] - curve[last - 1])
 
 
 def _curve(curve: Sequence[float], size: int) -> np.ndarray:
-    """The first `size` entries of a curve, as `_at` goes on."""
+    """Returns the first `size` values of a curve, extrapolated as in `_at`."""
     last = len(curve) - 1
     beyond = np.maximum(np.arange(size) - last, 0)
     return np.array(curve)[np.minimum(np.arange(size), last)] + beyond * (curve[last] - curve[last - 1])

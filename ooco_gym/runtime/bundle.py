@@ -1,10 +1,9 @@
-"""Runs an exported policy anywhere: numpy alone, or onnxruntime; no torch.
+"""Runs an exported policy with numpy alone, or onnxruntime; without torch.
 
-`Policy.load(folder).decide(observation, mask)` answers with the action that the trained network prefers. Importing
-this module costs nothing; onnxruntime is imported when a policy is loaded that is a graph.
-
-A folder (bundle) holds the `manifest.json` that says what the policy's numbers mean, and the policy as `weights.npz`,
-as `policy.onnx`, or both (docs/bundles.md).
+`Policy.load(folder).decide(observation, mask)` returns the trained network's action. onnxruntime is
+imported only when an ONNX policy is loaded. A folder (bundle) holds `manifest.json`, which
+describes inputs and outputs, and the policy as `weights.npz`, `policy.onnx`, or both
+(docs/bundles.md).
 """
 
 from __future__ import annotations
@@ -31,29 +30,30 @@ from ooco_gym.runtime.networks import network_of
 
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
 Network = Callable[..., Sequence[np.ndarray]]
-"""Answers its inputs, stacked along a first axis, with its outputs."""
+"""Maps inputs, stacked along a first axis, to outputs."""
 
 
 # --- Policies ---------------------------------------------------------------------------------------------------------
 class Policy:
-    """A trained policy that scores actions. Many threads may ask at a time.
+    """A trained policy that scores actions; thread-safe.
 
     Args:
-        network: answers cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D) with actions (n,), or
-            (n, P), and logits (n, A).
-        manifest: what its numbers mean.
+        network: maps cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D) to
+            actions (n,) or (n, P), and logits (n, A).
+        manifest: describes inputs and outputs.
         form: `npz` or `onnx`.
 
     Attributes:
         form: as given.
-        manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning, provenance.
-        actions: what each action index means: first those that take no candidate (the decision's own no, what the
-            base policy would do), then one for each candidate. Of vectors: each level of each part, one part after
-            another.
-        decisions: what the policy was trained to decide, such as `gate`.
-        fixed: how many actions take no candidate.
-        parts: what each part of an action sets, where an action is a vector of levels: `name`, `levels` (values, or
-            choices), `tuned` (the level that leaves it as it was); else empty.
+        manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning,
+            provenance.
+        actions: meaning of each action index: first actions without a candidate (decline, the base
+            policy's action), then one per candidate. For vectors: each level of each part, part by
+            part.
+        decisions: the decisions for which the policy was trained, such as `gate`.
+        fixed: number of actions without a candidate.
+        parts: for vectors of levels, what each part sets: `name`, `levels` (values, or choices),
+            `tuned` (the level that keeps the tuned value); else empty.
     """
 
     kind = "candidates"
@@ -66,7 +66,7 @@ class Policy:
         self.decisions: list[str] = list(manifest["decisions"])
         self._shapes, self._names = _inputs(manifest, FEATURES)
         self.parts: list[dict[str, Any]] = list(manifest.get("parts") or [])
-        # Where the levels of each part begin among the actions.
+        # First action index of each part's levels.
         self._firsts = np.cumsum([0, *(len(part["levels"]) for part in self.parts[:-1])]) if self.parts else None
         self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
 
@@ -75,16 +75,17 @@ class Policy:
         """Loads the `out` folder of `ooco-gym export`.
 
         Args:
-            folder: where `manifest.json` and the policy's files are.
+            folder: holds `manifest.json` and the policy's files.
             threads: of onnxruntime; one is fastest for networks of this size.
-            form: `npz` (numpy alone) or `onnx`; None: the first of them that the bundle has.
+            form: `npz` (numpy alone) or `onnx`; None: the first of these in the bundle.
 
         Returns:
-            A `Policy`; of a bundle of kind `parameters` a `ParameterPolicy`.
+            A `Policy`, or a `ParameterPolicy` if the bundle's kind is `parameters`.
 
         Raises:
-            UserError: a file is missing or broken, the schema is another version, the policy does not answer its
-                reference vectors, the bundle has no such form, or onnxruntime is not installed, where it is needed.
+            UserError: a file is missing or broken, the schema has another version, the policy does
+                not reproduce its reference vectors, the bundle lacks the form, or onnxruntime is
+                needed and not installed.
         """
         manifest, path = read_manifest(folder), Path(folder)
         if form is not None and form not in _FILES:
@@ -113,7 +114,7 @@ class Policy:
         return policy
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
-        """Whether the network answers the bundle's reference vectors as they say."""
+        """Returns whether the network reproduces the bundle's reference vectors."""
         mask = asked["action_mask"].astype(np.int8)
         actions, logits = self._network(*(mask if key == "action_mask" else asked[key].astype(np.float32)
                                           for key in INPUTS))
@@ -121,44 +122,48 @@ class Policy:
         return logits.shape == (len(mask), len(self.actions)) and _near(logits, asked["logits"], tolerance)
 
     def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> Any:
-        """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
+        """Returns the action for one observation: an index into `actions`, where `fixed + k` takes
+        candidate k.
 
-        It is a whole number, or of a policy with `parts` a vector of levels, int64 (P,).
+        A policy with `parts` returns a vector of levels, int64 (P,).
 
         Args:
-            observation: `cluster` (Fc,), `candidates` (K, F), or row by row (K·F,) as environments give them, and
-                `decision` (D,), in the manifest's order and units.
-            mask: legality of each action (A,), any dtype, non-zero is legal; `observation["action_mask"]` if None. A
-                policy with `parts` needs none: every level is legal.
+            observation: `cluster` (Fc,), `candidates` (K, F) or flattened (K·F,), and `decision`
+                (D,), in the manifest's order and units.
+            mask: legality of each action (A,), non-zero is legal, any dtype; None:
+                `observation["action_mask"]`. Optional for a policy with `parts`, whose levels are
+                all legal.
 
         Raises:
-            UserError: a part is missing, has another shape, is not finite, no action is legal, or the network answers
-                one that is not.
+            UserError: a part is missing, has another shape or is not finite, no action is legal, or
+                the network returns an illegal one.
         """
         action = self._run(*(part[None] for part in self._checked(observation, mask, ())))[0]
         return action if self.parts else int(action)
 
     def decide_batch(self, observation: Mapping[str, Any], mask: Any | None = None) -> np.ndarray:
-        """As `decide`, for observations stacked along a first axis; returns actions int64 (batch,), or (batch, P)."""
+        """Returns actions int64 (batch,) or (batch, P) for observations stacked along a first axis;
+        see `decide`.
+        """
         return self.preferences(observation, mask)[0]
 
     def decide_unchecked(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
                          decision: np.ndarray) -> np.ndarray:
-        """As `decide_batch`, for arrays, float32 and int8, that are known to be right: nothing is looked at first."""
+        """Returns the same as `decide_batch`, for float32 and int8 arrays, without checks of the input."""
         return self._run(cluster, candidates.reshape(-1, *self._shapes["candidates"]), action_mask, decision)
 
     def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
+        """Returns the actions of `decide_batch`, and logits (batch, A), -1e8 for illegal actions."""
         cluster = observation.get("cluster") if isinstance(observation, Mapping) else None
         parts = self._checked(observation, mask, (len(list(cluster)) if np.iterable(cluster) else 1,))
         actions, logits = self._network(*parts)
         return self._legal(actions, parts[2]), logits
 
     def settings(self, action: Any) -> dict[str, Any]:
-        """What a vector of levels sets: value, or choice, by the name of the part.
+        """Returns the value or choice of each part of a vector of levels, by name.
 
         Raises:
-            UserError: the action is not one level for each part of the policy.
+            UserError: the action is not one level per part.
         """
         given = np.asarray(action)
         if given.shape != (len(self.parts),) or not all(
@@ -171,17 +176,18 @@ class Policy:
         self, cluster: Mapping[str, float], candidates: Sequence[Mapping[str, float]], decision: str | None = None,
         fixed_legal: Sequence[bool] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Builds arrays and mask from named features, so that an engine need not know their order.
+        """Builds arrays and mask from named features, in any order.
 
         Args:
             cluster: value of every cluster feature by name.
-            candidates: at most K mappings of candidate features; the slots after them are padding and illegal.
-            decision: what is to be decided; None where the policy knows one decision only.
-            fixed_legal: whether each of the actions that take no candidate is allowed (for two: the decision's own no,
-                what the base policy would do); None allows all of them.
+            candidates: at most K mappings of candidate features; the remaining slots are padding
+                and illegal.
+            decision: the pending decision; may be None if the policy knows only one.
+            fixed_legal: legality of each action without a candidate (if two: decline, the base
+                policy's action); None: all.
 
         Raises:
-            UserError: too many candidates, a feature or a decision is missing or unknown.
+            UserError: too many candidates, or a feature or decision is missing or unknown.
         """
         slots, width = self._shapes["candidates"]
         if len(candidates) > slots:
@@ -235,12 +241,12 @@ class Policy:
         return self._legal(self._network(*parts)[0], parts[2])
 
     def _legal(self, actions: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The answers as they are, if all of them are legal: a network with broken weights may say anything.
+        """Returns the actions if all are legal: a damaged network may return anything.
 
         Raises:
-            UserError: one is not.
+            UserError: an action is illegal.
         """
-        if self._firsts is None and len(mask) == 1:  # one decision, as an engine asks: in a tenth of the time
+        if self._firsts is None and len(mask) == 1:  # fast path for an engine's single decision
             action = int(actions[0])
             if 0 <= action < mask.shape[1] and mask[0, action]:
                 return actions
@@ -259,10 +265,10 @@ class ParameterPolicy:
         manifest: the bundle's `manifest.json`.
         names: the parameters, in the order of values.
         features: names of the features, in their order.
-        form: `npz`, or `onnx`.
-        interval_s: seconds between two decisions, where they come by the clock; else None.
-        rule: the rule whose parameters they are.
-        constants: values of other parameters of the rule with which the policy was trained.
+        form: `npz` or `onnx`.
+        interval_s: seconds between decisions that come at fixed intervals; else None.
+        rule: the rule whose parameters are set.
+        constants: values of other parameters of the rule in training.
         low, high: bounds of the parameters.
     """
 
@@ -282,30 +288,34 @@ class ParameterPolicy:
         self.decisions: list[str] = list(manifest["decisions"])
 
     def replayed(self, asked: Mapping[str, np.ndarray], tolerance: float) -> bool:
-        """Whether the network answers the bundle's reference vectors as they say."""
+        """Returns whether the network reproduces the bundle's reference vectors."""
         return _near(self.decide_batch(asked["cluster"]), asked["parameters"], tolerance)
 
     def decide(self, observation: Any, mask: Any = None) -> dict[str, float]:
-        """The value of each parameter by name, for one observation.
+        """Returns the value of each parameter by name, for one observation.
 
         Args:
-            observation: the features (F,), scaled, in the manifest's order; or a mapping with them as `cluster`.
-            mask: not looked at: every value within its bounds may be set.
+            observation: the features (F,), scaled, in the manifest's order; or a mapping with them
+                as `cluster`.
+            mask: ignored.
 
         Raises:
-            UserError: it has another shape or is not finite, or what the policy answers is not.
+            UserError: the observation has another shape or is not finite, or a value is out of
+                bounds.
         """
         given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
         features = _array("the observation", given, (len(self.features),), self.features)
         return dict(zip(self.names, self._values(features[None])[0].tolist(), strict=True))
 
     def decide_batch(self, observation: Any, mask: Any = None) -> np.ndarray:
-        """As `decide`, for observations stacked along a first axis: values float64 (batch, P), in the order `names`."""
+        """Returns values float64 (batch, P), in the order of `names`, for observations stacked
+        along a first axis.
+        """
         given = observation["cluster"] if isinstance(observation, Mapping) and "cluster" in observation else observation
         return self._values(_array("the observation", given, (len(given), len(self.features)), self.features))
 
     def _values(self, features: np.ndarray) -> np.ndarray:
-        """The network's values, if they are numbers within bounds: a graph from elsewhere may answer anything."""
+        """Returns the network's values if they are within bounds; a damaged graph may return anything."""
         values = self._network(features)[0]
         if ((values >= self.low) & (values <= self.high)).all():
             return values
@@ -316,7 +326,7 @@ class ParameterPolicy:
 # --- Inputs, answers, graphs ------------------------------------------------------------------------------------------
 def _inputs(manifest: Mapping[str, Any], keys: Sequence[str]
             ) -> tuple[dict[str, tuple[int, ...]], dict[str, list[str]]]:
-    """Shapes of the inputs, and names of their features."""
+    """Returns the inputs' shapes and the names of their features."""
     shapes = {key: tuple(manifest["inputs"][key]["shape"]) for key in keys}
     names: dict[str, list[str]] = {}
     for key in keys:
@@ -329,7 +339,7 @@ def _inputs(manifest: Mapping[str, Any], keys: Sequence[str]
 
 def _array(what: str, given: Any, shape: tuple[int, ...], names: Sequence[str],
            rows: tuple[int, ...] | None = None) -> np.ndarray:
-    """An input as float32 of a shape; it may also come in the shape `rows`.
+    """Returns an input as float32 of a shape; it may also have the shape `rows`.
 
     Raises:
         UserError: it is no array of numbers, has another shape, or is not finite.
@@ -343,7 +353,7 @@ def _array(what: str, given: Any, shape: tuple[int, ...], names: Sequence[str],
     if value.shape != shape:
         raise UserError(f"{what} has shape {value.shape}; expected {shape}, last axis: {', '.join(names)}")
     flat = value.ravel()
-    # A sum of squares is finite if each value is, but for huge ones: one product instead of two passes.
+    # A sum of squares is finite if all values are (huge ones aside): one product instead of two passes.
     if not isfinite(flat.dot(flat)) and not np.isfinite(value).all():
         raise UserError(f"{what} is not finite: feature '{names[int(np.argwhere(~np.isfinite(value))[0][-1])]}'")
     return value
@@ -356,7 +366,7 @@ def _near(mine: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
 
 def graph_network(path: Path, inputs: Sequence[str] = Policy.inputs, outputs: Sequence[str] = Policy.outputs,
                   threads: int = 1) -> Network:
-    """The network of a graph; the one place that imports onnxruntime.
+    """Returns the network of an ONNX graph; the only function that imports onnxruntime.
 
     Raises:
         UserError: onnxruntime is not installed.
@@ -368,6 +378,6 @@ def graph_network(path: Path, inputs: Sequence[str] = Policy.inputs, outputs: Se
                         "pip install 'ooco-gym[export]' (or only: pip install onnxruntime)") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 4  # errors are raised, and need not be printed as well
+    options.log_severity_level = 4  # errors are raised, so need no print
     session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda *parts: session.run(outputs, dict(zip(inputs, parts, strict=True)))

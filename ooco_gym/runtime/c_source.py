@@ -1,8 +1,10 @@
-"""Writes a policy as one C11 file and a header, without dependencies but the C library; beside them a self-test.
+"""Writes a policy as a C11 file and a header, with no dependency but the C library, and a
+self-test.
 
-The arithmetic is that of `networks`: float32, layers of a fixed size so that compilers vectorise them, and a tanh of
-our own, within 2e-7 of the library's, which has no branches. Numbers are written as hexadecimal floats, so that none is
-rounded again. The C itself is in the folder `c`: words in @ are filled in here, @name@ with the policy's name.
+The arithmetic is that of `networks`: float32, layers of fixed size, which compilers vectorise, and
+a branch-free tanh within 2e-7 of the library's. Numbers are written as hexadecimal floats, which
+are exact. The C templates are in the folder `c`; words in @ are filled in here, @name@ with the
+policy's name.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ import numpy as np
 from ooco_gym.runtime.manifest import PARAMETERS, bounds_of
 from ooco_gym.runtime.networks import Sizes, sizes_of
 
-BLOCK = 16  # hidden layers are padded to a multiple of it, for the vectors of processors
-MOST = 256  # candidates that a network without places may be given at a time
+BLOCK = 16  # hidden layers are padded to a multiple of this, for vectorisation
+MOST = 256  # most candidates of a network without places
 SOURCE, HEADER, SELF_TEST, BUILD = "policy.c", "policy.h", "policy_selftest.c", "CMakeLists.txt"
 
 
 def sources(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray],
             reference: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """The text of each C file of a policy by its name."""
+    """Returns the text of each C file of a policy, by name."""
     name = symbol(manifest)
     texts = (_parameters if manifest["kind"] == PARAMETERS else _candidates)(manifest, arrays, reference)
     texts[BUILD] = filled("CMakeLists.txt")
@@ -38,7 +40,7 @@ def _text(file: str) -> str:
 
 
 def filled(*files: str, **words: Any) -> str:
-    """The text of files of the folder `c`, one behind the other, with words filled in."""
+    """Returns the concatenated files of the folder `c`, with words filled in."""
     text = "".join(map(_text, files))
     for word, value in words.items():
         text = text.replace(f"@{word}@", str(value))
@@ -46,7 +48,7 @@ def filled(*files: str, **words: Any) -> str:
 
 
 def symbol(manifest: Mapping[str, Any]) -> str:
-    """Prefix of the names in the C files: the policy's name as a C identifier."""
+    """Returns the prefix of names in the C files: the policy's name as a C identifier."""
     made = re.sub(r"[^a-z0-9]+", "_", str(manifest.get("name") or "").lower()).strip("_")
     return made if made and not made[0].isdigit() else f"policy_{made}".rstrip("_")
 
@@ -67,7 +69,7 @@ def table(kind: str, name: str, values: Any) -> str:
 
 
 def text_table(name: str, words: Sequence[str]) -> str:
-    """A constant array of strings."""
+    """Returns a constant array of strings."""
     said = ",\n    ".join(f'"{_ascii(word)}"' for word in words)
     return f"const char *const {name}[{len(words)}] = {{\n    {said}}};\n"
 
@@ -92,14 +94,13 @@ def _enum(constants: Mapping[str, int]) -> str:
 
 
 def _limits(manifest: Mapping[str, Any], *keys: str) -> str:
-    """Least and largest value of each feature."""
+    """Returns the smallest and largest value of each feature."""
     return "".join(table("float", f"{end}_{key}", np.clip(values, -3e38, 3e38)) for key in keys
                    for end, values in zip(("low", "high"), bounds_of(manifest["inputs"][key]["features"]), strict=True))
 
 
 def _padded(array: np.ndarray, width: int, rows: int | None = None) -> np.ndarray:
-    """Weights (outputs, inputs) as (inputs, width), or a bias (outputs,) as (width,), with zeros behind, up to `rows`
-    inputs."""
+    """Transposes and zero-pads weights (outputs, inputs) to (rows, width), or a bias (outputs,) to (width,)."""
     turned = array.T
     shape = (*(() if array.ndim == 1 else (rows or len(turned),)), width)
     wide = np.zeros(shape, np.float32)
@@ -148,7 +149,7 @@ def _set(arrays: Mapping[str, np.ndarray], sizes: Sizes, hidden: int, width: int
     for name in ("own", "state") if sizes.levels else ("own", "state", "pool"):
         weight = arrays[f"{name}.weight"]
         rows = _padded(weight[:, :hidden], width, width)
-        if name != "own":  # behind the pooled hidden numbers comes the context
+        if name != "own":  # the context follows the pooled hidden values
             rows = np.concatenate([rows, _padded(weight[:, hidden:], width)])
         data += table("float", f"{name}_weight", rows)
         if f"{name}.bias" in arrays:

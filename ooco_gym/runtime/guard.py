@@ -1,10 +1,9 @@
-"""A policy that an engine can rely on: whatever it does, the engine gets an answer, from the rule if need be.
+"""A policy that an engine can rely on: if it fails, a rule decides instead.
 
-`Guarded(policy, rule).decide(observation, mask)` answers with what the policy says, or with what the rule says if the
-observation is not finite or outside of what the policy was trained on, if the policy raises, answers what is no legal
-action or value, or took longer than its time budget. Each is counted (`metrics`) and logged.
-
-In shadow mode the rule acts and the policy's answers are only compared with it.
+`Guarded(policy, rule).decide(observation, mask)` returns the policy's action. It returns the rule's
+if the observation is not finite or outside of the training range, or if the policy raises, returns
+an illegal action or value, or exceeds its time budget. Fallbacks are counted (`metrics`) and
+logged. In shadow mode the rule always decides, and the policy's actions are only compared with it.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from ooco_gym.runtime.manifest import FEATURES, bounds_of
 POLICY, RULE = "policy", "rule"
 OUTSIDE, NOT_FINITE, RAISED, NONSENSE, BUDGET, RESTING = REASONS = (
     "outside", "not_finite", "raised", "nonsense", "budget", "resting")
-MOST_IN_A_ROW, REST_S = 50, 10.0  # after so many failures in a row the policy is not asked for so long
+MOST_IN_A_ROW, REST_S = 50, 10.0  # failures in a row, and seconds without the policy after them
 BUCKETS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _LOG = logging.getLogger("ooco_gym.runtime")
 
 
 class Metrics:
-    """Counters of a guarded policy, for Prometheus: `registry` has them, for an exporter of your own."""
+    """Prometheus counters of a guarded policy; `registry` holds them for your own exporter."""
 
     def __init__(self, policy: str) -> None:
         from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -45,11 +44,11 @@ class Metrics:
                               ["policy"], buckets=BUCKETS_S, registry=self.registry).labels(policy).observe
 
     def add(self, name: str, value: str) -> None:
-        """Counts one more of `decisions`, `fallbacks` or `shadow` with this value of its label."""
+        """Increments `decisions`, `fallbacks` or `shadow` for a value of its label."""
         self._counters[name].labels(self._policy, value).inc()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """The counters by name, then by the value of their label."""
+        """Returns the counters by name, then by label value."""
         counts: dict[str, dict[str, int]] = {}
         for name, counter in self._counters.items():
             counts[name] = {}
@@ -60,23 +59,24 @@ class Metrics:
         return counts
 
     def text(self) -> str:
-        """All of it, as a scrape of Prometheus reads it."""
+        """Returns all metrics in Prometheus's text format."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry).decode()
 
 
 class Guarded:
-    """A policy with a rule behind it. Many threads may ask at a time.
+    """A policy with a rule as fallback; thread-safe.
 
     Args:
-        policy: what `Policy.load` gives, or anything with `decide(observation, mask)` and a `manifest`.
-        rule: what decides in its place: called with (observation, mask), answers what the policy would.
-        budget_s: seconds that the policy may take: what it answers later is not used; None: as long as it likes.
-        shadow: the rule acts, and the policy is only compared with it.
+        policy: a result of `Policy.load`, or anything with `decide(observation, mask)` and a
+            `manifest`.
+        rule: the fallback, called with (observation, mask); returns what the policy would.
+        budget_s: the policy's time limit in seconds; later actions are not used; None: no limit.
+        shadow: the rule decides, and the policy is only compared with it.
 
     Attributes:
-        metrics: the counters; `metrics.text()` is what Prometheus scrapes.
+        metrics: the counters; Prometheus scrapes `metrics.text()`.
         policy, rule: as given.
 
     Raises:
@@ -102,11 +102,12 @@ class Guarded:
                         if key in inputs and "features" in inputs[key]}
 
     def decide(self, observation: Any, mask: Any = None) -> Any:
-        """The answer to act on.
+        """Returns the action to take.
 
         Args:
-            observation: what the policy takes, and the rule.
-            mask: legality of the actions, where the policy is of kind `candidates`; None: the observation's own.
+            observation: input of policy and rule.
+            mask: legality of the actions of a policy of kind `candidates`; None: the observation's
+                own.
 
         Raises:
             Exception: only what the rule itself raises.
@@ -122,7 +123,7 @@ class Guarded:
         return acted
 
     def _ask(self, observation: Any, mask: Any) -> tuple[Any, str | None]:
-        """(The policy's answer, None), or (None, why there is none)."""
+        """Returns (the policy's action, None), or (None, reason of the failure)."""
         begun = time.perf_counter()
         if begun < self._rests_until:
             return None, self._failed(RESTING)
@@ -137,22 +138,22 @@ class Guarded:
                 return None, self._failed(BUDGET)
             if not self._allowed(answer, observation, mask):
                 return None, self._failed(NONSENSE, f": {str(answer)[:80]}")
-        except (Exception, SystemExit) as error:  # whatever it is: the engine must go on
+        except (Exception, SystemExit) as error:  # the engine must go on
             return None, self._failed(RAISED, f": {' '.join(str(error).split())[:200]}")
         self._failures = 0
         return answer, None
 
     def _problem(self, observation: Any, mask: Any) -> str | None:
-        """`not_finite`, `outside`, or None where there is nothing wrong with an observation."""
+        """Returns `not_finite`, `outside`, or None if the observation is fine."""
         given = observation if isinstance(observation, Mapping) or not self._values else {"cluster": observation}
         for key, (low, high) in self._ranges.items():
             if key not in given:
-                continue  # the policy says what it misses
+                continue  # the policy reports missing parts
             values = np.asarray(given[key], np.float64)
             if key == "candidates":
                 values = values.reshape(-1, len(low))
                 legal = mask if mask is not None else given.get("action_mask")
-                if legal is not None and not len(self._levels):  # what stands in the other places means nothing
+                if legal is not None and not len(self._levels):  # ignores padding
                     values = values[np.asarray(legal)[self._fixed :] != 0]
             if not math.isfinite(values.sum()):
                 return NOT_FINITE
@@ -161,7 +162,9 @@ class Guarded:
         return None
 
     def _allowed(self, answer: Any, observation: Any, mask: Any) -> bool:
-        """Whether an answer is a legal action, a vector of levels, or a value within bounds of each parameter."""
+        """Returns whether an answer is a legal action, a vector of levels, or values within bounds
+        for all parameters.
+        """
         if self._values:
             return isinstance(answer, Mapping) and answer.keys() == self._values.keys() and all(
                 low <= answer[name] <= high for name, (low, high) in self._values.items())
@@ -176,7 +179,7 @@ class Guarded:
             legal is None or bool(np.asarray(legal)[answer]))
 
     def _failed(self, reason: str, detail: str = "") -> str:
-        """Counts a failure, logs the first of its kind, and lets a policy rest that fails again and again."""
+        """Counts a failure, logs the first of its kind, and suspends a policy that fails repeatedly."""
         self.metrics.add("fallbacks", reason)
         if reason not in (RESTING, OUTSIDE, NOT_FINITE):  # the policy is not at fault
             with self._lock:
@@ -187,7 +190,7 @@ class Guarded:
             if rests:
                 _LOG.warning("the policy failed %d times in a row (last: %s) and rests for %g s; the rule decides",
                              MOST_IN_A_ROW, reason, REST_S)
-        # An engine decides thousands of times a second: a warning the first time, for debugging later.
+        # An engine decides thousands of times per second, so only the first warning of a kind is not for debugging.
         _LOG.log(logging.DEBUG if reason in self._said else logging.WARNING, "the rule decides in the policy's place "
                  "(%s%s)", reason, detail)
         self._said.add(reason)
@@ -195,7 +198,7 @@ class Guarded:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two answers are the same, values of parameters within rounding."""
+    """Returns whether two answers are equal, parameters' values within rounding."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(
             math.isclose(one[key], other[key], rel_tol=1e-6, abs_tol=1e-9) for key in one)

@@ -1,4 +1,4 @@
-"""The `manifest.json` of an exported policy, as its JSON Schema says, and the arrays beside it."""
+"""The `manifest.json` of an exported policy, by its JSON Schema, and the arrays beside it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SCHEMA = "ooco-gym/policy-bundle/4"
 SCHEMA_FILE = Path(__file__).with_name("policy_bundle_4.schema.json")
 INPUTS = ("cluster", "candidates", "action_mask", "decision")
 FEATURES = ("cluster", "candidates", "decision")
-PARAMETERS = "parameters"  # the kind of a policy that sets them; the other one is candidates
+PARAMETERS = "parameters"  # kind of a policy that sets parameters; the other kind is candidates
 MANIFEST_FILE, MODEL_FILE, ARRAYS_FILE, REFERENCE_FILE = "manifest.json", "policy.onnx", "weights.npz", "reference.npz"
-_ROUNDING = 1e-5  # of a bound: features are float32
+_ROUNDING = 1e-5  # tolerance of bounds: features are float32
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Reads and checks `manifest.json` of an exported policy, and that every file is the one that it describes.
+    """Reads and checks `manifest.json` of an exported policy, and the digests of its files.
 
     Raises:
-        UserError: it is missing, is not as its schema says, or a file is not the one that it was written for.
+        UserError: the manifest is missing or violates its schema, or a file's digest differs.
     """
     path, file = Path(folder), Path(folder) / MANIFEST_FILE
     if not file.is_file():
@@ -50,12 +50,12 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def check_manifest(where: str, manifest: Mapping[str, Any]) -> None:
-    """Holds a manifest against the schema.
+    """Validates a manifest against the schema.
 
     Raises:
-        UserError: it is not as the schema says.
+        UserError: it violates the schema.
     """
-    from jsonschema.exceptions import best_match  # takes longer to import than all else that runs a policy
+    from jsonschema.exceptions import best_match  # slow to import
 
     error: Any = best_match(_validator().iter_errors(manifest))
     if error is not None:
@@ -72,15 +72,18 @@ def _validator() -> Any:
 
 
 def signed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the SHA-256 of the rest of it, as JSON with sorted keys and no spaces."""
+    """Returns the manifest with the SHA-256 of its other entries, as JSON with sorted keys and no spaces."""
     rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     content = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode("ascii")
     return {**manifest, "manifest_sha256": hashlib.sha256(content).hexdigest()}
 
 
 def bounds_of(features: Sequence[Mapping[str, Any]], margin: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest value of each feature that a policy is trusted with: those of its training, `margin` of their
-    range beyond, where the manifest has them, and within its bounds."""
+    """Returns the range of each feature in which a policy is trusted.
+
+    It is the training range, if the manifest has it, extended by `margin` of its width, and within
+    the feature's bounds.
+    """
     ends = []
     for feature in features:
         low, high = feature["low"], feature["high"]
@@ -94,21 +97,21 @@ def bounds_of(features: Sequence[Mapping[str, Any]], margin: float = 0.05) -> tu
 
 # --- Arrays ---------------------------------------------------------------------------------------------------------
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays under their names, and the same bytes for the same arrays."""
+    """Writes arrays by name; equal arrays give equal bytes."""
     with open(path, "wb") as file:
         np.savez(file, **dict[str, Any](arrays))
 
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of an archive by name.
+    """Returns the arrays of an archive by name.
 
     Raises:
-        UserError: it is no such archive, is damaged, or a number in it is not finite.
+        UserError: the file is no archive of arrays, is damaged, or has numbers that are not finite.
     """
     try:
         found = read_npz(path)
         broken = next((name for name, array in found.items() if not np.isfinite(array).all()), None)
-    except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged bytes; all mean that it is damaged
+    except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes
         raise UserError(f"'{path}' is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]}); export "
                         "the policy again") from error
     if broken is not None:

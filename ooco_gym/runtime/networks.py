@@ -1,10 +1,10 @@
-"""Networks of policies in numpy, as `weights.npz` keeps them.
+"""Networks of policies in numpy, in the format of `weights.npz`.
 
-`onnx_source` traces what is computed here into a graph; the C of `c_source` computes the same. The form
-`candidate_scorer`, that of `agents.policies.networks` with the scaling of features, scores actions: called with cluster
-(n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D), it answers with actions int64 (n,), or (n, P) levels of
-a vector, and logits float32 (n, A), `MASKED` where illegal. The form `linear` sets parameters of a rule. Weights are
-(outputs, inputs), as PyTorch keeps them.
+`onnx_source` traces these computations into a graph; the C of `c_source` computes the same. The
+form `candidate_scorer`, that of `agents.policies.networks` with feature scaling, scores actions. It
+maps cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D) to actions int64 (n,),
+or (n, P) levels of a vector, and logits float32 (n, A), `MASKED` if illegal. The form `linear` sets
+parameters of a rule. Weights are (outputs, inputs), as in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime.manifest import PARAMETERS
 
 MASKED = np.float32(-1e8)  # the logit of an illegal action
-FARTHEST = np.float32(8.0)  # deviations from the mean at which a scaled feature is cut
-_MOST_EXPONENT = 80.0  # far beyond any bounds, and far from overflow
+FARTHEST = np.float32(8.0)  # scaled features are clipped to this many standard deviations
+_MOST_EXPONENT = 80.0  # beyond any bounds, but far from overflow
 
 
 class Sizes(NamedTuple):
-    """How large what goes in and comes out is: features of cluster, decisions, candidates, features of each, actions,
-    and the levels of each part where the action is a vector."""
+    """Sizes of inputs and outputs: features of cluster, decisions, candidates, features of each,
+    actions, and each part's levels if actions are vectors."""
 
     cluster: int
     decisions: int
@@ -36,26 +36,26 @@ class Sizes(NamedTuple):
 
     @property
     def context(self) -> int:
-        """Features that are not of a candidate."""
+        """Number of features that belong to no candidate."""
         return self.cluster + self.decisions
 
     @property
     def fixed(self) -> int:
-        """Actions that take no candidate."""
+        """Number of actions without a candidate."""
         return 0 if self.levels else self.actions - self.places
 
 
 def sizes_of(manifest: Mapping[str, Any]) -> Sizes:
-    """The sizes that a manifest of kind `candidates` says."""
+    """Returns the sizes in a manifest of kind `candidates`."""
     shapes = {key: manifest["inputs"][key]["shape"] for key in ("cluster", "decision", "candidates", "action_mask")}
     levels = tuple(len(part["levels"]) for part in manifest.get("parts") or ())
     places, features = shapes["candidates"]
     return Sizes(shapes["cluster"][0], shapes["decision"][0], places, features, shapes["action_mask"][0], levels)
 
 
-# --- A network of its arrays ----------------------------------------------------------------------------------------
+# --- Networks from arrays --------------------------------------------------------------------------------------------
 def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """The arrays of a network that scores actions by name, with their shapes, of a manifest's `network`."""
+    """Returns the shapes by name of the arrays of an action-scoring network, from a manifest's `network`."""
     hidden, own = described["hidden"], max(sizes.levels, default=1)
     shapes = {f"{key}.{part}": (count,) for key, count in (("cluster", sizes.cluster), ("candidates", sizes.features))
               for part in ("mean", "deviation")}
@@ -70,20 +70,21 @@ def shapes_of(described: Mapping[str, Any], sizes: Sizes) -> dict[str, tuple[int
 
 
 def built(described: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sizes: Sizes) -> CandidateScorer:
-    """The network that scores actions, of a manifest's `network` and its arrays.
+    """Returns the action-scoring network of a manifest's `network` and its arrays.
 
     Raises:
-        UserError: they do not fit each other, or the sizes of inputs and actions.
+        UserError: arrays, network and sizes do not match.
     """
     _check(shapes_of(described, sizes), arrays)
     return CandidateScorer({name: array.astype(np.float32) for name, array in arrays.items()}, sizes)
 
 
 def network_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
-    """The network of a manifest of either kind: called with its inputs, it answers with its outputs, in their order.
+    """Returns the network of a manifest of either kind, a function of its inputs that returns its
+    outputs in order.
 
     Raises:
-        UserError: the arrays do not fit the manifest.
+        UserError: the arrays do not match the manifest.
     """
     if manifest["kind"] != PARAMETERS:
         return built(manifest["network"], arrays, sizes_of(manifest))
@@ -104,10 +105,10 @@ def _check(wanted: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarra
 
 # --- Parameters -------------------------------------------------------------------------------------------------------
 class Scales:
-    """From the network's outputs to values within bounds.
+    """Maps the network's outputs to values within bounds.
 
     Args:
-        parameters: `name`, `base`, `scale`, `step`, `low`, `high` of each, as the manifest has them.
+        parameters: each with `name`, `base`, `scale`, `step`, `low`, `high`, as in the manifest.
     """
 
     def __init__(self, parameters: Sequence[Mapping[str, Any]]) -> None:
@@ -117,7 +118,7 @@ class Scales:
         self._log, self._linear = np.where(log, step, 0.0), np.where(log, 0.0, step)
 
     def __call__(self, z: Any) -> Any:
-        """Returns values float64 (..., P) for z (..., P): a factor exp(z step) on the base, or z step added to it."""
+        """Returns values float64 (..., P) for z (..., P): base × exp(z step) on a log scale, else base + z step."""
         exponent = np.minimum(np.maximum(z * self._log, -_MOST_EXPONENT), _MOST_EXPONENT)
         values = self.base * np.exp(exponent) + z * self._linear
         return np.minimum(np.maximum(values, self.low), self.high)
@@ -125,12 +126,12 @@ class Scales:
 
 # --- Scores of actions ------------------------------------------------------------------------------------------------
 class CandidateScorer:
-    """A deep set over scaled features: each candidate is embedded beside the context, and sees the mean of all."""
+    """A deep set over scaled features: each candidate is embedded with the context, and sees the mean of all."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
         self.sizes = sizes
         self._w = {name: np.ascontiguousarray(array.T) for name, array in arrays.items()}
-        if sizes.levels:  # each parameter has a place of its own, as a one-hot feature
+        if sizes.levels:  # each parameter's index is a one-hot feature
             self._w["embed.place"] = self._w["embed.weight"][sizes.features :]
             self._w["embed.weight"] = np.ascontiguousarray(self._w["embed.weight"][: sizes.features])
 
@@ -139,7 +140,7 @@ class CandidateScorer:
         return np.minimum(np.maximum(z, -FARTHEST), FARTHEST)
 
     def _seen(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any, Any]:
-        """Context (n, C), candidates (n, K, F), which of them are there (n, K)."""
+        """Returns context (n, C), candidates (n, K, F) and which candidates are present (n, K)."""
         context = np.concatenate([self._scaled("cluster", cluster), decision], axis=1)
         offered = self._scaled("candidates", candidates)
         if self.sizes.levels:
@@ -148,7 +149,7 @@ class CandidateScorer:
         return context, offered * there[:, :, None], there
 
     def __call__(self, cluster: Any, candidates: Any, mask: Any, decision: Any) -> tuple[Any, Any]:
-        """Actions and logits."""
+        """Returns actions and logits."""
         w, sizes = self._w, self.sizes
         context, offered, there = self._seen(cluster, candidates, mask, decision)
         own = offered @ w["embed.weight"] + (context @ w["context.weight"] + w["embed.bias"])[:, None]
@@ -168,7 +169,7 @@ class CandidateScorer:
 
 
 def answered(scores: Any, mask: Any, levels: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """Actions and masked logits, of scores (n, A)."""
+    """Returns actions and masked logits for scores (n, A)."""
     logits = np.where(mask.astype(bool), scores, MASKED)
     if not levels:
         return logits.argmax(axis=1), logits

@@ -1,7 +1,7 @@
-"""Writes `policy.onnx` of a policy's arrays: records each NumPy operation of `networks` as an ONNX node.
+"""Writes a policy's `policy.onnx`: records each NumPy operation of `networks` as an ONNX node.
 
-Needs the package onnx. A `Value` stands for an array of any number of rows; arrays that it is added to, or multiplied
-by, become constants of the graph.
+Needs the package onnx. A `Value` stands for an array with any number of rows; arrays combined with
+it become constants of the graph.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ooco_gym.errors import UserError
 from ooco_gym.runtime.manifest import INPUTS, PARAMETERS
 from ooco_gym.runtime.networks import network_of
 
-_OPSET, _IR = 18, 9  # what onnxruntime of some years reads
-_END = (1 << 63) - 1  # of a slice that takes all
+_OPSET, _IR = 18, 9  # read by older versions of onnxruntime, too
+_END = (1 << 63) - 1  # end of an open slice
 _OPERATORS = {np.add: "Add", np.subtract: "Sub", np.multiply: "Mul", np.divide: "Div", np.matmul: "MatMul",
               np.maximum: "Max", np.minimum: "Min", np.tanh: "Tanh", np.exp: "Exp"}
 
 
 def graph_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The graph of a policy of either kind.
+    """Returns the graph of a policy of either kind.
 
     Raises:
         UserError: onnx is not installed, or the arrays do not fit the manifest.
     """
     try:
         import onnx
-        from onnx import checker, helper, numpy_helper  # parts that import onnx does not promise
+        from onnx import checker, helper, numpy_helper  # submodules that `import onnx` may not load
     except ImportError as error:
         raise UserError("onnx is not installed, which writing the form onnx needs; install with: pip install "
                         "'ooco-gym[export]'") from error
@@ -58,27 +58,27 @@ def graph_of(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> b
 
 
 class _Graph:
-    """Nodes and constants of a graph in the making."""
+    """Nodes and constants of a graph under construction."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx, self.nodes = onnx, []
         self.constants: dict[str, np.ndarray] = {}
 
     def node(self, operator: str, inputs: list[str], output: str | None = None, **attributes: Any) -> str:
-        """Adds a node; returns the name of what it gives."""
+        """Adds a node; returns its output's name."""
         name = output or f"value{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(operator, inputs, [name], **attributes))
         return name
 
     def constant(self, value: Any) -> str:
-        """The name of a constant; whole numbers are places or lengths."""
+        """Adds a constant; returns its name. Integers are indices or lengths."""
         name = f"constant{len(self.constants)}"
         self.constants[name] = np.ascontiguousarray(value).reshape(np.shape(value))
         return name
 
 
 class Value(np.lib.mixins.NDArrayOperatorsMixin):
-    """Stands for an array while a network is traced: arithmetic on it, and what else `networks` uses, adds nodes."""
+    """Stands for an array while a network is traced: each operation of `networks` on it adds nodes."""
 
     def __init__(self, graph: _Graph, name: str, dtype: np.dtype) -> None:
         self._graph, self.name, self.dtype = graph, name, dtype
@@ -87,7 +87,7 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         return Value(self._graph, self._graph.node(operator, inputs, **attributes), np.dtype(dtype or self.dtype))
 
     def _named(self, operand: Any, dtype: np.dtype) -> str:
-        """The name of an operand as numbers of a kind."""
+        """Returns an operand's name, cast to a type."""
         if isinstance(operand, Value):
             return operand.astype(dtype).name
         return self._graph.constant(np.asarray(operand, dtype))
@@ -124,14 +124,14 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         return self._node(operator, [self.name, self._graph.constant([axis])], **attributes)
 
     def astype(self, dtype: Any) -> Value:
-        """As numbers of another kind."""
+        """Casts to another type."""
         kind = np.dtype(dtype)
         if kind == self.dtype:
             return self
         return self._node("Cast", [self.name], kind, to=self._graph.onnx.helper.np_dtype_to_tensor_dtype(kind))
 
     def reshape(self, *shape: int) -> Value:
-        """In another shape."""
+        """Changes the shape."""
         return self._node("Reshape", [self.name, self._graph.constant(shape)])
 
     def sum(self, axis: int, keepdims: bool = False) -> Value:
@@ -139,5 +139,5 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         return self._along("ReduceSum", axis, keepdims=int(keepdims))
 
     def argmax(self, axis: int) -> Value:
-        """Places of the largest numbers along an axis."""
+        """Returns indices of the largest values along an axis."""
         return self._node("ArgMax", [self.name], np.int64, axis=axis, keepdims=0)

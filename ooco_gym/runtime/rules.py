@@ -1,7 +1,7 @@
-"""An engine that is about to compose its next iteration, as a rule sees it, and what the rule answers.
+"""An engine before its next iteration, as a rule sees it, and the rule's plan.
 
-The names are those of vLLM V1. A rule of one's own for the scheduler inside vLLM (docs/vllm.md) has `compose(engine,
-belief)`, which answers with a `Plan`; ours are those of the simulator (`ooco_gym.vllm.rules`).
+Names are those of vLLM V1. Your own rule for the scheduler inside vLLM (docs/vllm.md) has
+`compose(engine, belief)`, which returns a `Plan`; ours are the simulator's (`ooco_gym.vllm.rules`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class Request:
     """A request as a rule sees it.
 
     Attributes:
-        id: the engine's name for it.
-        online: whether it has a promise.
-        order: what orders it among the waiting requests of its class; the least is next.
-        arrival_s: when it arrived, in seconds of the engine's clock.
-        ttft_slo_s: seconds until its first token.
-        tpot_slo_s: seconds for each further token, on average.
-        num_tokens: its context: prompt, and what it has generated.
-        num_output_tokens: what it has generated.
-        num_computed_tokens: tokens of it in memory.
+        id: the engine's request id.
+        online: whether it has an SLO.
+        order: sort key among the waiting requests of its class; the smallest is next.
+        arrival_s: arrival, in seconds of the engine's clock.
+        ttft_slo_s: SLO of its first token, seconds.
+        tpot_slo_s: SLO per further token, on average, seconds.
+        num_tokens: its context: prompt and generated tokens.
+        num_output_tokens: generated tokens.
+        num_computed_tokens: its tokens in KV memory.
         blocks: KV blocks that it holds.
-        first_token_s: when its first token came; None before.
-        look_up: of a waiting request: (tokens that it need not compute, blocks that hold them, how many of these no
-            request reads); None: none.
-        pieces: what names each further 512 tokens of its prompt, all before them included; equal where prompts are.
+        first_token_s: time of its first token; None before.
+        look_up: for a waiting request, returns (cached tokens, blocks that hold them, how many of
+            these no request uses); None: no cache.
+        pieces: cumulative hashes of each 512 tokens of its prompt; equal for equal prefixes.
     """
 
     id: Any
@@ -49,57 +49,58 @@ class Request:
 
 
 class Line:
-    """The waiting requests of a class, in order; only those that are looked at are described.
+    """The waiting requests of a class, in order, described lazily.
 
     Args:
         requests: in order.
-        find: describes the one of an id, None where it does not wait; without it all are described to find one.
+        find: returns the request of an id, None if it does not wait; default: a search through all.
     """
 
-    ranked = False  # in another order than that of `Request.order`
+    ranked = False  # whether the order differs from `Request.order`
 
     def __init__(self, requests: Iterable[Request] = (), find: Callable[[Any], Request | None] | None = None) -> None:
         self._rest, self._find = iter(requests), find
         self._seen: list[Request] = []
 
     def peek(self) -> Request | None:
-        """The next of them; None where none waits."""
+        """Returns the next request; None if none waits."""
         return next(iter(self.first(1)), None)
 
     def first(self, count: int) -> list[Request]:
-        """The next `count` of them."""
+        """Returns the next `count` requests."""
         while len(self._seen) < count and (request := next(self._rest, None)) is not None:
             self._seen.append(request)
         return self._seen[:count]
 
     def find(self, name: Any) -> Request | None:
-        """The one of an id; None where it does not wait."""
+        """Returns the request of an id; None if it does not wait."""
         if self._find is not None:
             return self._find(name)
         return next((request for request in self if request.id == name), None)
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, in order."""
+        """Iterates over all requests, in order."""
         self._seen += self._rest
         return iter(self._seen)
 
 
 @dataclass(slots=True)
 class Engine:
-    """An engine that is about to compose its next iteration.
+    """An engine before its next iteration.
 
     Attributes:
-        now_s: when the iteration begins.
+        now_s: beginning of the iteration.
         running: the running requests in the order of admission.
         online: waiting online requests.
-        offline: waiting offline ones.
-        free_blocks: KV blocks that may be taken.
-        total_blocks: all of them.
-        block_size: tokens of one.
-        max_num_seqs: requests that run at a time.
-        max_num_batched_tokens: new tokens of an iteration.
-        tpot_slo_s: the TPOT SLO; of several the tightest.
-        num_waiting: waiting online requests and their tokens, waiting offline ones and theirs.
+        offline: waiting offline requests.
+        free_blocks: KV blocks that may be allocated.
+        total_blocks: all KV blocks.
+        block_size: tokens per block.
+        max_num_seqs: most running requests.
+        max_num_batched_tokens: most new tokens of an iteration.
+        tpot_slo_s: the TPOT SLO; the tightest if there are several.
+        num_waiting: numbers of waiting online requests and their tokens, offline requests and their
+            tokens.
     """
 
     now_s: float
@@ -120,9 +121,9 @@ class Plan(NamedTuple):
 
     Attributes:
         tokens: new tokens of each request in the iteration, by id.
-        admitted: waiting requests that begin to run, in this order; each has tokens.
-        preempted: running requests that lose their memory, in this order, before anything else.
-        predicted_s: believed latency of the iteration.
+        admitted: waiting requests to start, in this order; each has tokens.
+        preempted: running requests to preempt first, in this order.
+        predicted_s: predicted latency of the iteration.
     """
 
     tokens: dict[Any, int]
@@ -136,4 +137,4 @@ class Rule(ABC):
 
     @abstractmethod
     def compose(self, engine: Engine, belief: Any) -> Plan:
-        """The next iteration of an engine; where it only takes memory away, the engine asks again at once."""
+        """Returns the engine's next iteration; after a plan that only preempts, the engine asks again at once."""

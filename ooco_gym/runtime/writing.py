@@ -1,7 +1,8 @@
-"""Writes bundles: a policy in the forms that are wanted, its reference vectors, and the manifest that describes them.
+"""Writes bundles: a policy in the requested forms, its reference vectors, and the manifest.
 
-`write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle` writes the files and the
-manifest of any. `ooco-gym export` writes those of trained networks (`agents.policies.export`).
+`write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle`
+writes the files and manifest of any kind. `ooco-gym export` writes those of trained networks
+(`agents.policies.export`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def write_parameters_bundle(
     scores: Sequence[Mapping[str, Any]] = (), trained_for: Mapping[str, Any] | None = None, licence: str = LICENCE,
     forms: Sequence[str] = ("npz",),
 ) -> Path:
-    """Writes a policy of kind `parameters`: the parameters of a rule by context.
+    """Writes a policy of kind `parameters`, which sets a rule's parameters from features.
 
     Args:
         directory: the bundle's folder; files of the same names are replaced.
@@ -56,25 +57,27 @@ def write_parameters_bundle(
         features: of the input, in their order: `Contracted` (such as `features.ENGINE`), or mappings with
             `name`, `low`, `high`.
         weights: (P, F + 1) of a linear network, z = weights · [features, 1].
-        rule: the rule whose parameters they are.
-        environment: where it was trained.
-        name: what the policy is called; None: the rule's name with `adaptive_` before it.
-        decision_point: a name for what is decided.
-        interval_s: seconds between two decisions.
-        constants: values of other parameters of the rule with which it was trained, where they are not the rule's own.
-        seen: least and largest value of each feature in training, (2, F): the guard trusts the policy within.
-        training: `data` (a mapping), `seeds` (a list) and whatever else is known of it.
-        scores: `metric`, `mean`, `ci_low`, `ci_high`, `n_windows` of each.
+        rule: the rule whose parameters are set.
+        environment: the training environment.
+        name: the policy's name; None: `adaptive_` and the rule's name.
+        decision_point: a name for the decision.
+        interval_s: seconds between decisions.
+        constants: values of the rule's other parameters in training, if they differ from the rule's
+            defaults.
+        seen: smallest and largest value of each feature in training, (2, F): the range trusted by
+            the guard.
+        training: `data` (a mapping), `seeds` (a list) and other facts.
+        scores: each with `metric`, `mean`, `ci_low`, `ci_high`, `n_windows`.
         trained_for: `slo` (a mapping), `loads` (a list of mappings).
         licence: SPDX identifier.
-        forms: `npz`, and `onnx` and `c` if wanted.
+        forms: any of `npz`, `onnx`, `c`.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: shapes do not fit each other, a parameter's base is not within its bounds, or a form needs an extra
-            that is not installed.
+        UserError: shapes do not match, a parameter's base is outside its bounds, or a form needs an
+            extra that is not installed.
     """
     arrays = _linear(weights, parameters, len(features))
     table = _with_seen([feature_row(feature) for feature in features], seen)
@@ -98,7 +101,7 @@ def write_parameters_bundle(
 
 
 def _linear(weights: Any, parameters: Sequence[Mapping[str, Any]], features: int) -> dict[str, np.ndarray]:
-    """The arrays of a linear network that sets `parameters`, checked."""
+    """Returns the checked arrays of a linear network that sets `parameters`."""
     rows = np.asarray(weights, np.float64)
     if rows.shape != (len(parameters), features + 1):
         raise UserError(f"weights have shape {rows.shape}; expected ({len(parameters)}, {features + 1}): "
@@ -113,7 +116,7 @@ def _linear(weights: Any, parameters: Sequence[Mapping[str, Any]], features: int
 
 
 def _with_seen(table: list[dict[str, Any]], seen: Any) -> list[dict[str, Any]]:
-    """A table of features with the least and largest value of each in training, where they are given: (2, F)."""
+    """Returns a table of features with their training ranges, if given as (2, F)."""
     if seen is None:
         return table
     bounds = np.asarray(seen, np.float64)
@@ -129,14 +132,15 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
 
     Args:
         directory: its folder.
-        manifest: all of it but `schema`, `versions` (added to), `forms`, `reference`, `files` and its own digest.
-        arrays: of `weights.npz`; None: the policy is a graph alone.
+        manifest: all entries but `schema`, `forms`, `reference`, `files` and the digest; `versions`
+            is extended.
+        arrays: of `weights.npz`; None: the policy is an ONNX graph only.
         reference: of `reference.npz`.
-        forms: among `onnx`, `npz`, `c`.
-        graph: the content of `policy.onnx`; None: it is made of the arrays.
+        forms: any of `onnx`, `npz`, `c`.
+        graph: content of `policy.onnx`; None: derived from the arrays.
 
     Raises:
-        UserError: a form that cannot be written, a manifest that is not as the schema says.
+        UserError: a form that cannot be written, or a manifest that violates the schema.
     """
     whole = _whole(manifest, forms, len(next(iter(reference.values()))))
     if arrays is None and (graph is None or set(forms) != {"onnx"}):
@@ -163,7 +167,7 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
 
 
 def _whole(manifest: Mapping[str, Any], forms: Sequence[str], vectors: int) -> dict[str, Any]:
-    """The manifest but for its files and its digest, held against the schema."""
+    """Returns the manifest without its files and digest, validated against the schema."""
     for form in forms:
         if form not in FORMS:
             raise unknown("form", form, FORMS)
@@ -176,7 +180,7 @@ def _whole(manifest: Mapping[str, Any], forms: Sequence[str], vectors: int) -> d
 
 
 def feature_row(feature: Any) -> dict[str, Any]:
-    """A feature as a manifest has it: of a named tuple such as `Contracted`, or of a mapping.
+    """Returns a feature as in a manifest, from a named tuple such as `Contracted`, or a mapping.
 
     Raises:
         UserError: it lacks its name or its bounds.
@@ -189,7 +193,7 @@ def feature_row(feature: Any) -> dict[str, Any]:
 
 
 def drawn(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
-    """Vectors of features within their bounds, the same for the same features; the first at their middle."""
+    """Returns reproducible feature vectors within bounds, (count, F) float32; the first is at the middle."""
     low = np.array([row["low"] for row in table], np.float64)
     high = np.array([row["high"] for row in table], np.float64)
     middle, half = np.clip((low + high) / 2, -1e3, 1e3), np.clip((high - low) / 2, 0, 1e3)

@@ -1,5 +1,7 @@
-"""`python -m ooco_gym.vllm`, in the Python that serves and with the server's settings (docs/vllm.md): compiles the
-rule, so that the first start does not wait for it, and asks it once."""
+"""`python -m ooco_gym.vllm`, run in the server's Python with its settings (docs/vllm.md).
+
+Compiles the rule, so that the server's first start is fast, and calls it once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ooco_gym.vllm.settings import read_settings
 
 
 def main() -> int:
-    """Compiles what the environment's settings ask for, and says how long it took; 1 where that cannot be done."""
+    """Compiles what the environment's settings need and prints the time; returns 1 on failure."""
     began = time.monotonic()
     try:
         decider = Decider(replace(read_settings()[0], metrics_port=None, shadow=False))

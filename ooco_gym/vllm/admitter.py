@@ -1,10 +1,10 @@
-"""`admitter` in an engine: which waiting offline request enters first, of all that wait.
+"""`admitter` in an engine: admits the waiting offline request with the lowest score first.
 
-`baselines/admitter.py` says what it does and why; docs/learned.md what orders are worth. It is not that module's code:
-the tree of prompts and its blocks are the engine's here, and thousands of requests wait in it, which are described and
-looked up only where a score needs it. What that has and this has not: the order of a walk through the tree of prompts
-(`prefix`), learned weights, and affinity among instances. Equals of different prefixes enter by arrival here, and
-blocks in the cache count as they were before the iteration. But for these a test holds the two against each other.
+See `baselines/admitter.py` for the method and docs/learned.md for the orders' results. This is
+separate code, because the prefix tree and blocks are the engine's, and thousands of waiting
+requests are described and looked up only if a score needs it. It lacks the order of a walk through
+the tree of prompts (`prefix`), learned weights, and affinity among instances. Ties between prefixes
+are broken by arrival, and the cache is as before the iteration. A test compares both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ooco_gym.runtime.rules import Engine, Line, Plan, Request
 from ooco_gym.vllm.replica import Compiled
 
 MANY = 1 << 60
-KEPT = 12  # requests of the least score that are kept from one look to the next
-PIECE = 512  # tokens of a prompt by which prefixes are told apart
+KEPT = 12  # requests with the lowest scores that are kept between refreshes
+PIECE = 512  # prompt tokens that identify a prefix
 Score = Callable[[Request, int, int, int], float]
-# Of a request, its tokens that need not be computed, how many wait with its prefix, and tokens of that which are not
-# computed. The least enters first.
+# Arguments: the request, its cached tokens, number of waiting requests with its prefix, and
+# uncached tokens of the shared prefix. The lowest score is admitted first.
 SCORES: dict[str, Score] = {
     "arrival": lambda request, cached, members, shared: request.arrival_s,
     "lpm": lambda request, cached, members, shared: -cached,
@@ -46,7 +46,7 @@ PARAMS = (
 
 
 class Admitter(Compiled):
-    """`deadline`, whose waiting offline requests stand in the order of a score."""
+    """`deadline` with waiting offline requests in the order of a score."""
 
     extra = PARAMS
 
@@ -56,14 +56,14 @@ class Admitter(Compiled):
         self._due_s = 0.0
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """The next iteration."""
-        if not 0.0 < self._due_s - engine.now_s <= self.values["refresh_s"]:     # over, or the clock was set back
+        """Returns the next iteration."""
+        if not 0.0 < self._due_s - engine.now_s <= self.values["refresh_s"]:     # due, or the clock was set back
             self._kept = []
         ranked = Ranked(engine.offline, self._kept, lambda left, count: self._look(engine, left, count))
         return super().compose(dataclasses.replace(engine, offline=ranked), belief)
 
     def _look(self, engine: Engine, waiting: list[Request], count: int) -> list[Any]:
-        """Ranks all that wait; returns the ids of so many of the least score."""
+        """Scores all waiting requests; returns the ids of the `count` with the lowest scores."""
         self._due_s = engine.now_s + self.values["refresh_s"]
         found = Found(waiting)
         score = SCORES[self.values["rule"]]
@@ -73,8 +73,9 @@ class Admitter(Compiled):
 
 
 class Row(NamedTuple):
-    """A waiting request: its tokens that need not be computed, what names its prefix, and what it has in common with
-    the one that was looked up before it."""
+    """A waiting request: its cached tokens, its prefix, and the tokens it shares with the previous
+    look-up's request.
+    """
 
     request: Request
     cached: int
@@ -83,31 +84,31 @@ class Row(NamedTuple):
 
 
 class Found:
-    """Prefixes of all waiting requests, each looked up in the cache once.
+    """Prefixes of all waiting requests, with few look-ups in the cache.
 
     Attributes:
-        rows: in the order in which they were given.
+        rows: in the given order.
     """
 
     def __init__(self, waiting: Sequence[Request]) -> None:
         self._count = Counter(request.pieces[0] for request in waiting if request.pieces)
-        self._seen: dict[Any, Request] = {}  # the first of each prefix
-        self._heads: dict[Any, tuple[Request, int]] = {}  # of each prefix the one looked up last, and what is cached
-        self._common: dict[Any, int] = {}  # tokens that the first two of a prefix have in common
-        self._places: dict[Any, int] = {}  # of prefixes, as they came
+        self._seen: dict[Any, Request] = {}  # first request of each prefix
+        self._heads: dict[Any, tuple[Request, int]] = {}  # by prefix: last request looked up, its cached tokens
+        self._common: dict[Any, int] = {}  # tokens shared by a prefix's first two requests
+        self._places: dict[Any, int] = {}  # prefixes by first occurrence
         self.rows = [self._row(request) for request in waiting]
 
     def members(self, row: Row) -> int:
-        """How many wait with the prefix of a request."""
+        """Returns the number of waiting requests with a request's prefix."""
         return self._count.get(row.prefix, 1)
 
     def shared(self, row: Row) -> int:
-        """Tokens of a request that those of its prefix share and that are not computed."""
+        """Returns a request's uncached tokens that others with its prefix share."""
         common = min(self._common.get(row.prefix, 0), row.common, row.request.num_tokens - 1)
         return max(0, common - row.cached)
 
     def place(self, row: Row) -> float:
-        """Place of its prefix in the order in which they came: equals of a prefix stay together. None comes last."""
+        """Returns the rank of a prefix by first occurrence, to keep ties together; infinity without a prefix."""
         return self._places.get(row.prefix, math.inf)
 
     def _row(self, request: Request) -> Row:
@@ -122,19 +123,19 @@ class Found:
         self._seen.setdefault(prefix, request)
         if head is not None and fresh and (found < common or common >= _whole(request)):
             return Row(request, min(found, common, request.num_tokens - 1), prefix, common)
-        cached = _looked_up(request)  # first of its prefix, one whose prefix goes on, or preempted: its own may be left
+        cached = _looked_up(request)  # first of its prefix, prefix cached beyond it, or preempted
         if fresh:
             self._heads[prefix] = request, cached
         return Row(request, cached, prefix, common)
 
 
 class Ranked(Line):
-    """Waiting requests of which the ones that are kept come first; where these are too few, all are looked at again.
+    """Waiting requests, kept ones first; if these are too few, all are scored again.
 
     Args:
-        line: all that wait, by arrival.
-        kept: ids of those of the least score, the least first; those that do not wait any more are taken out.
-        look: ranks what else waits, and returns the ids of as many as are wanted.
+        line: all waiting requests, by arrival.
+        kept: ids of those with the lowest scores, ascending; ids that no longer wait are removed.
+        look: scores the other waiting requests and returns the ids of the given number of them.
     """
 
     ranked = True
@@ -144,7 +145,7 @@ class Ranked(Line):
         self._line, self._kept, self._look = line, kept, look
 
     def first(self, count: int) -> list[Request]:
-        """The next `count` of them."""
+        """Returns the next `count` requests."""
         found = [one for one in map(self._line.find, self._kept) if one is not None]
         self._kept[:] = [one.id for one in found]
         rest = [one for one in self._line if one.id not in self._kept] if len(found) < count else []
@@ -154,32 +155,34 @@ class Ranked(Line):
         return found[:count]
 
     def find(self, name: Any) -> Request | None:
-        """The one of an id; None where it does not wait."""
+        """Returns the request of an id; None if it does not wait."""
         return self._line.find(name)
 
     def __iter__(self) -> Iterator[Request]:
-        """All that wait, by arrival."""
+        """Iterates over all waiting requests, by arrival."""
         return iter(self._line)
 
 
 def _common(one: Request, other: Request) -> int:
-    """Prompt tokens, in whole pieces, that two requests have in common from the first on."""
+    """Returns the length of two requests' common prefix in tokens, in whole pieces."""
     return PIECE * sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one.pieces, other.pieces,
                                                                                 strict=False)))
 
 
 def _whole(request: Request) -> int:
-    """Tokens of the pieces of a prompt that are whole."""
+    """Returns the tokens in whole pieces of a prompt."""
     return PIECE * min(len(request.pieces), (request.num_tokens - request.num_output_tokens) // PIECE)
 
 
 def pieces_of(block_hashes: Sequence[Any], num_prompt_tokens: int, block_size: int) -> tuple[Any, ...]:
-    """What names each whole piece of a prompt, from an engine's hashes of its blocks, each of which includes all before
-    it; none where blocks do not divide pieces."""
+    """Returns the hash of each whole piece of a prompt, from an engine's cumulative block hashes.
+
+    Returns none if the block size does not divide a piece.
+    """
     each = PIECE // block_size
     return tuple(block_hashes[each - 1 : num_prompt_tokens // block_size : each]) if each * block_size == PIECE else ()
 
 
 def _looked_up(request: Request) -> int:
-    """Tokens of a waiting request that need not be computed."""
+    """Returns a waiting request's cached tokens."""
     return request.look_up()[0] if request.look_up is not None else 0

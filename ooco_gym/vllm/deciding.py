@@ -1,11 +1,12 @@
-"""Guards a rule inside vLLM: it is asked for each iteration, its answer is looked at before anything is done,
-and what it does is counted. A rule never stops the server.
+"""Guards a rule inside vLLM: checks its plan for each iteration before it is applied, and counts
+what it does.
 
-A rule that raises, answers nonsense or stalls is passed over for that iteration. After `MOST_IN_A_ROW` failures it
-rests for `REST_S`. A learned policy (`Adjuster`) sets the rule's parameters anew every so often.
+A rule never stops the server. If it raises, returns an invalid plan or stalls, vLLM schedules that
+iteration. After `MOST_IN_A_ROW` failures the rule is suspended for `REST_S`. A learned policy
+(`Adjuster`) sets the rule's parameters at intervals.
 
-Where `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` shows the counters beside its
-own; else `metrics_port` serves them by themselves. They also go to the log, once a minute.
+If `$PROMETHEUS_MULTIPROC_DIR` is set when the server starts, vLLM's own `/metrics` includes the
+counters; else `metrics_port` serves them. They are also logged every minute.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from ooco_gym.vllm.settings import LEARNED, STOCK, Settings
 
 LOG = logging.getLogger("vllm.ooco_gym")
 MOST_IN_A_ROW, REST_S = 10, 10.0
-STALL_S = 1.0  # of one decision: what is answered later is not followed
-INTERVAL_S = 1.0  # between two looks of a learned policy, where its bundle says none
+STALL_S = 1.0  # longest decision; later plans are dropped
+INTERVAL_S = 1.0  # between decisions of a learned policy whose bundle has no interval
 _BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1)
 _LOG_EVERY_S = 60.0
 
@@ -42,7 +43,7 @@ _LOG_EVERY_S = 60.0
 # --- Counters -------------------------------------------------------------------------------------------------------
 @cache
 def _metrics() -> dict[str, Any]:
-    """The Prometheus metrics, made once in a process."""
+    """Returns the Prometheus metrics, created once per process."""
     made: dict[str, Any] = {name: prometheus_client.Counter(f"vllm:ooco_{name}", text) for name, text in (
         ("decisions", "iterations composed by the rule"), ("stock", "iterations composed by vLLM itself"),
         ("preemptions", "requests that the rule preempted"), ("parked", "decodes that the rule left out"),
@@ -68,10 +69,11 @@ def _serve(port: int, address: str) -> None:
 
 
 class Watch:
-    """Counters for Prometheus.
+    """Prometheus counters.
 
     Attributes:
-        counts: the same as plain numbers by name, for tests and the log; `fallbacks:REASON` of each reason.
+        counts: the same as numbers by name, for tests and the log; `fallbacks:REASON` for each
+            reason.
     """
 
     def __init__(self) -> None:
@@ -79,19 +81,19 @@ class Watch:
         self._metrics, self._logged_s = _metrics(), 0.0
 
     def count(self, name: str, amount: float = 1) -> None:
-        """More of something that is counted."""
+        """Increases a counter."""
         if amount > 0:
             self.counts[name] += amount  # pyright: ignore[reportArgumentType]
             self._metrics[name].inc(amount)
 
     def decided(self, seconds: float) -> None:
-        """A rule composed an iteration, and took so long."""
+        """Records an iteration composed by a rule, and the time this took."""
         self.count("decisions")
         self.counts["decision_seconds"] += seconds  # pyright: ignore[reportArgumentType]
         self._metrics["decision_seconds"].observe(seconds)
 
     def fell_back(self, reason: str, detail: str = "") -> None:
-        """The rule could not be followed; the first of each kind is logged with its detail."""
+        """Records a fallback to vLLM's schedule; the first of each kind is logged with its detail."""
         name = f"fallbacks:{reason}"
         self.counts[name] += 1
         if self.counts[name] == 1:
@@ -99,23 +101,23 @@ class Watch:
         self._metrics["fallbacks"].labels(reason=reason).inc()
 
     def took(self, predicted_s: float, actual_s: float, spent_s: float) -> None:
-        """An iteration is over: what was predicted, what it took, and how much slack it spent."""
+        """Records an iteration's predicted and actual latency, and the slack it used."""
         for name, seconds in (("predicted", predicted_s), ("actual", actual_s), ("slack", spent_s),
                               ("error", abs(predicted_s - actual_s))):
             self.count(f"{name}_seconds", seconds)
 
     def log(self, now_s: float) -> None:
-        """Writes the counters to the log where the last time is a minute ago."""
-        if not 0.0 <= now_s - self._logged_s < _LOG_EVERY_S:     # a clock may be set back
+        """Writes the counters to the log, at most once a minute."""
+        if not 0.0 <= now_s - self._logged_s < _LOG_EVERY_S:     # the clock may be set back
             if self._logged_s:
                 LOG.info("ooco-gym: %s", ", ".join(f"{name} {count:g}" for name, count in sorted(self.counts.items())))
             self._logged_s = now_s
 
 
-# --- What iterations take -------------------------------------------------------------------------------------------
+# --- Latencies of iterations ----------------------------------------------------------------------------------------
 class Iteration(NamedTuple):
-    """An iteration in flight: the output that names it, its sums, when it was scheduled, its predicted latency, and how
-    much of that is slack of online decodes."""
+    """An iteration in flight: the output that identifies it, its sums, when it was scheduled, its
+    predicted latency, and how much of that latency uses up online decodes' slack."""
 
     output: Any
     sums: Sums
@@ -125,14 +127,15 @@ class Iteration(NamedTuple):
 
 
 class InFlight:
-    """The iterations in flight, two with asynchronous scheduling: when the next one begins, and how long each took.
+    """The iterations in flight (two with asynchronous scheduling): when the next begins, and how
+    long each took.
 
-    An iteration begins when it is scheduled, or when the one before it ends, and ends when the engine has its tokens:
-    what a decision must foresee. How long the next will wait for those under way is counted from the last end that was
-    seen, so that errors of predictions do not add up.
+    An iteration begins when it is scheduled, or when the previous one ends; it ends when the engine
+    has its tokens. The wait for iterations in flight is predicted from the last observed end, so
+    that prediction errors do not accumulate.
 
     Args:
-        decider: its belief is asked, and is shown what iterations took, if it is learned; its watch counts them.
+        decider: its belief predicts, and learns from, latencies; its watch counts them.
     """
 
     def __init__(self, decider: Decider) -> None:
@@ -141,22 +144,21 @@ class InFlight:
         self._ended_s = 0.0
 
     def begins(self, now_s: float) -> float:
-        """When an iteration begins that is scheduled now; what seems to lie after that was seen before the clock was
-        set back."""
+        """Returns when an iteration begins that is scheduled now; times after `now_s` predate a clock set back."""
         end_s = min(self._ended_s, now_s)
         for one in self._iterations:
             end_s = max(end_s, min(one.scheduled_s, now_s)) + one.predicted_s
         return max(now_s, end_s)
 
     def record_in_flight(self, output: Any, sums: Sums, alone: Sums, now_s: float) -> None:
-        """Records an iteration that was scheduled; `alone` are the sums of its online decodes by themselves."""
+        """Records a scheduled iteration; `alone` are the sums of its online decodes by themselves."""
         belief = self._decider.belief
         predicted_s = belief.latency(sums)
         spent_s = max(0.0, predicted_s - belief.latency(alone)) if alone[0] else 0.0
         self._iterations.append(Iteration(output, sums, now_s, predicted_s, spent_s))
 
     def record_end(self, output: Any, now_s: float) -> None:
-        """Records that an iteration has ended: the belief is shown how long it took."""
+        """Records an iteration's end, and updates the belief with its latency."""
         place = next((place for place, one in enumerate(self._iterations) if one.output is output), None)
         if place is None:
             return
@@ -168,17 +170,17 @@ class InFlight:
             belief.observe(ended.sums, took_s, follows=ended.scheduled_s < before_s)
 
 
-# --- Asking ---------------------------------------------------------------------------------------------------------
+# --- Decisions ------------------------------------------------------------------------------------------------------
 class NonsenseError(ValueError):
-    """An answer that cannot be followed."""
+    """A plan that cannot be applied."""
 
 
 class Decider:
-    """A rule with its belief, watched over.
+    """A rule with its belief, guarded.
 
     Attributes:
-        rule: None where vLLM's own schedule is wanted.
-        belief: what iterations take.
+        rule: None: vLLM's own schedule.
+        belief: predicts latencies of iterations.
         watch: counters.
     """
 
@@ -193,10 +195,10 @@ class Decider:
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
-        """Takes other settings, as to rule and parameters.
+        """Switches to another rule and parameters.
 
         Raises:
-            UserError: the rule cannot be found, or the bundle is none.
+            UserError: the rule cannot be found, or the bundle is invalid.
         """
         rule: Rule | None = None  # vLLM's own schedule
         if settings.rule in RULES:
@@ -214,11 +216,11 @@ class Decider:
         LOG.info("ooco-gym: scheduling by the rule '%s'", settings.rule)
 
     def decide(self, describe: Callable[[], Engine], waits: Callable[[Any], bool]) -> Plan | None:
-        """The rule's answer for the iteration that `describe` describes; None: vLLM's own schedule.
+        """Returns the rule's plan for the next iteration; None: vLLM's own schedule.
 
         Args:
-            describe: the engine as a rule sees it.
-            waits: whether the engine has a request of this name that waits and may be scheduled.
+            describe: returns the engine as a rule sees it.
+            waits: whether the engine has a waiting request of this id that may be scheduled.
         """
         began = self.clock()
         if self.rule is None or began < self._rest_until:
@@ -236,7 +238,7 @@ class Decider:
             return self._failed("raised", f"{type(error).__name__}: {error}")
         took_s = self.clock() - began
         self.watch.decided(took_s)
-        if took_s > STALL_S and self._asked:  # the first time compiled code may be loaded
+        if took_s > STALL_S and self._asked:  # the first call may load compiled code
             return self._failed("stalled", f"{took_s:.1f} s")
         self._failures, self._asked = 0, True
         return None if self.settings.shadow else plan
@@ -250,10 +252,10 @@ class Decider:
 
 
 def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable[[Any], bool]) -> None:
-    """Whether a plan can be followed.
+    """Checks that a plan can be applied.
 
     Raises:
-        NonsenseError: it names requests that are not there, or gives tokens that may not be given.
+        NonsenseError: it names requests that do not exist, or gives an illegal number of tokens.
     """
     if not isinstance(plan, Plan) or not isinstance(plan.tokens, dict):
         raise NonsenseError(f"a {type(plan).__name__} instead of a Plan")
@@ -276,7 +278,7 @@ def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable
 
 
 def _foreign(name: str, values: Mapping[str, Any]) -> Rule:
-    """A rule of another package: `module:attribute`, called with its parameters."""
+    """Returns another package's rule: `module:attribute`, called with its parameters."""
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)(dict(values))
@@ -287,17 +289,17 @@ def _foreign(name: str, values: Mapping[str, Any]) -> Rule:
 
 # --- A learned policy -------------------------------------------------------------------------------------------------
 class Adjuster:
-    """A learned policy that sets the rule's parameters anew at its interval, by the features of an engine.
+    """A learned policy that sets the rule's parameters at intervals, from the engine's features.
 
-    Where it fails, the rule goes on with the parameters that it was set to.
+    If it fails, the rule returns to its initial parameters.
 
     Args:
         settings: the bundle, the rule's own parameters, the violation budget.
-        rule: whose `values` are set.
-        watch: counts what is done, and what fails.
+        rule: its `values` are set.
+        watch: counts adjustments and failures.
 
     Raises:
-        UserError: the bundle is none, or is for another rule.
+        UserError: the bundle is invalid, or for another rule.
     """
 
     def __init__(self, settings: Settings, rule: Compiled, watch: Watch) -> None:
@@ -315,7 +317,7 @@ class Adjuster:
         if policy.features != [one.name for one in ENGINE]:
             raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
                             "(ooco_gym/runtime/features.json)")
-        # What it was trained with, where the server's settings do not say otherwise.
+        # Parameters of its training, unless the server's settings override them.
         rule.set({name: value for name, value in policy.constants.items() if name not in settings.values})
         self._policy, self._rule, self._watch = policy, rule, watch
         self._own, self._replica = dict(rule.values), Replica()
@@ -325,16 +327,16 @@ class Adjuster:
         self._blocks = Blocks()
 
     def arrived(self, now_s: float) -> None:
-        """An online request has arrived."""
+        """Records an online arrival."""
         self._kept(now_s).arrived(now_s)
         self._blocks.arrived(now_s)
 
     def missed(self, now_s: float) -> None:
-        """An online request has missed an SLO, for the first time."""
+        """Records an online request's first SLO violation."""
         self._blocks.missed(now_s)
 
     def look(self, engine: Engine, belief: Belief) -> None:
-        """Sets the rule's parameters anew where the interval is over."""
+        """Sets the rule's parameters if the interval is over."""
         if 0.0 < self._next_s - engine.now_s <= self._every_s:
             return
         self._next_s = engine.now_s + self._every_s
@@ -347,7 +349,7 @@ class Adjuster:
         self._watch.count("adjustments")
 
     def observe(self, engine: Engine, belief: Belief) -> np.ndarray:
-        """The features of an engine, float32 (44,), scaled."""
+        """Returns the features of an engine, float32 (44,), scaled."""
         return self._replica.observe(engine, belief, self._kept(engine.now_s), self._blocks, self._budget)
 
     def _kept(self, now_s: float) -> ArrivalRates:

@@ -1,4 +1,4 @@
-"""Prior of a latency model, before an engine was seen: the cost table of its chip and model, and its host's time."""
+"""Prior of a latency model before any observation: the cost table of chip and model, and the host's time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ooco_gym.perf.engine_clock import EngineClock
 from ooco_gym.perf.table import PS_PER_S, CostTable, cost_table, mixed_latency_ps
 from ooco_gym.runtime.beliefs import Terms
 
-_TOKENS, _BATCH = 8192, 256  # as far as curves go; straight on beyond
+_TOKENS, _BATCH = 8192, 256  # lengths of the curves; linear beyond
 
 
 def prior_of(values: Mapping[str, Any]) -> Terms:
-    """Terms of a deployment, such as {chip: h100, model: llama_3_1_8b, timing: extended}, and its `engine_clock`.
+    """Returns the terms of a deployment, such as {chip: h100, model: llama_3_1_8b, timing:
+    extended}, and `engine_clock`.
 
-    They are exact at a batch of 32 decodes and at a prompt of 512 tokens alone, and differ elsewhere as far as kernels
-    are no sums of terms.
+    They are exact for 32 decodes and for a prompt of 512 tokens alone; elsewhere they deviate as
+    far as kernel times are no sums of terms.
 
     Raises:
         UserError: an unknown key or name, or weights that do not fit.

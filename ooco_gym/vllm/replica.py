@@ -1,5 +1,5 @@
-"""The simulator's compiled rules in an engine: a `State` of one mixed instance (`Replica`) is filled with what runs and
-waits in the engine, and the rule is asked as in an episode."""
+"""The simulator's compiled rules in an engine: a `State` of one mixed instance (`Replica`) is
+filled from the engine, and the rule is called as in an episode."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ FIELDS = 12
 ONLINE, PLACE, PROMPT, MADE, COMPUTED, BLOCKS, ARRIVAL_S, TTFT_S, TPOT_S, FIRST_S, CACHED, SHARED = range(FIELDS)
 FIGURES = 9
 REQUESTS, NOW_S, FREE, TOTAL, BLOCK, SEATS, TOKENS, TPOT, LOOKED_UP = range(FIGURES)
-DUE_PROMPTS = 16  # waiting online requests that rules look at in any case
+DUE_PROMPTS = 16  # waiting online requests that rules always examine
 NOTHING = (0, 0, 0)
-PRIOR_OUTPUT = 512.0  # tokens: what is assumed of outputs before any has ended, as in conf/protocol
+PRIOR_OUTPUT = 512.0  # tokens: assumed mean output before any has ended, as in conf/protocol
 ORDER, PACK = attrgetter("order"), struct.Struct(f"{FIELDS}d").pack_into
-_SLOTS = slice(GIVEN, GIVEN + MOST_GIVEN)  # places of State.memory that hold slots
-START_S = 1e5  # where the clock of a replica begins: what came before the engine's first iteration is later than 0
-LONGEST_S = 1e6  # and where it begins anew
+_SLOTS = slice(GIVEN, GIVEN + MOST_GIVEN)  # entries of State.memory that hold slots
+START_S = 1e5  # start of a replica's clock, so that earlier events have positive times
+LONGEST_S = 1e6  # where the clock restarts
 
 
 @jit(types.void(types.int64, types.Array(types.float64, 2, "C"), types.Array(types.float64, 1, "C")))
 def _load(handle, rows, figures):
-    """Fills a state with an engine: its requests as `FIELDS`, in the order of slots, and its figures."""
+    """Fills a state from an engine: its requests as `FIELDS`, in the order of slots, and its other values."""
     state = s.state_at(handle)
     spec, config = state.instances[0], state.config
     state.clock.now_ps = round(figures[NOW_S] * s.PS_PER_S)
@@ -89,8 +89,11 @@ def _load(handle, rows, figures):
 
 @jit(types.int64(types.int64, types.int64, types.Array(types.float64, 1, "C"), types.Array(types.int64, 1, "C")))
 def _compose(handle, rule, memory, out):
-    """Asks a rule that remembers `memory`. Writes how many run, and how many lost their memory, the slots of those that
-    run, their tokens, and the slots of the others to `out`; returns the believed latency in ps."""
+    """Calls a rule with its `memory`; returns the predicted latency in ps.
+
+    Writes to `out` the numbers of running and preempted requests, then the running slots, their
+    tokens, and the preempted slots.
+    """
     state = s.state_at(handle)
     for place in range(memory.size):
         state.memory[0, place] = memory[place]
@@ -109,7 +112,7 @@ def _compose(handle, rule, memory, out):
 @jit(types.void(types.int64, types.Array(types.float64, 1, "C"), types.float64, types.float64, types.float64,
                 types.Array(types.float64, 1, "C")))
 def _observe(handle, notes, budget, arrived, violated, out):
-    """Writes the features of the engine."""
+    """Writes the engine's features to `out`."""
     row = engine_stack()
     engine_row(s.state_at(handle), 0, (budget, arrived, violated), notes, row)
     for index in range(out.size):
@@ -117,7 +120,7 @@ def _observe(handle, notes, budget, arrived, violated, out):
 
 
 class Replica:
-    """A state of one mixed instance that is filled with an engine each time it is asked."""
+    """Simulator state of one mixed instance, filled from the engine before each decision."""
 
     def __init__(self, policy: Policy | None = None) -> None:
         self._params = np.zeros(s.PARAMS)
@@ -127,10 +130,10 @@ class Replica:
             self._tokens = names.index("max_num_batched_tokens") if "max_num_batched_tokens" in names else None
             self._rule, self._settings = int(addresses([policy.compose])[0]), policy.settings()
         self._growth = names.index("growth") if policy is not None and "growth" in names else None
-        self._made: dict[Any, tuple[bool, int]] = {}  # outputs so far of what ran last, by request
-        self._means = {True: PRIOR_OUTPUT, False: PRIOR_OUTPUT}  # of the outputs that ended, by class
-        self._memory = np.zeros(s.MEMORY)  # the rule's, from one iteration to the next
-        self._given: list[Any] = []  # requests that it gave up, by their place there
+        self._made: dict[Any, tuple[bool, int]] = {}  # class and outputs of requests that ran last
+        self._means = {True: PRIOR_OUTPUT, False: PRIOR_OUTPUT}  # mean outputs of finished requests, by class
+        self._memory = np.zeros(s.MEMORY)  # the rule's, between iterations
+        self._given: list[Any] = []  # requests in its memory, by entry
         self._size, self._seats, self._figures = -1, 0, np.zeros(FIGURES)
         self._origin_s, self._priced = math.nan, None
 
@@ -140,14 +143,14 @@ class Replica:
 
     @property
     def _grows(self) -> bool:
-        """Whether the rule looks at the mean outputs of what has ended."""
+        """Whether the rule uses the mean outputs of finished requests."""
         return self._growth is not None and self._params[self._growth] > 0.0
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """Asks the rule for the next iteration of an engine.
+        """Calls the rule for an engine's next iteration.
 
-        Waiting requests are described, and looked up in the engine's prefix cache, one after the other: as long as all
-        of them enter, the rule is asked again with more.
+        Waiting requests are described, and looked up in the prefix cache, a few at a time: while
+        all of them are admitted, the rule is called again with more.
         """
         count, heads = {True: DUE_PROMPTS, False: LOOK_OFFLINE}, (engine.online.peek(), engine.offline.peek())
         cached = any(head is not None and head.look_up is not None for head in heads)
@@ -159,7 +162,7 @@ class Replica:
                      and (len(line) > looked[online] or len(line) == count[online])]
             if not again:
                 self._keep()
-                if self._grows:  # what enters may end before it is seen to run
+                if self._grows:  # an admitted request may end before it is seen running
                     self._made.update((one.id, (one.online, one.num_output_tokens)) for one in self._requests
                                       if one.id in plan.tokens)
                 return plan
@@ -169,7 +172,7 @@ class Replica:
 
     def _asked(self, engine: Engine, belief: Belief, lines: Mapping[bool, list[Request]], looked: Mapping[bool, int]
                ) -> tuple[Plan, dict[bool, int]]:
-        """A plan, and how many of the waiting requests of each class enter by it."""
+        """Returns a plan, and the number of waiting requests of each class that it admits."""
         places = self.load(engine, belief, lines, looked)
         if self._given:
             slots = {request.id: slot + 1 for slot, request in enumerate(self._requests)}
@@ -190,20 +193,20 @@ class Replica:
         return Plan(tokens, admitted, preempted, predicted_ps / s.PS_PER_S), entered
 
     def _keep(self) -> None:
-        """Keeps what the rule remembers: requests by their names, as the next iteration has other slots."""
+        """Keeps the rule's memory, with request ids in place of slots, which change between iterations."""
         self._memory[:] = self._state.memory[0]
         slots = self._memory[_SLOTS].tolist()
         self._given = [self._requests[int(slot) - 1].id if slot > 0.0 else None for slot in slots] if any(slots) else []
 
     def observe(self, engine: Engine, belief: Belief, rates: ArrivalRates, blocks: Blocks, budget: float) -> np.ndarray:
-        """The features of an engine as a learned policy sees them (`features.ENGINE`), float32, scaled.
+        """Returns the engine's features for a learned policy (`features.ENGINE`), float32, scaled.
 
         Args:
-            engine: about to compose an iteration.
-            belief: what its iterations take.
+            engine: before its next iteration.
+            belief: predicts its latencies.
             rates: of its online arrivals.
-            blocks: online requests that arrived, and that missed an SLO.
-            budget: the share of them that may.
+            blocks: online arrivals and violations.
+            budget: the share of online requests that may violate.
         """
         lines = {True: engine.online.first(LOOK_ONLINE), False: engine.offline.first(LOOK_OFFLINE)}
         self.load(engine, belief, lines, {True: 0, False: LOOK_OFFLINE})
@@ -222,20 +225,21 @@ class Replica:
 
     def load(self, engine: Engine, belief: Belief, lines: Mapping[bool, list[Request]], looked: Mapping[bool, int]
              ) -> list[int]:
-        """Fills the state with an engine; returns the place of each slot's request among the running ones, or -1.
+        """Fills the state from an engine; returns each slot's index among the running requests, or
+        -1.
 
         Args:
-            engine: about to compose an iteration.
-            belief: what its iterations take.
-            lines: waiting requests by class, the first ones.
-            looked: how many of these are looked up in the prefix cache.
+            engine: before its next iteration.
+            belief: predicts its latencies.
+            lines: the first waiting requests, by class.
+            looked: number of these to look up in the prefix cache.
         """
         running = {request.id: place for place, request in enumerate(engine.running)}
         found = {one.id: one.look_up() for online, line in lines.items() for one in line[: looked[online]]
                  if one.look_up is not None}
         self._requests = self._in_order(engine, lines)
         self._fit(len(self._requests), max(engine.max_num_seqs, len(engine.running)), belief)
-        if not 0.0 <= engine.now_s - self._origin_s < LONGEST_S:  # at first it is no number
+        if not 0.0 <= engine.now_s - self._origin_s < LONGEST_S:  # NaN at first
             self._origin_s = engine.now_s - START_S
             self._memory[:] = 0.0
         origin_s, places, rows, start = self._origin_s, [], self._rows.data, 0
@@ -245,7 +249,7 @@ class Replica:
             if found:
                 cached, shared, idle = found.get(one.id, NOTHING)
             places.append(place)
-            if made and first_s is None:  # on its way: it comes as this iteration begins (asynchronous scheduling)
+            if made and first_s is None:  # in flight, arrives as this iteration begins (asynchronous scheduling)
                 first_s = engine.now_s
             PACK(rows, start, one.online, place, one.num_tokens - made, made, one.num_computed_tokens,
                  one.blocks if place >= 0 else idle, one.arrival_s - origin_s, one.ttft_slo_s, one.tpot_slo_s,
@@ -262,19 +266,21 @@ class Replica:
         return places
 
     def _see_outputs(self, engine: Engine) -> None:
-        """Keeps the mean outputs of what has ended, as the simulator's `observed` has them: of requests that ran before
-        and neither run nor wait now."""
+        """Updates the mean outputs of finished requests (the simulator's `observed`): those that
+        ran before, and now neither run nor wait."""
         now = {one.id: (one.online, one.num_output_tokens) for one in engine.running}
         there = {one.id for one in self._requests}
         for name, (online, made) in self._made.items():
-            if name not in there:  # its last token came in the iteration before this one
+            if name not in there:  # its last token came in the previous iteration
                 self._means[online] += MEAN_WEIGHT * (made + 1 - self._means[online])
         self._made = now
         observed = self._state.observed
         observed.online_output_mean, observed.offline_output_mean = self._means[True], self._means[False]
 
     def _in_order(self, engine: Engine, lines: Mapping[bool, list[Request]]) -> list[Request]:
-        """By class, as they wait, and would wait: where a rule has an order of its own, what it preempts comes last."""
+        """Returns requests by class in waiting order; with a rule's own order, running offline
+        requests come last.
+        """
         online = [*lines[True], *(one for one in engine.running if one.online)]
         offline = [one for one in engine.running if not one.online]
         online.sort(key=ORDER)
@@ -283,13 +289,13 @@ class Replica:
         return online + sorted([*lines[False], *offline], key=ORDER)
 
     def _fit(self, size: int, seats: int, belief: Belief) -> None:
-        """Makes room for so many requests, and takes over what is believed."""
+        """Makes room for `size` requests, and takes over the belief's terms."""
         if size > self._size or seats > self._seats or len(belief.terms.dense) > self._state.prefill_ps.shape[1]:
             self._size, self._seats = 2 * size, seats
             state = s.empty_state(2 * size, 1, 1, 1, 1, max(seats, s.LEVELS) + 1, len(belief.terms.dense), 8 * size,
                                   s.OptionalSizes(owners=2 * size))
             state.requests["row"], state.config.relaxed_count = -1, 1
-            state.requests["output_tokens"] = np.iinfo(np.int32).max  # no last token is on its way
+            state.requests["output_tokens"] = np.iinfo(np.int32).max  # no last token is in flight
             state.params[:] = self._params
             for name, value in self._settings.items():
                 setattr(state.config, name, value)
@@ -309,7 +315,7 @@ class Compiled(Rule):
         values: its parameters.
     """
 
-    extra: tuple[Param, ...] = ()  # parameters that are not the policy's
+    extra: tuple[Param, ...] = ()  # parameters besides the policy's
 
     def __init__(self, name: str, policy: Policy) -> None:
         self.name, self._policy = name, policy
@@ -320,10 +326,10 @@ class Compiled(Rule):
         self._replica = Replica(policy)
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Whether parameters may have these values.
+        """Checks values of parameters.
 
         Raises:
-            UserError: there is no such parameter, or it cannot have this value.
+            UserError: an unknown parameter, or an impossible value.
         """
         for key, value in values.items():
             if key not in self._known:
@@ -331,12 +337,12 @@ class Compiled(Rule):
             self._known[key].number(value, f"rule '{self.name}'")
 
     def adjust(self, values: Mapping[str, float]) -> None:
-        """Sets some of the parameters to what weights say; whole numbers without their fraction, as rules read them."""
+        """Sets parameters to a learned policy's values; integer parameters are truncated, as in rules."""
         self.set({key: int(value) if key in self._known and self._known[key].whole else value
                   for key, value in values.items()})
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Sets some of the parameters, which are checked (`check`)."""
+        """Sets and checks some of the parameters."""
         self.check(values)
         self.values.update(values)
         extra = {param.name for param in self.extra}
@@ -344,5 +350,5 @@ class Compiled(Rule):
         self._replica.set(policy.vector())
 
     def compose(self, engine: Engine, belief: Belief) -> Plan:
-        """The next iteration."""
+        """Returns the next iteration."""
         return self._replica.compose(engine, belief)

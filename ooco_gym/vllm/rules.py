@@ -1,6 +1,6 @@
-"""Our rules for an engine: policies of conf/policy as they are, and a few that only a real engine has a use for.
+"""Our rules for an engine: policies of conf/policy, and a few for a real engine only.
 
-What an engine cannot do (swapping, routing, the order by prefix) is no parameter here.
+Actions that an engine lacks (swapping, routing, the order by prefix) have no parameters here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ H, G = slots(HYGEN), slots(GATE)
 
 @inner
 def _filled(state, instance, decode_ps, offline_ps, tokens, headroom):
-    """Fills an iteration, online work without bound; returns its tokens."""
+    """Fills an iteration, online work without a latency limit; returns its tokens."""
     one = np.int64(1)
     tokens = min(np.int64(tokens), state.config.max_num_batched_tokens)
     limits = Limits(np.int64(s.NEVER), np.int64(decode_ps), np.int64(offline_ps), tokens, one, one, np.int64(headroom),
@@ -46,9 +46,12 @@ def _filled(state, instance, decode_ps, offline_ps, tokens, headroom):
 
 @hook(COMPOSE)
 def within_budget(view):
-    """HyGen's two phases (arXiv 2501.14808, algorithms 1 and 2), with the engine's belief as its predictor: online
-    requests with the whole token budget, then offline ones within a latency budget. A running prompt never overtakes
-    another, and prefix sharing is left to the engine."""
+    """HyGen's two phases (arXiv 2501.14808, algorithms 1 and 2), with the engine's belief as
+    predictor.
+
+    Online requests have the whole token budget, then offline ones fill a latency budget. A running
+    prompt never overtakes another, and prefix sharing is left to the engine.
+    """
     p = view.state.params
     budget_ps = np.int64(p[H.latency_budget_s] * s.PS_PER_S)
     return _filled(view.state, view.instance, budget_ps, budget_ps, p[H.chunk_size], 0)
@@ -56,8 +59,8 @@ def within_budget(view):
 
 @hook(COMPOSE)
 def gated(view):
-    """Offline prompts enter as OOCO's relaxed instances admit them: while no online prompt is pending and a decode step
-    of all that runs keeps the TPOT SLO."""
+    """Admits offline prompts as OOCO's relaxed instances do: while no online prompt is pending, and
+    a decode step of all running requests keeps the TPOT SLO."""
     state, instance, p = view.state, view.instance, view.state.params
     spec, sums = state.instances[instance], NO_SUMS
     pending = spec.online_head >= 0
@@ -73,7 +76,7 @@ def gated(view):
 
 @hook(COMPOSE)
 def schedule_once(view):
-    """vLLM's V1 schedule as `policy.mixed.schedule_v1`, but that an iteration which only takes memory away is one."""
+    """vLLM's V1 schedule, as `policy.mixed.schedule_v1`, but an iteration that only preempts counts as one."""
     budget, preempted = continue_running(view.state, view.instance, view.state.config.max_num_batched_tokens)
     if preempted == 0:
         budget = admit_waiting(view.state, view.instance, budget, 0.0)
@@ -81,7 +84,7 @@ def schedule_once(view):
 
 
 def _by_priority(preempt: str) -> Policy:
-    """vLLM's schedule by priority, of the release that runs here."""
+    """Returns vLLM's priority schedule, of the release that runs here."""
     engine, version = sys.modules.get("vllm"), ENGINE_VERSIONS[0]
     if engine is not None:
         version = engine_version_of(engine.__version__)
@@ -98,10 +101,10 @@ RULES: dict[str, Callable[[], Policy]] = {
 
 
 def make_rule(name: str, values: Mapping[str, Any] | None = None) -> Compiled:
-    """A rule by its name, with parameters that differ from its own.
+    """Returns a rule by name, with some parameters changed.
 
     Raises:
-        UserError: there is no such rule, no such parameter, or a value is of another kind or beyond its bounds.
+        UserError: an unknown rule or parameter, or a value of the wrong type or out of bounds.
     """
     if name not in RULES:
         raise unknown("rule", name, RULES)

@@ -1,10 +1,11 @@
-"""The scheduler classes for vLLM, and all that touches its private interface.
+"""The scheduler classes for vLLM, and all use of its private interface.
 
-`OocoScheduler` lets a rule compose each iteration and has vLLM's own `schedule()` carry it out: the rule's victims are
-preempted first, then requests beyond the plan are held back (`_reserve_prefill_lookahead`, which vLLM asks how many of
-its tokens each request may have) and waiting ones are shown in the plan's order (`Waiting`). So blocks, prefix caching,
-outputs and asynchronous bookkeeping stay vLLM's, and an iteration without a plan is vLLM's own. What is used of it is
-listed in `TOUCHED`; tests/oracle/test_in_vllm.py holds each of it against the installed release.
+`OocoScheduler` lets a rule compose each iteration, which vLLM's own `schedule()` then carries out.
+The rule's victims are preempted first. Requests outside of the plan are held back by
+`_reserve_prefill_lookahead`, through which vLLM limits each request's tokens, and waiting requests
+are shown in the plan's order (`Waiting`). So blocks, prefix caching, outputs and asynchronous
+bookkeeping stay vLLM's, and an iteration without a plan is vLLM's own. `TOUCHED` lists what is used
+of vLLM; tests/oracle/test_in_vllm.py compares it with the installed release.
 """
 
 # pyright: reportMissingImports=false
@@ -35,7 +36,7 @@ from ooco_gym.vllm.deciding import LOG, Decider, InFlight
 from ooco_gym.vllm.settings import Class, Settings, read_settings
 
 TESTED = ("0.32.0", "0.33.0")
-"""Releases with which the tests ran."""
+"""Tested releases of vLLM."""
 TOUCHED = {
     "Scheduler": ("schedule", "update_from_output", "add_request", "_reserve_prefill_lookahead", "_preempt_request",
                   "_handle_blocked_waiting_request", "_is_blocked_waiting_status", "get_num_unfinished_requests"),
@@ -53,21 +54,22 @@ _SETTINGS_EVERY_S = 1.0
 
 # --- Waiting requests -----------------------------------------------------------------------------------------------
 class Waiting(RequestQueue):
-    """vLLM's queue of waiting requests, by class, which shows only what a plan admits while the plan is carried out.
+    """vLLM's queue of waiting requests, by class; while a plan is carried out it shows only the
+    requests to admit.
 
-    Without a plan it is in vLLM's own order: by priority and arrival, or first come first served.
+    Otherwise it has vLLM's own order: by priority and arrival, or FCFS.
     """
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._by_priority = policy == SchedulingPolicy.PRIORITY
         self.lines: dict[bool, list[EngineRequest]] = {True: [], False: []}  # by online, each in order
-        self._place: dict[EngineRequest, int] = {}  # first come first served: the order
+        self._place: dict[EngineRequest, int] = {}  # order under FCFS
         self._front = self._back = 0
         self.offline_tokens = 0  # of all waiting offline requests
-        self._shown: list[EngineRequest] | None = None  # the last is next
+        self._shown: list[EngineRequest] | None = None  # in reverse order
 
     def show(self, requests: list[EngineRequest] | None) -> None:
-        """Shows these alone, in this order; None shows all."""
+        """Shows only these requests, in this order; None shows all."""
         self._shown = None if requests is None else requests[::-1]
 
     def _key(self, request: EngineRequest) -> Any:
@@ -92,22 +94,22 @@ class Waiting(RequestQueue):
         return True
 
     def add_request(self, request: EngineRequest) -> None:
-        """Adds a request, last of its kind."""
+        """Adds a request, last in its class."""
         self._back += 1
         self._insert(request, self._back)
 
     def prepend_request(self, request: EngineRequest) -> None:
-        """Puts a request back, first of its kind (by priority: where its arrival says)."""
+        """Puts a request back, first in its class (by priority: in order of arrival)."""
         self._front -= 1
         self._insert(request, self._front)
 
     def prepend_requests(self, requests: Iterable[EngineRequest]) -> None:
-        """Puts requests back one after the other."""
+        """Puts requests back one by one."""
         for request in list(requests):
             self.prepend_request(request)
 
     def peek_request(self) -> EngineRequest:
-        """The next one."""
+        """Returns the next request."""
         if self._shown is not None:
             return self._shown[-1]
         heads = [line[0] for line in self.lines.values() if line]
@@ -116,7 +118,7 @@ class Waiting(RequestQueue):
         return min(heads, key=self._key)
 
     def pop_request(self) -> EngineRequest:
-        """Takes the next one out."""
+        """Removes and returns the next request."""
         request = self.peek_request()
         if self._shown is not None:
             self._shown.pop()
@@ -124,32 +126,32 @@ class Waiting(RequestQueue):
         return request
 
     def remove_request(self, request: EngineRequest) -> None:
-        """Takes a request out, which must be there."""
+        """Removes a request, which must be present."""
         if not self._remove(request):
             raise ValueError("the request does not wait")
 
     def remove_requests(self, requests: Iterable[EngineRequest]) -> None:
-        """Takes those of the requests out that are there."""
+        """Removes those of the requests that are present."""
         for request in list(requests):
             self._remove(request)
 
     def __bool__(self) -> bool:
-        """Whether there is a next one."""
+        """Returns whether there is a next request."""
         if self._shown is not None:
             return bool(self._shown)
         return any(self.lines.values())
 
     def __len__(self) -> int:
-        """How many wait, shown or not."""
+        """Returns the number of waiting requests, shown or not."""
         return sum(map(len, self.lines.values()))
 
     def __iter__(self) -> Iterator[EngineRequest]:
-        """All that wait, in order."""
+        """Iterates over all waiting requests, in order."""
         return iter(sorted((request for line in self.lines.values() for request in line), key=self._key))
 
 
 class RequestInfo:
-    """Class, SLO and first token of a request, kept beside vLLM's own record of it (`request.ooco`)."""
+    """Class, SLO and first token of a request, attached to vLLM's request (`request.ooco`)."""
 
     __slots__ = ("first_token_s", "kind", "online", "pieces", "seen", "tpot_s", "ttft_s")
 
@@ -157,20 +159,21 @@ class RequestInfo:
         self.kind, self.online = kind, kind.online
         self.ttft_s, self.tpot_s = kind.ttft_s or 0.0, kind.tpot_s or 0.0
         self.first_token_s: float | None = None
-        self.pieces: tuple[Any, ...] | None = None  # of its prompt, once it has been looked at
-        self.seen: Request | None = None  # as a rule sees it
+        self.pieces: tuple[Any, ...] | None = None  # of its prompt, once computed
+        self.seen: Request | None = None  # the request as a rule sees it
 
 
 # --- The scheduler --------------------------------------------------------------------------------------------------
 class OocoScheduler(Scheduler):
-    """vLLM's V1 scheduler with iterations composed by a rule; with asynchronous scheduling it is `OocoAsyncScheduler`.
+    """vLLM's V1 scheduler with a rule that composes iterations; `OocoAsyncScheduler` under
+    asynchronous scheduling.
 
     Attributes:
         ooco: the rule, its belief and its counters.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> OocoScheduler:
-        """The class that fits the engine's configuration."""
+        """Returns an instance of the class for the engine's configuration."""
         config = kwargs.get("vllm_config", args[0] if args else None)
         if cls is OocoScheduler and config is not None and config.scheduler_config.async_scheduling:
             return object.__new__(OocoAsyncScheduler)
@@ -187,11 +190,11 @@ class OocoScheduler(Scheduler):
         self._ooco_stamp, self._ooco_read_s = version_of(self._ooco_file or ""), 0.0
         self._ooco_in_flight = InFlight(self.ooco)
         self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
-        self._ooco_skip = False  # the last plan gave no tokens after all
+        self._ooco_skip = False  # the last plan yielded no tokens
 
-    # --- What vLLM calls ---
+    # --- vLLM's interface ---
     def add_request(self, request: EngineRequest) -> None:
-        """A request has arrived: its class is found."""
+        """Adds an arriving request and determines its class."""
         if getattr(request, "ooco", None) is None:
             request.ooco = RequestInfo(self.ooco.settings.class_of(request.priority, self._ooco_field(request)))
             if self.ooco.learned is not None and request.ooco.online:
@@ -215,7 +218,7 @@ class OocoScheduler(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        """An iteration is over."""
+        """Records the end of an iteration."""
         now = time.time()
         self._ooco_in_flight.record_end(scheduler_output, now)
         awaited = [request for name in scheduler_output.num_scheduled_tokens
@@ -231,12 +234,12 @@ class OocoScheduler(Scheduler):
         return outputs
 
     def _reserve_prefill_lookahead(self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """How many of its tokens a request may have: vLLM's answer, or fewer by the plan."""
+        """Returns the most tokens a request may have: vLLM's limit, or fewer by the plan."""
         tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         if self._ooco_caps is None:
             return tokens
         most = self._ooco_caps.get(request.request_id, 0)
-        if tokens <= most or (most == 1 and _missing(request) == 1):  # a decode has as many as vLLM itself gives it
+        if tokens <= most or (most == 1 and _missing(request) == 1):  # a decode gets vLLM's own number
             return tokens
         return most
 
@@ -249,7 +252,7 @@ class OocoScheduler(Scheduler):
         return self.ooco.decide(lambda: self._ooco_describe(now), self._ooco_waits)
 
     def _ooco_describe(self, now: float) -> Engine:
-        """The engine as a rule sees it; times are those at which the iteration will begin."""
+        """Returns the engine as a rule sees it, at the time at which the iteration will begin."""
         pool = self.kv_cache_manager.block_pool
         held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         running = [_running(request, held) for request in self.running
@@ -261,18 +264,18 @@ class OocoScheduler(Scheduler):
                       self._ooco_tpot_s, self._ooco_waiting() if self.ooco.learned is not None else (0, 0, 0, 0))
 
     def _ooco_waiting(self) -> tuple[int, int, int, int]:
-        """Waiting online requests and their tokens, waiting offline ones and theirs."""
+        """Returns the numbers of waiting online requests and their tokens, offline requests and their tokens."""
         online, offline = self.waiting.lines[True], self.waiting.lines[False]
         return (len(online), sum(request.num_tokens for request in online), len(offline), self.waiting.offline_tokens)
 
     def _ooco_line(self, online: bool) -> Line:
-        """The waiting requests of a class that may be scheduled, described as they are looked at."""
+        """Returns the schedulable waiting requests of a class, described lazily."""
         return Line((self._ooco_waiter(request) for request in self.waiting.lines[online]
                      if self._ooco_ready(request)),
                     lambda name: self._ooco_waiter(self.requests[name]) if self._ooco_waits(name) else None)
 
     def _ooco_waiter(self, request: EngineRequest) -> Request:
-        """A waiting request as a rule sees it."""
+        """Returns a waiting request as a rule sees it."""
         info, cached = request.ooco, self.cache_config.enable_prefix_caching
         if cached and not info.online and info.pieces is None:
             info.pieces = pieces_of(request.block_hashes, request.num_prompt_tokens, self.block_size)
@@ -290,7 +293,7 @@ class OocoScheduler(Scheduler):
         return request.num_stale_output_tokens == 0 and not self._is_blocked_waiting_status(request.status)
 
     def _ooco_look_up(self, request: EngineRequest) -> Any:
-        """Looks up how much of a waiting request is in the prefix cache, once in an iteration."""
+        """Returns a function that looks up a waiting request in the prefix cache, once per iteration."""
         found: list[tuple[int, int, int]] = []
 
         def look_up() -> tuple[int, int, int]:
@@ -303,7 +306,7 @@ class OocoScheduler(Scheduler):
 
     # --- Carrying out ---
     def _ooco_carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SchedulerOutput:
-        """Has vLLM schedule what the plan says."""
+        """Makes vLLM schedule the plan."""
         again = set(plan.admitted).intersection(plan.preempted)
         for name in plan.preempted:
             request = self.requests[name]
@@ -324,10 +327,13 @@ class OocoScheduler(Scheduler):
             self.ooco.watch.fell_back("gave no tokens", f"{len(plan.tokens)} requests had some in its plan")
         return output
 
-    # --- What iterations take ---
+    # --- Latencies of iterations ---
     def _ooco_sums(self, output: SchedulerOutput) -> tuple[Sums, Sums]:
-        """What an iteration is made of, as `Belief.add` counts it, and its online decodes alone; vLLM has advanced its
-        requests."""
+        """Returns the sums of an iteration, as `Belief.add` counts them, and those of its online
+        decodes alone.
+
+        vLLM has already advanced the requests' computed tokens.
+        """
         sampled = decodes = context = online = online_context = prompts = prompt_context = work = 0
         for name, tokens in output.num_scheduled_tokens.items():
             request = self.requests[name]
@@ -344,14 +350,14 @@ class OocoScheduler(Scheduler):
 
     # --- Settings ---
     def _ooco_field(self, request: EngineRequest) -> Any:
-        """The class that the request names for itself, where the settings say in which field."""
+        """Returns the class that the request itself names, if the settings define the field for it."""
         field, params = self.ooco.settings.field, request.sampling_params
         if field is None or params is None or not params.extra_args:
             return None
         return params.extra_args.get(field)
 
     def _ooco_reread(self, now: float) -> None:
-        """Takes the settings' file again where it has changed; one that cannot be taken leaves all as it is."""
+        """Reads a changed settings file again; an invalid one is ignored."""
         if self._ooco_file is None or 0.0 <= now - self._ooco_read_s < _SETTINGS_EVERY_S:
             return
         self._ooco_read_s, stamp = now, version_of(self._ooco_file or "")
@@ -366,8 +372,8 @@ class OocoScheduler(Scheduler):
             LOG.warning("ooco-gym: '%s' has changed, but stays unused: %s", self._ooco_file, error)
 
     def _ooco_refuse(self) -> None:
-        """Raises where the engine is one that a plan cannot steer."""
-        ranks = self.vllm_config.parallel_config.data_parallel_size  # 1 where ranks are engines by themselves
+        """Raises UserError for an engine that a plan cannot control."""
+        ranks = self.vllm_config.parallel_config.data_parallel_size  # 1 if ranks are separate engines
         for there, name, why in (
                 (self.connector is not None, "a KV connector",
                  "a plan does not know what tokens it holds, nor when a request that waits for them may be computed"),
@@ -385,14 +391,16 @@ class OocoScheduler(Scheduler):
 
 
 class OocoAsyncScheduler(OocoScheduler, AsyncScheduler):
-    """`OocoScheduler` over vLLM's asynchronous scheduler, which composes an iteration while the last one still runs."""
+    """`OocoScheduler` over vLLM's asynchronous scheduler, which composes an iteration while the
+    previous one runs.
+    """
 
 
 def check_version(version: str, any_version: bool) -> None:
-    """Whether the tests ran with this release of vLLM.
+    """Checks that this release of vLLM is tested.
 
     Raises:
-        UserError: they did not, and `any_version` does not say to go on.
+        UserError: it is not, and `any_version` is not set.
     """
     release = version.split("+", maxsplit=1)[0]
     if release not in TESTED and not any_version:
@@ -402,7 +410,7 @@ def check_version(version: str, any_version: bool) -> None:
 
 
 def _running(request: EngineRequest, held: Mapping[str, Any]) -> Request:
-    """A running request as a rule sees it; `held`: the blocks of each."""
+    """Returns a running request as a rule sees it; `held`: blocks by request."""
     seen = _seen(request, request.num_tokens + request.num_output_placeholders)
     seen.num_computed_tokens, seen.look_up = request.num_computed_tokens, None
     seen.blocks = len(held.get(seen.id, ()))
@@ -410,7 +418,7 @@ def _running(request: EngineRequest, held: Mapping[str, Any]) -> Request:
 
 
 def _seen(request: EngineRequest, num_tokens: int) -> Request:
-    """A request as a rule sees it. An engine describes all that run in each iteration: what stays is written once."""
+    """Returns a request as a rule sees it; constant fields are written once, as this runs in each iteration."""
     info = request.ooco
     seen = info.seen
     if seen is None:
@@ -423,7 +431,9 @@ def _seen(request: EngineRequest, num_tokens: int) -> Request:
 
 
 def _ends(request: EngineRequest) -> bool:
-    """Whether its last token is on its way (asynchronous scheduling): vLLM schedules it no more."""
+    """Returns whether its last token is in flight (asynchronous scheduling), so that vLLM will not
+    schedule it again.
+    """
     flying = request.num_output_placeholders
     return flying > 0 and request.num_computed_tokens + 2 - flying >= request.num_prompt_tokens + request.max_tokens
 

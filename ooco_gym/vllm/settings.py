@@ -1,8 +1,8 @@
-"""How the scheduler inside vLLM is set: one YAML, or environment variables.
+"""Settings of the scheduler inside vLLM: one YAML, or environment variables.
 
-`$OOCO_GYM_VLLM` names the YAML; `$OOCO_GYM_VLLM_RULE`, `_BUNDLE`, `_BELIEF`, `_TTFT_S`, `_TPOT_S`, `_METRICS_PORT`,
-`_METRICS_ADDRESS`, `_SHADOW` and `_ANY_VERSION` set single keys, over it or without it. The file is read again when it
-changes, while the server runs: `rule: vllm` switches back to vLLM's own schedule.
+`$OOCO_GYM_VLLM` names the YAML; `$OOCO_GYM_VLLM_RULE`, `_BUNDLE`, `_BELIEF`, `_TTFT_S`, `_TPOT_S`,
+`_METRICS_PORT`, `_METRICS_ADDRESS`, `_SHADOW` and `_ANY_VERSION` override single keys. A changed
+file is read again while the server runs: `rule: vllm` switches back to vLLM's own schedule.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ooco_gym.vllm.rules import RULES, make_rule
 
 PREFIX = "OOCO_GYM_VLLM"
 STOCK, LEARNED = "vllm", "learned"
-THIS_MACHINE = "127.0.0.1"  # the interface that no other machine reaches
-LONGEST_S = {"ttft_s": 120.0, "tpot_s": 5.0}  # of a promise; beyond it milliseconds are suspected
+THIS_MACHINE = "127.0.0.1"  # reachable from this machine only
+LONGEST_S = {"ttft_s": 120.0, "tpot_s": 5.0}  # longest plausible SLO; beyond it milliseconds are suspected
 _TEXTS, _NUMBERS = ("rule", "bundle", "belief", "metrics_address"), ("ttft_s", "tpot_s", "metrics_port")
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """A class of requests: a name, from which priority on, and its SLO in seconds (none: offline)."""
+    """A class of requests: its name, lowest priority value, and SLO in seconds (none: offline)."""
 
     name: str
     priority: int
@@ -43,7 +43,7 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings; docs/vllm.md says what each does."""
+    """All settings; see docs/vllm.md."""
 
     rule: str = "deadline"
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -59,17 +59,17 @@ class Settings:
     any_version: bool = False
 
     def class_of(self, priority: int, name: Any = None) -> Class:
-        """The class of a request by its priority, or by the name that its field says, where there is such a class."""
+        """Returns a request's class: the one that its field names, if it exists, else by priority."""
         named = [one for one in self.classes if one.name == name]
         reached = [one for one in self.classes if priority >= one.priority]
         return (named or reached[-1:] or self.classes)[0]
 
 
 def read_settings(environment: Mapping[str, str] | None = None) -> tuple[Settings, Path | None]:
-    """The settings that the environment says, and the YAML that they come from.
+    """Returns the settings in the environment, and the path of their YAML.
 
     Raises:
-        UserError: the file is missing, is no mapping, or a key or a value is not one of those expected.
+        UserError: the file is missing or no mapping, or a key or value is not an expected one.
     """
     given = os.environ if environment is None else environment
     path = Path(given[PREFIX]) if given.get(PREFIX) else None
@@ -90,10 +90,10 @@ def read_settings(environment: Mapping[str, str] | None = None) -> tuple[Setting
 
 def parse_settings(values: Mapping[str, Any], where: str = "settings",
                    online: Mapping[str, float] | None = None) -> Settings:
-    """Settings from plain values; `online` replaces the SLO of the first class.
+    """Parses settings from plain values; `online` replaces the SLO of the first class.
 
     Raises:
-        UserError: a key or a value is not one of those expected.
+        UserError: a key or value is not an expected one.
     """
     check_keys(where, values, [one.name for one in fields(Settings)])
     settings = Settings(**values)
@@ -148,7 +148,7 @@ def _classes(given: Any, where: str) -> tuple[Class, ...]:
 
 
 def _doubts(classes: Sequence[Class]) -> list[str]:
-    """Warnings on classes that are allowed and look like a slip, a sentence each."""
+    """Returns warnings on classes that are legal but look like a mistake, one sentence each."""
     lines = [f"classes.{one.name}.{key}={value:g} is in seconds, and so long a promise binds nothing; {value:g} ms are "
              f"{value / 1000:g}" for one in classes for key, most in LONGEST_S.items()
              if (value := getattr(one, key)) is not None and value > most]
