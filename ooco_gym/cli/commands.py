@@ -1,4 +1,4 @@
-"""The commands, found as entry points and imported only when run, and what their groups may be given."""
+"""The commands, found as entry points and imported only when run, and the choices of their groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata, util
-from os.path import exists  # false of what is no name of a file, where Path raises
+from os.path import exists  # returns False for an invalid name, where Path raises
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.resources import conf_root, load_yaml
 
-PRESETS = "preset"  # the group of files that set many keys of a command, `+preset=NAME`
-OPEN = "open"  # the folder of choices that stand for what is not said: defaults, and a trace file's keys
-EXAMPLE = "#$ "  # how the lines of a command's configuration begin that show it in use
-PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
+PRESETS = "preset"  # group of files that set many keys of a command, `+preset=NAME`
+OPEN = "open"  # folder of default choices, and of a trace file's keys
+EXAMPLE = "#$ "  # marks example lines in a command's configuration
+PLAIN = "_plain_"  # key of a group's node for a string that the library reads
 
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its name, its function as `module:function`, and the folders of its configuration, first first."""
+    """A subcommand: its name, its function as `module:function`, and its configuration folders by precedence."""
 
     name: str
     function: str
@@ -31,10 +31,10 @@ class Command:
 
     @cached_property
     def config(self) -> Path:
-        """The YAML file of its keys and their defaults.
+        """The YAML file of its keys and defaults.
 
         Raises:
-            UserError: there is none.
+            UserError: the file is missing.
         """
         for path in (root / f"{self.name}.yaml" for root in self.roots):
             if path.is_file():
@@ -48,29 +48,29 @@ class Command:
 
     @property
     def groups(self) -> list[str]:
-        """The groups that its defaults choose from."""
+        """The groups in its defaults."""
         return [str(key) for entry in self.keys.get("defaults") or () if isinstance(entry, Mapping) for key in entry]
 
     @property
     def positional(self) -> list[str]:
-        """The keys that words without `=` set, in their order."""
+        """The keys that are set by words without `=`, in order."""
         return [str(key) for key in self.keys.get("positional") or ()]
 
     @property
     def description(self) -> str:
-        """One line: the first comment of its configuration."""
+        """The first comment of its configuration."""
         with self.config.open(encoding="utf-8", errors="replace") as lines:
             first = next(lines, "").strip()
         return re.sub(rf"^# *(ooco-gym +{re.escape(self.name)} *: *)?", "", first).rstrip(".")
 
     @property
     def examples(self) -> list[str]:
-        """The command in use, a line each: what its configuration has after `#$`."""
+        """Its example lines: those after `#$` in its configuration."""
         lines = self.config.read_text(encoding="utf-8").splitlines()
         return [line.removeprefix(EXAMPLE) for line in lines if line.startswith(EXAMPLE)]
 
     def presets(self) -> dict[str, str]:
-        """Its presets and what their files say of them: those whose comment begins with its name."""
+        """Returns its presets with their descriptions: files whose comment begins with its name."""
         found: dict[str, str] = {}
         for path in (path for root in self.roots for path in sorted((root / PRESETS).glob("*.yaml"))):
             about = rf"^# *ooco-gym +{re.escape(self.name)} +\+preset={re.escape(path.stem)} *: *(.*)$"
@@ -81,12 +81,12 @@ class Command:
 
 
 def commands() -> dict[str, str]:
-    """Every known command by name, each with its function as `module:function`."""
+    """Returns all known commands by name, each with its function as `module:function`."""
     points = sorted(metadata.entry_points(group="ooco_gym.commands"))
-    return {point.name: point.value for point in points if point.name not in REMOVED}  # an older installation has them
+    return {point.name: point.value for point in points if point.name not in REMOVED}  # older installations have them
 
 
-# Commands, and keys of a command, that left in this version, and what to do instead.
+# Removed commands and keys of commands, and what to use instead.
 REMOVED = {**dict.fromkeys(
                ("demo seeds", "demo duration_s", "demo start_s"),
                "'ooco-gym compare policies=[demo/gate/policy.yaml,ooco] start_s=0 duration_s=86400' plays the day"),
@@ -110,7 +110,7 @@ REMOVED = {**dict.fromkeys(
 
 
 def find(name: str) -> Command:
-    """Finds a command by name; the configuration of a package of one's own is in its folder `conf`.
+    """Finds a command by name; another package's configuration is in its folder `conf`.
 
     Raises:
         UserError: no such command.
@@ -126,32 +126,33 @@ def find(name: str) -> Command:
 
 
 def names(roots: Iterable[Path], group: str) -> list[str]:
-    """The names that a group's folders hold."""
+    """Returns the names in a group's folders."""
     return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
 
 
 def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any] | None:
-    """Reads a choice of `group` that is not one of its names: a node for Hydra to merge, or None where it is a name.
+    """Reads a choice of `group` that is not one of its names: a node for Hydra to merge, or None
+    for a name.
 
     Returns:
-        The content of a YAML file, or `{PLAIN: value}` for a mix, a folder, another file, `FILE.py:NAME`, or a name
-        with parameters.
+        The content of a YAML file, or `{PLAIN: value}` for a mix, a folder, another file,
+        `FILE.py:NAME`, or a name with parameters.
 
     Raises:
-        UserError: nothing of the kind; the sentence has the nearest name.
+        UserError: the choice is none of these; the message has the nearest name.
     """
     known, head = names(roots, group), value.partition(":")[0]
     if value in known:
         return None
     if (conf_root() / OPEN / group / f"{value}.yaml").is_file():
         return load_yaml(f"{OPEN}/{group}", value)
-    if group == "policy" and head == "learned":  # folders of learned policies take their seats beside a base policy
+    if group == "policy" and head == "learned":  # a folder of learned policies
         return {PLAIN: value}
     if group == "policy" and head not in known:
-        from ooco_gym.policy.registry import as_mapping  # takes a moment
+        from ooco_gym.policy.registry import as_mapping  # slow to import
 
         if head.endswith((".py", ".yaml", ".yml")) or not ("/" in head or exists(head)):
-            return as_mapping(value)  # which knows the names, and those that left
+            return as_mapping(value)  # knows current and removed names
     if value.endswith((".yaml", ".yml")):
         return load_yaml(group, value)
     if exists(value) or (head.endswith(".py") and exists(head)):
@@ -167,7 +168,9 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
 
 
 def _check_parts(group: str, value: str, known: list[str]) -> None:
-    """Refuses a mix, or a name with parameters, of which a part is neither a name of the group nor a file."""
+    """Raises UserError for a mix, or name with parameters, with a part that is neither a name of
+    the group nor a file.
+    """
     is_mix = "+" in value or "*" in value
     parts = [part.rpartition("*")[2].strip() for part in value.split("+")] if is_mix else [value.partition(":")[0]]
     for part in parts:

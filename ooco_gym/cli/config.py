@@ -1,7 +1,7 @@
-"""A command's configuration: where Hydra finds it, and whether the words of a command line fit it.
+"""A command's configuration: how Hydra finds it, and the check of a command line against it.
 
-Hydra itself would answer a mistyped key with several lines, take text where a number belongs, and silently keep the
-last entry of a list given to a group.
+Without this check Hydra would report a mistyped key in several lines, accept text for a number, and
+silently keep the last entry of a list given to a group.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import exists, isfile  # false of what is no name of a file, where Path raises
+from os.path import exists, isfile  # return False for an invalid name, where Path raises
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -31,16 +31,18 @@ from ooco_gym.errors import FORMER, UserError, nearest, unknown
 from ooco_gym.own_code import WORD
 from ooco_gym.resources import load_yaml
 
-MOST_POINTS = 100_000  # of a sweep
-COUNT_OR_LIST = ("seeds",)  # keys of which 3 means 1, 2, 3
+MOST_POINTS = 100_000  # most points of a sweep
+COUNT_OR_LIST = ("seeds",)  # keys for which 3 means 1, 2, 3
 NUMBER, TEXT, LIST, MAPPING = "a number", "text", "a list", "a group of keys"
 KINDS = ((bool, "true or false"), ((int, float), NUMBER), (str, TEXT), (list, LIST), (Mapping, MAPPING))
-_RELEASE = re.compile(r"\d+\.\d+\.\d+")  # such as 0.19.1, of which 0.19 is read as a number
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")  # such as 0.19.1, whereas 0.19 is read as a number
 
 
-# --- Where Hydra looks ----------------------------------------------------------------------------------------------
+# --- Hydra's search path --------------------------------------------------------------------------------------------
 class OocoSearchPath(SearchPathPlugin):
-    """Adds the configuration of the command that runs to where Hydra looks; its address says all, for workers too."""
+    """Adds the running command's configuration to Hydra's search path; its address is complete,
+    also for workers.
+    """
 
     command: Command | None = None  # while one runs
 
@@ -92,29 +94,30 @@ class OocoSource(ConfigSource):
 # --- The words of a command line ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Request:
-    """A command line, read but not yet checked."""
+    """A parsed, unchecked command line."""
 
     overrides: list[Override]
     out: str | None = None
 
 
 def key_of(override: Override) -> str:
-    """The key that an override sets, without a plus."""
+    """Returns the key that an override sets, without a plus."""
     return override.get_key_element().lstrip("+~")
 
 
 def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
-    """Reads the words of a command line; `out` is no business of Hydra's.
+    """Parses a command line; `out` is not passed to Hydra.
 
-    Words without `=` are given to the keys that the command's configuration lists under `positional`, in that order.
+    Words without `=` are given to the keys that the command's configuration lists under
+    `positional`, in that order.
 
     Raises:
-        UserError: a word that is not key=value, or several values where no sweep was asked for.
+        UserError: a word that is not key=value, or several values without a sweep.
     """
     words, unused, overrides = list(words), list(command.positional), {}
     given = {word.partition("=")[0]: word.partition("=")[2].strip().strip("'\"") for word in words if "=" in word}
     if "workload.path" in given and "workload" not in given:
-        words.insert(0, "workload=trace")  # its keys are a trace file's, not those of the workload that is the default
+        words.insert(0, "workload=trace")  # uses a trace file's keys, not the default workload's
     for word in words:
         key, equals, value = word.partition("=")
         if not equals and not word.startswith("~"):
@@ -135,14 +138,14 @@ def read(command: Command, words: Iterable[str], multirun: bool) -> Request:
         if key_of(override) in overrides:
             raise UserError(f"{key} is given twice; expected it once, or a sweep: -m {key}=a,b")
         overrides[key_of(override)] = override
-    out = given.get("out", given.get("resume", "outputs"))  # what is resumed goes on where it was
+    out = given.get("out", given.get("resume", "outputs"))  # a resumed run continues in its folder
     if out in ("", "null"):
         raise UserError("out is empty; expected the folder for the results, such as out=results")
     return Request([*overrides.values()], None if out == "outputs" else out)
 
 
 def parse(word: str) -> Override:
-    """Reads `key=value`, of which paths and parameters of policies need no quotes.
+    """Parses `key=value`; paths and policy parameters need no quotes.
 
     Raises:
         UserError: Hydra cannot read it.
@@ -170,25 +173,26 @@ def _quoted_items(value: str) -> str:
     items: list[str] = []
     for item in (value[1:-1] if listed else value).split(","):
         if items and "=" in item and ":" not in item and ":" in items[-1]:
-            items[-1] += f",{item}"  # one more parameter of the policy before it
+            items[-1] += f",{item}"  # another parameter of the previous policy
         else:
             items.append(item)
     text = ",".join(map(_quoted, items))
     return f"[{text}]" if listed else text
 
 
-# --- Whether they fit -----------------------------------------------------------------------------------------------
+# --- Checks -------------------------------------------------------------------------------------------------------
 def check(command: Command, request: Request) -> DictConfig:
-    """Composes the configuration once, with the choices of groups, and sets the values in it that fit.
+    """Composes the configuration with the chosen groups, and sets the checked values.
 
-    Of a sweep it is that of the first point, and all values are checked; Hydra composes each point before it runs the
-    first of them, and refuses what other choices have not.
+    For a sweep it is the first point's, and all values are checked. Hydra composes each point
+    before it runs the first, and rejects keys that other choices lack.
 
     Returns:
-        The configuration, Hydra's own node included.
+        The configuration, including Hydra's own node.
 
     Raises:
-        UserError: the first mistake found: an unknown key, a value of another kind, or what is required is missing.
+        UserError: the first mistake: an unknown key, a value of the wrong type, or a missing
+            required one.
     """
     chosen, given = [], {}
     if math.prod(len(values_of(one)) for one in request.overrides if one.is_sweep_override()) > MOST_POINTS:
@@ -218,7 +222,7 @@ def check(command: Command, request: Request) -> DictConfig:
 
 
 def _check_drawn(key: str, override: Override, given: Mapping[str, Override], known: Mapping[str, Any]) -> None:
-    """Refuses a field of an environment's scenario that is drawn anew for each window."""
+    """Raises UserError for a field of an environment's scenario that is drawn for each window."""
     if not key.startswith("env.scenario."):
         return
     varied = key.replace("env.scenario.", "env.vary.", 1)
@@ -232,7 +236,7 @@ def _check_drawn(key: str, override: Override, given: Mapping[str, Override], kn
 
 
 def _choice(command: Command, override: Override) -> str:
-    """The override that chooses of a group; of a sweep with its first value."""
+    """Returns the override that chooses from a group; for a sweep with its first value."""
     key, value = override.key_or_group, override.value()
     known = names(command.roots, key)
     if override.is_delete():
@@ -246,10 +250,10 @@ def _choice(command: Command, override: Override) -> str:
 
 
 def values_of(override: Override) -> list[str]:
-    """The values that an override gives its key, as texts: one, or several in a sweep.
+    """Returns the values of an override as texts: one, or several in a sweep.
 
     Raises:
-        UserError: a range without steps, or a pattern that no choice fits.
+        UserError: a range without steps, or a pattern that matches no choice.
     """
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
@@ -265,7 +269,7 @@ def values_of(override: Override) -> list[str]:
 
 
 def _known(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every dotted key below a node with its value, those that hold others as well."""
+    """Returns every dotted key below a node with its value, including keys of mappings."""
     found: dict[str, Any] = {}
     for key, value in node.items():
         found[f"{prefix}{key}"] = value
@@ -275,14 +279,14 @@ def _known(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _checked(command: Command, key: str, override: Override, known: Mapping[str, Any]) -> list[Any]:
-    """The values of an override, which fit the key."""
+    """Returns the values of an override, checked against the key."""
     parent, _, last = key.rpartition(".")
     above, is_hydra = known.get(parent), key.startswith("hydra.")
     if isinstance(above, Mapping) and PLAIN in above:
         raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is read as it stands, it has no keys here")
     plus = override.is_add() or override.is_force_add()
-    columns = ".only." in f".{parent}."  # a file's own
-    if key not in known and (columns or parent == "cluster") and not plus:  # whose YAML leaves out defaults
+    columns = ".only." in f".{parent}."  # columns of a file
+    if key not in known and (columns or parent == "cluster") and not plus:  # a cluster's YAML omits defaults
         override.input_line, plus, above = f"++{override.input_line}", True, {}
     if left := REMOVED.get(f"{command.name} {key}"):
         raise UserError(f"{key} is no longer a key of {command.name}; {left}")
@@ -301,7 +305,7 @@ def _checked(command: Command, key: str, override: Override, known: Mapping[str,
 
 
 def _set(cfg: DictConfig, key: str, override: Override, values: Sequence[Any]) -> None:
-    """Sets a value as Hydra does, of a sweep the first one, or takes the key away."""
+    """Sets a value as Hydra does (of a sweep the first), or deletes the key."""
     parent, _, last = key.rpartition(".")
     if override.is_delete():
         with open_dict(cfg):
@@ -311,10 +315,11 @@ def _set(cfg: DictConfig, key: str, override: Override, values: Sequence[Any]) -
 
 
 def check_value(key: str, value: Any, default: Any) -> None:
-    """Checks that a value is of the kind of the key's default; null is always allowed, and null allows all.
+    """Checks that a value has the type of the key's default; a null on either side matches
+    everything.
 
     Raises:
-        UserError: it is of another kind, or a mapping has a key that the default has not.
+        UserError: the type differs, or a mapping has a key that the default lacks.
     """
     texts = [one for one in (value, default) if isinstance(one, str)]
     if value is None or default in (None, "???") or any("${" in one for one in texts):
@@ -331,17 +336,17 @@ def check_value(key: str, value: Any, default: Any) -> None:
     if expected == TEXT:
         allowed |= {MAPPING} | ({NUMBER} if _RELEASE.fullmatch(default) else set())
     if expected == MAPPING and not any(one is not None for one in default.values()):
-        allowed |= {TEXT}  # a whole by its name
+        allowed |= {TEXT}  # a mapping may be given by name
     if kind not in allowed:
         like = f"[{value}]" if expected == LIST else "{…}" if expected == MAPPING else default
         raise UserError(f"{key}={value}: expected {expected}, such as {key}={like}")
 
 
 def _kind_of(value: Any) -> str:
-    """The kind of a value, in words."""
+    """Returns the kind of a value, in words."""
     return next(name for one, name in KINDS if isinstance(value, one))
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error, or of what it came of, without line breaks."""
+    """Returns the text of an error, or of its cause, without line breaks."""
     return re.sub(r"\s+", " ", str(error) or str(error.__cause__ or type(error).__name__)).strip()

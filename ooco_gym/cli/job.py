@@ -1,4 +1,4 @@
-"""What runs, in this process or in a worker of a sweep: a command's function, and how it ended."""
+"""The job of this process or a sweep's worker: a command's function, and how it ended."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class Outcome:
     out: str
     error: str = ""
     files: tuple[str, ...] = ()
-    left: bool = False  # what it has written so far stays, although it did not end well
+    left: bool = False  # its files stay, although it failed
 
 
 @dataclass(frozen=True)
 class Task:
-    """Calls a command's function with the configuration that Hydra has composed, and writes what it returns."""
+    """Calls a command's function with the configuration that Hydra composed, and writes what it returns."""
 
     command: str
     function: str
     cwd: str
 
     def __call__(self, cfg: DictConfig) -> Outcome:
-        """A point of a sweep, in whichever process: one that an earlier start has ended well is not played again."""
+        """Runs a point of a sweep, in any process; a point that an earlier start completed is skipped."""
         out = str(HydraConfig.get().runtime.output_dir)
         try:
-            os.chdir(self.cwd)  # a worker may have been started elsewhere
+            os.chdir(self.cwd)  # a worker may start elsewhere
             cfg, head = unwrap(cfg, out), self._head(cfg)
             if self._finished(head + OmegaConf.to_yaml(cfg, resolve=True), out):
                 return Outcome(OK, out)
@@ -65,7 +65,7 @@ class Task:
             return Outcome(MISTAKE, out, one_line(error), left=True)
 
     def called(self, cfg: DictConfig, out: str, head: str = "") -> Outcome:
-        """Calls the function; the summary is written last, so that what has one is whole."""
+        """Calls the function; the summary is written last, to mark complete results."""
         try:
             files: tuple[str, ...] = (CONFIG,)
             with remarks() as said:
@@ -95,9 +95,8 @@ class Task:
             return Outcome(BUG, out, "".join(traceback.format_exception(error)))
 
     def _head(self, cfg: DictConfig) -> str:
-        """Comments above a point's configuration: our version, and digests of the files that it names, on which its
-        result depends."""
-        from ooco_gym.peak import file_stamps  # which a single run does without
+        """Returns comments above a point's configuration: our version, and digests of the files that it names."""
+        from ooco_gym.peak import file_stamps  # not needed by a single run
 
         values: Any = OmegaConf.to_container(cfg, resolve=True)
         values.pop("out")
@@ -105,7 +104,7 @@ class Task:
         return f"# ooco-gym {self.command}, version {__version__}\n{stamps}"
 
     def _finished(self, config: str, out: str) -> bool:
-        """Whether an earlier start has ended well here, with the same configuration."""
+        """Returns whether an earlier start completed this point with the same configuration."""
         try:
             summary, kept = read_mapping(Path(out, SUMMARY)), Path(out, CONFIG).read_text(encoding="utf-8")
         except (UserError, OSError, ValueError):
@@ -114,13 +113,13 @@ class Task:
 
 
 def load(function: str) -> Any:
-    """Imports what `module:function` names."""
+    """Imports and returns `module:function`."""
     module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def unwrap(cfg: DictConfig, out: str) -> DictConfig:
-    """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
+    """Returns the configuration as commands see it, with `out`, and strings for choices that the library reads."""
     with open_dict(cfg):
         cfg.pop("hydra", None)
         for key in list(cfg):

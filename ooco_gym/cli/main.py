@@ -1,4 +1,4 @@
-"""Entry of the command line: which command, with which flags, and how a process ends."""
+"""Entry of the command line: command, flags, and the end of the process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line, of this process by default, and returns the exit code: 0, 1 after a bug, 2 after a
-    mistake, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Runs the command line (default: this process's); returns the exit code.
+
+    It is 0, 1 after a bug, 2 after a mistake, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     names = (*sys.argv, os.environ.get("PWD", ""))
     if argv is None and sys.getfilesystemencoding() == "ascii" and not all(map(str.isascii, names)):
-        # In a locale of ASCII alone Python would take names in UTF-8 apart; output stays as the locale has it.
+        # In an ASCII locale Python would split UTF-8 names into bytes; output keeps the locale's encoding.
         os.execve(sys.executable, sys.orig_argv, {"PYTHONIOENCODING": "ascii:backslashreplace", **os.environ,
                                                   "PYTHONUTF8": "1"})
-    gc.set_threshold(10_000)  # what imports make stays: to look through it again and again takes a tenth of a start
+    gc.set_threshold(10_000)  # collecting imported objects would take a tenth of a start
     with _quiet_pipes():
         return _main(list(sys.argv[1:] if argv is None else argv))
 
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # as it was before the imports
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # restores the handler from before the imports
         with notes(), tidy_end():
             return _dispatch(words)
     except UserError as error:
@@ -96,7 +98,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(command: Command, options: argparse.Namespace) -> int:
-    from ooco_gym.cli import config, run  # Hydra takes a moment
+    from ooco_gym.cli import config, run  # Hydra is slow to import
 
     multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
     request = config.read(command, options.overrides, multirun)
@@ -106,7 +108,7 @@ def _run(command: Command, options: argparse.Namespace) -> int:
     return run.run(command, request, multirun)
 
 
-# --- What is printed without running anything -----------------------------------------------------------------------
+# --- Help ----------------------------------------------------------------------------------------------------------
 def _print_commands() -> None:
     print(f"usage: {USAGE}\n")
     for name in commands():
@@ -120,7 +122,7 @@ def _print_commands() -> None:
 
 
 def _print_help(command: Command) -> None:
-    """Prints a command's examples, its keys as its configuration documents them, and the choices of its groups."""
+    """Prints a command's examples, its documented keys, and the choices of its groups."""
     words = "".join(f"[{key.upper()}] " for key in command.positional)
     lines = command.config.read_text(encoding="utf-8").splitlines()[1:]
     print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job]\n\n{command.description}.\n")
@@ -138,9 +140,11 @@ def _print_help(command: Command) -> None:
     print(f"\nA sweep: ooco-gym {command.name} -m key=a,b [hydra/launcher=joblib|ray|submitit_local]")
 
 
-# --- When whoever reads the output, or lets it run, has had enough --------------------------------------------------
+# --- Closed pipes and signals ---------------------------------------------------------------------------------------
 class _Outlet:
-    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`): files are made."""
+    """A text stream that drops output once its reader is gone (`ooco-gym perf | head`), so that
+    files are still written.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -152,7 +156,7 @@ class _Outlet:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except BrokenPipeError:  # let all that follows, what is buffered included, go nowhere
+        except BrokenPipeError:  # drops buffered and later output
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
         return len(text)
@@ -160,10 +164,10 @@ class _Outlet:
 
 @contextmanager
 def _quiet_pipes() -> Iterator[None]:
-    """Output and errors of this process may be read to their end, or not."""
+    """Tolerates a reader of stdout or stderr that closes the pipe early."""
     before = sys.stdout, sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's are: what a terminal cannot show is no failure
+        sys.stdout.reconfigure(errors="backslashreplace")  # as for stderr: unprintable characters are no failure
     sys.stdout, sys.stderr = (stream and _Outlet(stream) for stream in before)  # pyright: ignore
     try:
         yield
@@ -173,15 +177,17 @@ def _quiet_pipes() -> Iterator[None]:
 
 @contextmanager
 def tidy_end() -> Iterator[None]:
-    """SIGTERM raises `Terminated` while the body runs, so that no temporary file stays; after it, and after Ctrl-C,
-    worker processes end at once: Python would wait for their work. Signals are the main thread's: elsewhere nothing
-    is changed."""
+    """Raises `Terminated` on SIGTERM within the body, so that temporary files are removed.
+
+    After SIGTERM and Ctrl-C worker processes end at once; Python would wait for them. Outside of
+    the main thread nothing is changed, because only it handles signals.
+    """
     def end_workers() -> None:
         for worker in multiprocessing.active_children():
             worker.terminate()
 
     def terminate(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would cut the tidying short
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
         end_workers()
         raise Terminated
 

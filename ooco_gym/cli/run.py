@@ -1,7 +1,7 @@
-"""Lets Hydra compose and run a command, once or as a sweep, and tells how it ended.
+"""Lets Hydra compose and run a command, once or as a sweep, and reports how it ended.
 
-Of a sweep, Hydra's sweeper and launcher play the points, each in its own folder; here are its table and its resumption:
-a point that an earlier start has ended well is left as it is.
+Hydra's sweeper and launcher run a sweep's points, each in its own folder. This module writes its
+table and resumes it: completed points are skipped.
 """
 
 from __future__ import annotations
@@ -34,30 +34,32 @@ from ooco_gym.errors import UserError, raise_interrupt, unknown
 from ooco_gym.report import joined
 from ooco_gym.report.terminal import following, progress
 
-LONGEST_NAME = 100  # characters of a point's folder
+LONGEST_NAME = 100  # characters in the name of a point's folder
 NOT_IN_NAMES = set("/\\'\":*?<>|${} ")
-LOOK_S = 1.0  # between looks at how many points have ended
+LOOK_S = 1.0  # between counts of completed points
 STATUS = {OK: "done", MISTAKE: "refused", BUG: "failed"}
 
 
-# --- Hydra, set up for one command ----------------------------------------------------------------------------------
+# --- Hydra for one command ------------------------------------------------------------------------------------------
 @contextmanager
 def session(command: Command, launchers: bool = False) -> Iterator[Any]:
-    """Hydra, set up for one command, with launchers of other packages (which take a second to import) where they may be
-    wanted; its errors come out as `UserError`."""
+    """Sets Hydra up for one command; its errors are raised as `UserError`.
+
+    `launchers` also loads launchers of other packages, which takes a second.
+    """
     if not launchers and "hydra_plugins" not in sys.modules:
-        sys.modules["hydra_plugins"] = None  # pyright: ignore[reportArgumentType] (as where none is installed)
+        sys.modules["hydra_plugins"] = None  # pyright: ignore[reportArgumentType] (as if none were installed)
         Plugins.instance()
         del sys.modules["hydra_plugins"]
     elif launchers and "hydra_plugins" not in sys.modules:
-        Plugins.instance().__init__()  # looks for them anew
+        Plugins.instance().__init__()  # searches for them again
     for plugin in (OocoSource, OocoSearchPath):
         Plugins.instance().register(plugin)
     OocoSearchPath.command = command
     try:
         with hydra.initialize(config_path=None, job_name=command.name, version_base="1.3"):
             yield GlobalHydra.instance().hydra
-    except MissingConfigException as error:  # of Hydra's own groups; ours are read by commands.read_choice
+    except MissingConfigException as error:  # for Hydra's own groups; ours are read by commands.read_choice
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         more = "; installing ooco-gym[sweep] adds joblib, ray and submitit_local" * (group == "hydra/launcher")
         raise UserError(f"{unknown(group, name, error.options or ())}{more}") from error
@@ -68,7 +70,7 @@ def session(command: Command, launchers: bool = False) -> Iterator[Any]:
 
 
 def show(command: Command, request: Request) -> None:
-    """Prints the configuration that would run, of a sweep its first point."""
+    """Prints the configuration that would run; for a sweep the first point's."""
     with session(command):
         composed = check(command, request)
         print(OmegaConf.to_yaml(unwrap(composed, str(_folder_of(command, request)))).rstrip())
@@ -76,10 +78,10 @@ def show(command: Command, request: Request) -> None:
 
 # --- One run, or a sweep --------------------------------------------------------------------------------------------
 def run(command: Command, request: Request, multirun: bool) -> int:
-    """Checks and runs; prints how it ended and returns the exit code.
+    """Checks and runs a command; prints how it ended and returns the exit code.
 
     Raises:
-        UserError: a mistake in the command line; nothing has been written then.
+        UserError: a mistake in the command line, before anything is written.
     """
     folder, task = _folder_of(command, request), Task(command.name, command.function, os.getcwd())
     launchers = multirun or any(one.is_hydra_override() or one.key_or_group == PRESETS for one in request.overrides)
@@ -89,7 +91,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         if not multirun and launcher != "basic":
             raise UserError(f"hydra/launcher={launcher} plays the points of a sweep, and this is a single run: add -m, "
                             "or leave the launcher out")
-        for override in request.overrides:  # what presets do, and how long they take
+        for override in request.overrides:  # prints what presets do, and how long they take
             if override.key_or_group == PRESETS and (said := command.presets().get(str(override.value()))):
                 print(f"{override.value()}: {said}", file=sys.stderr, flush=True)
         with _made(folder, request.out) as outcomes:
@@ -121,8 +123,10 @@ def _folder_of(command: Command, request: Request) -> Path:
 
 @contextmanager
 def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
-    """Makes the folder for the results of jobs, whose outcomes the block adds; the folders of mistaken jobs with all in
-    them (not one that was there before), and empty ones, are removed again."""
+    """Creates the results folder of jobs, whose outcomes the block adds.
+
+    New folders of jobs that ended by a mistake, and empty ones, are removed again.
+    """
     new = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     taken = _locked(folder, given)
     outcomes: list[Outcome] = []
@@ -142,10 +146,10 @@ def _made(folder: Path, given: str | None) -> Iterator[list[Outcome]]:
 
 
 def _locked(folder: Path, given: str | None) -> int:
-    """Makes a folder and locks it, as long as this process lives, however it ends; returns its descriptor.
+    """Creates a folder and locks it for the life of this process; returns its descriptor.
 
     Raises:
-        UserError: it cannot be made or written, or another command has locked it.
+        UserError: the folder cannot be created or written, or another command has locked it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,16 +166,16 @@ def _locked(folder: Path, given: str | None) -> int:
         os.close(taken)
         raise UserError(f"out={given}: another command writes into '{folder}' at this time; choose another out, or "
                         "wait until it has ended") from None
-    except OSError:  # a file system without locks
+    except OSError:  # the file system has no locks
         pass
     return taken
 
 
 def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Task) -> list[Outcome]:
-    """Has Hydra play what is not there yet, and writes and shows the table; returns how the points ended.
+    """Has Hydra run the missing points, writes and shows the table; returns how the points ended.
 
     Raises:
-        UserError: a mistake in the command line, another sweep is in the folder, or a worker was killed.
+        UserError: a mistake in the command line, another sweep in the folder, or a killed worker.
     """
     values = {key_of(one): values_of(one) for one in request.overrides if not one.is_hydra_override()}
     swept = [key_of(one) for one in request.overrides if one.is_sweep_override()]
@@ -198,7 +202,7 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
             batches: list[list[JobReturn]] = app.multirun(command.name, task, words)
     except (HydraException, OmegaConfBaseException, UserError):
         raise
-    except Exception as error:  # each launcher has its own
+    except Exception as error:  # launchers raise their own errors
         raise_interrupt(error)
         raise UserError(f"a worker ended before its work was done ({one_line(error)}): some points are not done; the "
                         "same command goes on with them, and leaves finished ones as they are") from error
@@ -220,8 +224,10 @@ def _sweep(app: Any, command: Command, request: Request, folder: Path, task: Tas
 
 
 def _names_of(request: Request) -> str:
-    """The pattern by which Hydra names the folders of points: after the swept keys (`policy=ooco,seed=1`), or by their
-    number where that is no name of a file."""
+    """Returns the pattern by which Hydra names points' folders.
+
+    It has the swept keys (`policy=ooco,seed=1`), or the point's number if these make no file name.
+    """
     swept = [one for one in request.overrides if one.is_sweep_override()]
     longest = ",".join(f"{key_of(one)}={max(values_of(one), key=len)}" for one in swept)
     letters = set("".join("".join(values_of(one)) for one in swept))

@@ -1,4 +1,4 @@
-"""A sweep's table, `sweep.parquet`: a row a point, with its configuration and what it came to."""
+"""A sweep's table, `sweep.parquet`: one row per point, with its configuration and results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ooco_gym.report import Table, at_least, with_interval
 from ooco_gym.report.tables import flat
 
 FILE = "sweep.parquet"
-DONE = "done"  # of a point's status; beside it why it failed: refused or failed
-ABOUT = b"ooco_gym"  # metadata of the file: what the sweep is, and which columns are figures
-RUN_ONLY = ("wall_s", "pid")  # figures of a summary that differ from run to run
-MOST_ROWS, MOST_SCORES = 40, 5  # of a printed table
-BOUND = "_censored"  # after a figure's name: 1 where that is but a lower bound, else None
-# What of a summary is a point's score; of other commands, the first figures that they sum up.
+DONE = "done"  # status of a completed point; others are refused or failed
+ABOUT = b"ooco_gym"  # metadata key of the file: the sweep, and the columns with metrics
+RUN_ONLY = ("wall_s", "pid")  # entries of a summary that differ between equal runs
+MOST_ROWS, MOST_SCORES = 40, 5  # limits of a printed table
+BOUND = "_censored"  # suffix of a metric: 1 if it is a lower bound, else None
+# A summary's scores for the table; other commands show the top-level numbers of their summaries.
 SCORES = {
     "simulate": ("online.violation_rate", "online.ttft_p99_s", "online.tpot_p99_s", "offline.output_tokens_per_s",
                  "offline.reference_gpu_s_per_s"),
@@ -36,10 +36,11 @@ class Sweep:
     """A sweep and its results.
 
     Attributes:
-        folder: where it is.
-        about: its `command`, the `words` that all points share, the `swept` keys.
-        columns: values by point: `point` (its folder), `status`, `error`, what was swept, the configuration.
-        figures: numbers of the points' summaries by dotted names, None where a point has none.
+        folder: of the sweep.
+        about: its `command`, the `words` common to all points, the `swept` keys.
+        columns: values by point: `point` (its folder), `status`, `error`, swept keys, the
+            configuration.
+        figures: numbers in the points' summaries by dotted name, None where a point has none.
     """
 
     folder: Path
@@ -50,12 +51,13 @@ class Sweep:
     @classmethod
     def of(cls, folder: Path, about: dict[str, Any], points: Sequence[tuple[dict[str, Any], dict[str, str], Any]]
            ) -> Sweep:
-        """Makes a sweep of its points: each one's status (a row's first columns), its swept values as they were given,
-        its configuration."""
+        """Creates a sweep from its points: each one's status (a row's first columns), swept values
+        as given, configuration.
+        """
         rows, figures = [], []
         for ended, swept, cfg in points:
             values: Any = flat(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
-            del values["out"]  # which is elsewhere in each start
+            del values["out"]  # differs between starts
             swept = {key: values[key] if isinstance(values.get(key), (str, int, float)) else text
                      for key, text in swept.items()}
             rows.append({**ended, **swept, **values, **swept})
@@ -68,10 +70,10 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        """Reads what a sweep has written.
+        """Reads a completed sweep.
 
         Raises:
-            UserError: the folder is of no sweep that has ended, or its file is damaged.
+            UserError: the folder has no completed sweep, or its file is damaged.
         """
         path = Path(folder) / FILE
         if not path.is_file():
@@ -82,12 +84,12 @@ class Sweep:
             about = json.loads(table.schema.metadata[ABOUT])
             columns = {name: table[name].to_pylist() for name in table.column_names}
             return cls(Path(folder), about, columns, {name: columns.pop(name) for name in about.pop("figures")})
-        except Exception as error:  # of pyarrow, json and what else damage makes
+        except Exception as error:  # damage raises many kinds
             raise UserError(f"'{path}' cannot be read as the table of a sweep: {type(error).__name__}; remove it and "
                             "start the sweep again, which leaves finished points as they are") from error
 
     def write(self) -> None:
-        """Writes the table; of the same points and figures the same bytes."""
+        """Writes the table; equal points and results give equal bytes."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -98,11 +100,11 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        """Points that have ended well."""
+        """Number of completed points."""
         return self.columns["status"].count(DONE)
 
     def groups(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """The settings of the points that are done: the swept values but the seed, and the rows that have them."""
+        """Returns the combinations of swept values except the seed, with their completed rows."""
         keys = [key for key in self.about["swept"] if key != "seed"]
         found: dict[tuple[Any, ...], list[int]] = {}
         for row, status in enumerate(self.columns["status"]):
@@ -111,13 +113,15 @@ class Sweep:
         return [(dict(zip(keys, group, strict=True)), rows) for group, rows in found.items()]
 
     def show(self) -> None:
-        """Prints the means of the command's scores over the seeds of each setting."""
+        """Prints the means of the command's scores over seeds."""
         print(f"{self.done:,} of {len(self.columns['point']):,} points are done")
         if self.done:
             self.table().show()
 
     def table(self) -> Table:
-        """A row a setting, with the means of the command's scores over its seeds."""
+        """Returns a table with the means of the command's scores over seeds, one row per
+        combination of other values.
+        """
         usual = SCORES.get(self.about["command"], [name for name in self.figures if "." not in name])
         names = [name for name in usual if name in self.figures][:MOST_SCORES]
         rows, counts, whole = [], [], [None] * len(self.columns["point"])
@@ -137,7 +141,7 @@ class Sweep:
 
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Records as columns, None where one has no such key."""
+    """Returns records as columns, None where a record lacks the key."""
     columns: dict[str, list[Any]] = {}
     for place, row in enumerate(rows):
         for key, value in row.items():
@@ -146,7 +150,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _typed(values: Sequence[Any]) -> Any:
-    """Values as a column of the narrowest type that holds all of them; of several kinds as text, lists as JSON."""
+    """Returns values as a column of the narrowest common type; mixed types become text, lists JSON."""
     import pyarrow as pa
 
     kinds = {type(value) for value in values if value is not None}

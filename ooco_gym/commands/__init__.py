@@ -1,4 +1,6 @@
-"""The commands of `ooco-gym`, a module each; its `main(cfg)` takes the composed configuration and returns a summary."""
+"""The commands of `ooco-gym`, one module each; `main(cfg)` takes the composed configuration and
+returns a summary.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,20 @@ Action = Callable[[dict[str, Any]], dict[str, Any]]
 
 def run_action(cfg: DictConfig, command: str, about: str, actions: Mapping[str, Action],
                needs: Mapping[str, str]) -> dict[str, Any]:
-    """Runs what `cfg.action` names, of a command such as `ooco-gym data ACTION TARGET`; returns what it found, with
-    `action` and the key `about`, which is acted on. `needs`: for the actions that cannot do without it, what that
-    must be, in words.
+    """Runs `cfg.action` of a command such as `ooco-gym data ACTION TARGET`.
+
+    Args:
+        cfg: the command's configuration.
+        command: its name.
+        about: key of the action's target.
+        actions: functions by name.
+        needs: for actions that need a target, what it must be, in words.
+
+    Returns:
+        The action's result, with `action` and the key `about`.
 
     Raises:
-        UserError: an unknown action, or nothing to act on.
+        UserError: an unknown action, or a missing target.
     """
     from omegaconf import OmegaConf
 

@@ -1,8 +1,7 @@
-"""`ooco-gym bench`: how fast the simulator and the environments are on this machine, beside the targets.
+"""`ooco-gym bench`: speed of simulator and environments on this machine, with targets.
 
-Each measurement runs in a fresh process of its own (so that one leaves nothing behind for the next, and the peak of
-memory is its own), several times; the median is reported. Rates are per second of this core's processor time, so that
-what else the machine does is not in them.
+Each measurement runs several times, each time in a fresh process, so that it has its own peak of
+memory; the median is reported. Rates are per second of processor time, to exclude other load.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ MIXED_SEATS, MIXED_REQUESTS, MIXED_WARM_S, MIXED_SPAN_S = 64, 6000, 60.0, 1200.0
 MIXED = {"model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c"}]}
 FLEET_PAIRS, LARGE_FLEET_PAIRS, LARGE_FLEET_S = 32, 512, 900.0
 PAIR = Scenario(workload="ooc", duration_s=HOUR_S, warmup_s=0.0, drain_s=0.0)
-SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps before the clock runs, and after
-LEARNED = 100_000  # decisions of a training that is measured
+SIDE_BY_SIDE, WARM_STEPS, STEPS = 64, 20, 5000  # episodes of a vector; steps before timing, and timed
+LEARNED = 100_000  # decisions of the measured training
 
 
 class Metric(NamedTuple):
-    """One metric of the bench: its target (at least it where `more` is better, else at most), and what it means."""
+    """One metric of the bench: its target (a minimum if `more` is better, else a maximum), and its meaning."""
 
     name: str
     target: float
@@ -71,7 +70,7 @@ METRICS = (
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns the figures (medians), all their values and a description of the machine.
+    """Runs the command; returns medians, all values and a description of the machine.
 
     Raises:
         UserError: an unknown measurement, or a count that is not positive.
@@ -83,7 +82,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         if name not in MEASUREMENTS:
             raise unknown("measurement", name, MEASUREMENTS)
     options = {"fleet_requests": cfg.fleet_requests}
-    _measure("warm_start", options, 1)  # so that what is compiled already is on disk
+    _measure("warm_start", options, 1)  # compiles what is missing
     values: dict[str, list[float]] = {}
     for name in track(names, "measuring"):
         values |= _measure(name, options, cfg.repeats)
@@ -95,7 +94,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def figures_table(figures: dict[str, Any]) -> Table:
-    """A table of the measured figures beside their targets, and whether one is missed."""
+    """Returns a table of measured values with their targets, and whether they miss them."""
     measured = [(figure, figures[figure.name]) for figure in METRICS if figures[figure.name] is not None]
     rows = [(figure.name, number(value), f"{'≥' if figure.more else '<'} {number(figure.target)} {figure.unit}",
              "missed" if (value < figure.target) == figure.more else "", figure.note) for figure, value in measured]
@@ -103,7 +102,7 @@ def figures_table(figures: dict[str, Any]) -> Table:
 
 
 def machine() -> dict[str, Any]:
-    """The machine that was measured on: processor, cores, versions, load."""
+    """Returns the machine's processor, cores, versions and load."""
     model = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -115,7 +114,9 @@ def machine() -> dict[str, Any]:
 
 # --- The loop: decode steps, mixed iterations, a day, a fleet ---------------------------------------------------------
 def _simulation(waiting: int, online: int, duration_s: float, policy: str, cluster: Any = "pair_7b") -> Simulation:
-    """A simulation of so many offline requests at once, and online ones over a time, measured from its start."""
+    """Returns a simulation of `waiting` offline requests at once, and `online` ones over a time,
+    measured from the start.
+    """
     draws, n = np.random.Generator(np.random.Philox(7)), waiting + online
     prompt, output = (draws.lognormal(mean, spread, n).astype(np.int32) + 1 for mean, spread in ((6.0, 0.6),
                                                                                                 (6.78, 0.5)))
@@ -127,7 +128,7 @@ def _simulation(waiting: int, online: int, duration_s: float, policy: str, clust
 
 
 def _per_s(simulation: Simulation, from_s: float, to_s: float, steps: Callable[[], int]) -> float:
-    """What `steps` counts of a span, by a second of this core's time."""
+    """Returns the increase of `steps` over a span, per second of processor time."""
     simulation.advance(from_s)
     before, begun = steps(), time.thread_time()
     simulation.advance(to_s)
@@ -136,7 +137,7 @@ def _per_s(simulation: Simulation, from_s: float, to_s: float, steps: Callable[[
 
 
 def measure_decode(options: dict[str, Any]) -> dict[str, Any]:
-    """Decode steps of a steady state of about 200 requests."""
+    """Measures decode steps of a steady state of about 200 requests."""
     simulation = _simulation(0, int(STEADY_RATE_PER_S * STEADY_S), STEADY_S, "base_pd")
     instances = simulation.state.instances
     strict = instances["role"] == s.STRICT
@@ -145,7 +146,7 @@ def measure_decode(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_mixed(options: dict[str, Any]) -> dict[str, Any]:
-    """Mixed iterations of 64 requests."""
+    """Measures mixed iterations of 64 requests."""
     policy = f"vllm_fcfs:max_num_seqs={MIXED_SEATS},prefix_caching='off'"
     simulation = _simulation(MIXED_REQUESTS, 3, HOUR_S, policy, MIXED)
     instances = simulation.state.instances
@@ -155,15 +156,15 @@ def measure_mixed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_day(options: dict[str, Any]) -> dict[str, Any]:
-    """The embedded day on the pair."""
+    """Measures the embedded day on the pair."""
     run = simulate(Scenario(workload="ooc", start_s=0.0, duration_s=DAY_S, offline={"mode": "rate", "rate": 1.0}))
     return {"day_wall_s": run.wall_s}
 
 
 def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
-    """64 instances, a million requests, with all that `simulate` makes of them but the page."""
+    """Measures 64 instances and a million requests, with all outputs of `simulate` but the page."""
     per_s = len(requests_of(PAIR)[0]) / HOUR_S * FLEET_PAIRS
-    duration_s = min(1.03 * options["fleet_requests"] / per_s, DAY_S)  # a little more: the load is not constant
+    duration_s = min(1.03 * options["fleet_requests"] / per_s, DAY_S)  # a little more, as the load varies
     few, before = _whole(HOUR_S / 60), _peak_gb()
     run = _whole(duration_s)
     grown_gb = _peak_gb() - before
@@ -171,7 +172,7 @@ def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(duration_s: float) -> Run:
-    """A run of 64 instances over so many seconds, with its figures and its table of requests."""
+    """Returns a run of 64 instances over `duration_s`, after its metrics and request table."""
     run = simulate(_fleet(FLEET_PAIRS, duration_s))
     summarise(run)
     with tempfile.TemporaryDirectory() as folder:
@@ -180,14 +181,14 @@ def _whole(duration_s: float) -> Run:
 
 
 def _peak_gb() -> float:
-    """The most memory that this process has had resident."""
+    """Returns the peak resident memory of this process."""
     import resource  # not on every system
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 def measure_large_fleet(options: dict[str, Any]) -> dict[str, Any]:
-    """A quarter of an hour of 1,024 instances, beside one of 64."""
+    """Measures a quarter of an hour of 1,024 instances, and of 64."""
     us = []
     for pairs in (FLEET_PAIRS, LARGE_FLEET_PAIRS):
         simulation, begun = Simulation(_fleet(pairs, LARGE_FLEET_S)), time.thread_time()
@@ -197,7 +198,7 @@ def measure_large_fleet(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fleet(pairs: int, duration_s: float) -> Scenario:
-    """A scenario of so many relaxed and as many strict instances, each two under a pair's load."""
+    """Returns a scenario of `pairs` relaxed and as many strict instances, under a pair's load for each two."""
     pool = [{"chip": "ascend_910c", "count": pairs}]
     return Scenario(cluster={"model": "qwen2_5_7b", "relaxed": pool, "strict": pool}, workload="ooc",
                     duration_s=duration_s, warmup_s=0.0, drain_s=300.0, rate_scale=pairs * PAIR.online_scale(),
@@ -205,14 +206,14 @@ def _fleet(pairs: int, duration_s: float) -> Scenario:
 
 
 def measure_start(options: dict[str, Any]) -> dict[str, Any]:
-    """Plays the first simulated events in a new process; the caller measures its whole life."""
+    """Simulates the first events in a new process; the caller measures its whole life."""
     Simulation(Scenario(duration_s=1.0, warmup_s=0.0, drain_s=0.0, rate_scale=1.0)).advance(1.0)
     return {}
 
 
 # --- Environments -----------------------------------------------------------------------------------------------------
 def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
-    """Decisions a second of PrefillGate-v1, of one episode after another and of a vector."""
+    """Measures PrefillGate-v1's decisions per second, with single episodes and with a vector."""
     import gymnasium as gym
 
     name = "ooco_gym/PrefillGate-v1"
@@ -222,8 +223,9 @@ def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def decisions_per_s(env: Any, episodes: int) -> float:
-    """Decisions a second of one episode after another, or of a vector of so many; steps in which one was reset are
-    left out."""
+    """Returns decisions per second of single episodes, or of a vector of `episodes`; steps with a
+    reset are excluded.
+    """
     actions = [np.int64(one) if episodes == 1 else np.full(episodes, one, np.int64) for one in (0, 0, 0, 2)]
     env.reset(seed=1000)
     over, counted, taken_s = False, 0, 0.0
@@ -241,12 +243,12 @@ def decisions_per_s(env: Any, episodes: int) -> float:
 
 
 def measure_learning(options: dict[str, Any]) -> dict[str, Any]:
-    """Decisions a second that `ooco-gym train` learns from as it ships, without validation."""
+    """Measures decisions per second of `ooco-gym train` with default parameters, without validation."""
     return _learned("learned_gating", "prefillgate") | _learned("learned_eviction", "eviction")
 
 
 def _learned(name: str, env: str) -> dict[str, float]:
-    """Decisions a second of learning."""
+    """Returns decisions per second of learning."""
     with tempfile.TemporaryDirectory() as out:
         train = [sys.executable, "-m", "ooco_gym.cli", "train", f"env={env}", f"total_timesteps={LEARNED}",
                  "validation.windows=0", "resumable=false", f"out={out}/run"]
@@ -256,7 +258,7 @@ def _learned(name: str, env: str) -> dict[str, float]:
     return {f"{name}_per_s": summary["decisions_per_s"]}
 
 
-# --- Each in a process of its own -------------------------------------------------------------------------------------
+# --- Processes --------------------------------------------------------------------------------------------------------
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "decode": measure_decode, "mixed": measure_mixed, "day": measure_day, "fleet": measure_fleet,
     "large_fleet": measure_large_fleet,
@@ -265,7 +267,7 @@ MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def _measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """All repeats of a measurement, each in a new process: a list of values for each figure."""
+    """Returns a list of values for each metric from all repeats, each in a new process."""
     code = ("import json, sys\nfrom ooco_gym.commands.bench import MEASUREMENTS\n"
             "print(json.dumps(MEASUREMENTS[sys.argv[1]](json.loads(sys.argv[2]))))")
     values: dict[str, list[float]] = {}

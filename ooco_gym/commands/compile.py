@@ -1,7 +1,7 @@
-"""`ooco-gym compile`: compiles all that commands and environments use, once, so that none of them waits for it.
+"""`ooco-gym compile`: compiles everything that commands and environments use, once.
 
-What is compiled is kept on disk (`ooco_gym.compile.jit`). Workers take the modules that have compiled functions one by
-one, the longest first.
+Compiled code is kept on disk (`ooco_gym.compile.jit`). Workers take the modules with compiled
+functions one by one, the longest first.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from ooco_gym.report.terminal import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baselines", "ooco_gym", "agents", "experiments")
-# How long the longest take beside the others: whoever compiles them lowers what most of the others are built on.
+# Relative durations of the longest, whose compilation includes most of what the others are built on.
 WEIGHTS = {"ooco_gym.sim.loop": 7.0, "ooco_gym.policy.mixed": 3.0, "ooco_gym.envs.stepping": 3.0}
 _COMPILES = re.compile(r"^@(jit|hook|step_kernel|reading)\b|= jit\(", re.MULTILINE)
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Runs the command; returns how many functions were compiled, how many modules have some, and the seconds.
+    """Runs the command; returns the number of compiled functions and of modules with some, and the
+    seconds.
 
     Raises:
-        UserError: `workers` is no whole number of at least 1.
+        UserError: `workers` is no integer of at least 1.
     """
     workers = None if cfg.get("workers") is None else whole_number("workers", cfg["workers"], 1)
     begun = time.monotonic()
@@ -41,7 +42,7 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def compile_all(workers: int | None = None) -> int:
-    """Compiles what is not on disk yet, and returns how many functions that were."""
+    """Compiles what is not on disk yet; returns the number of functions compiled."""
     names, functions = modules(), 0
     weights = {name: WEIGHTS.get(name, 1.0) for name in names}
     with processes(workers or min(2, cores())) as executor, progress("compiling", total=sum(weights.values())) as bar:
@@ -53,7 +54,7 @@ def compile_all(workers: int | None = None) -> int:
 
 
 def modules() -> list[str]:
-    """Names of the modules that have compiled functions, in the order in which they are compiled: the longest first."""
+    """Returns the names of modules with compiled functions in order of compilation, the longest first."""
     found = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
              if _COMPILES.search(path.read_text(encoding="utf-8"))]
     found.sort(key=lambda path: (-path.stat().st_size, path))
@@ -62,11 +63,11 @@ def modules() -> list[str]:
 
 
 def compile_module(name: str) -> int:
-    """Compiles the functions of a module; returns how many were not on disk yet."""
+    """Compiles a module's functions; returns how many were not on disk yet."""
     before = notice.compiled()
     try:
         import_module(name)
-    except ModuleNotFoundError as error:  # of an extra that is not installed, nothing uses it
+    except ModuleNotFoundError as error:  # belongs to an extra that is not installed
         if (error.name or "").partition(".")[0] not in EXTRAS:
             raise
     compile_later(name)

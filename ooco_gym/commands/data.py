@@ -1,4 +1,4 @@
-"""`ooco-gym data`: the public traces that we know, and files of one's own (configuration: `conf/data.yaml`)."""
+"""`ooco-gym data`: the public traces that we know, and your own files (configuration: `conf/data.yaml`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs one action; returns what it found, with `action` and what it was about.
+    """Runs one action; returns its result, with `action` and target.
 
     Raises:
         UserError: an unknown action or target, or a file that cannot be read or fitted.
@@ -99,7 +99,7 @@ def _read(values: Mapping[str, Any]) -> tuple[Trace, dict[str, str]]:
 
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
-    """The figures of `describe` as tables: arrivals, bursts, lengths."""
+    """Returns the statistics of `describe` as tables: arrivals, bursts, lengths."""
     gaps, shares = figures["gaps"], figures.get("class_shares")
     rows = [*figures["read"].items(), ("requests", f"{figures['requests']:,}"),
             ("span", f"{figures['span_s']:,.1f} s"), ("rate", f"{figures['rate_per_s']:.4g} per second"),
@@ -121,12 +121,12 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """A table of names and values."""
+    """Returns a table of names and values."""
     return Table(title, ("", ""), list(rows), align="l")
 
 
 def show_tables(tables: Iterable[Table]) -> None:
-    """Prints facts without lines, and tables with one below their head."""
+    """Prints tables."""
     for table in tables:
         table.show()
 

@@ -1,4 +1,4 @@
-"""`ooco-gym simulate`: one policy on one scenario; the summary, every request, and what to look at."""
+"""`ooco-gym simulate`: one policy on one scenario; writes summary, request table and page."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-SCHEMA = "ooco-gym/simulate/2"  # of the summary of a run
+SCHEMA = "ooco-gym/simulate/2"  # of a run's summary
 PAGE_FILE, REQUESTS_FILE = "simulate.html", "requests.parquet"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
-OPEN = "default"  # conf/open/cluster, conf/open/offline: what the workload and the policy decide
-SAMPLES = 240  # of queues and memory, over a window that is short
-THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
-STEADY_S = 3600.0  # a window long enough to tell whether the backlog grows
+OPEN = "default"  # conf/open/cluster, conf/open/offline: left to workload and policy
+SAMPLES = 240  # of queues and memory over a short window
+THRASH = 0.25  # evictions per finished offline request that count as thrashing
+STEADY_S = 3600.0  # a shorter window cannot show whether the backlog grows
 SEARCHED = "synthetic ones (offline=…) at the rate that is searched"
 
 
@@ -62,7 +62,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if another_load:
         lines.append(f"{another_load}.")
     lines += [line if line.endswith("?") else f"{line}." for line in run.notes if line not in said]
-    earlier = [f"{line}." for line in (*scenario.remarks, *run.range_warnings, *said[1:])]  # on the page too
+    earlier = [f"{line}." for line in (*scenario.remarks, *run.range_warnings, *said[1:])]  # also on the page
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     outcome = outcome_of(run, summary, policy_words(config), [*lines, *earlier])
     result_table(summary).show()
@@ -78,10 +78,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
-    """The scenario that a command's configuration describes; a cluster that is left open is one of `mixed` instances.
+    """Returns the scenario of a command's configuration; an open cluster becomes one of `mixed`
+    instances if set.
 
     Raises:
-        UserError: a value that a scenario cannot have.
+        UserError: an impossible value of a scenario.
     """
     from omegaconf import OmegaConf
 
@@ -93,7 +94,7 @@ def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
              "offline": load_yaml("offline", "ooc")}
     for group in left_open(given):
         said = {key: value for key, value in given[group].items() if value is not None and key != "name"}
-        alone = trace and group == "offline" and set(said) <= {"own"}  # no synthetic load is asked for
+        alone = trace and group == "offline" and set(said) <= {"own"}  # no synthetic load is requested
         given[group] = said or None if alone else {**usual[group], **said}
     if isinstance(given.get("slo"), Mapping):
         given["slo"] = _slo(given)
@@ -101,19 +102,19 @@ def scenario_of(cfg: DictConfig, mixed: bool = False) -> Scenario:
 
 
 def left_open(options: Mapping[str, Any]) -> dict[str, None]:
-    """The fields of a scenario that a command's configuration leaves to the workload and the policy."""
+    """Returns the scenario fields that a command's configuration leaves to workload and policy."""
     return {group: None for group in ("cluster", "offline")
             if isinstance(options.get(group), Mapping) and options[group].get("name") == OPEN}
 
 
 def of_cell(base: Scenario, cell: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
-    """The scenario with a cell's fields in it; where that is a trace file, what was left open is as for one."""
+    """Returns the scenario with a cell's fields; if the cell has a trace file, open fields are set for a trace."""
     trace = "workload" in cell and from_file(of_trace(cell["workload"]))
     return base.with_(**{**(left_open(options) if trace else {}), **cell})
 
 
 def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """An SLO as composed; of the cluster's own preset, what is set replaces single values."""
+    """Returns the composed SLO; values that are set replace those of the cluster's preset."""
     values = {key: value for key, value in given["slo"].items() if value is not None}
     if values.get("name") != CLUSTERS_OWN:
         return values
@@ -125,7 +126,7 @@ Rows = list[tuple[str, str]]
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """A table of the main figures of a summary."""
+    """Returns a table of a summary's main metrics."""
     kinds = ("offline",) if "batch" in summary else ("online", "offline")
     rows = _batch_rows(summary["batch"]) if "batch" in summary else _online_rows(summary)
     rows.append(("offline requests", f"{summary['offline']['arrived']:,} arrived, {summary['offline']['finished']:,} "
@@ -154,7 +155,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _batch_rows(batch: Mapping[str, Any]) -> Rows:
-    """When a trace of offline requests alone was done, or what of it was left."""
+    """Returns when a trace of offline requests alone was done, or its unfinished requests."""
     if batch["left"]:
         return [("left at the end", f"{batch['left']:,} offline requests")]
     return [("all done after", f"{duration(batch['makespan_s'])}, {number(batch['output_tokens_per_s'])} output and "
@@ -162,7 +163,7 @@ def _batch_rows(batch: Mapping[str, Any]) -> Rows:
 
 
 def _online_rows(summary: Mapping[str, Any]) -> Rows:
-    """The window, where it lasted until the last request, and the figures of online requests."""
+    """Returns the window, if it lasted until the last request, and the metrics of online requests."""
     online, rows = summary["online"], []
 
     def times(key: str) -> str:
@@ -196,7 +197,7 @@ def _online_rows(summary: Mapping[str, Any]) -> Rows:
 
 
 def _offline_rows(offline: Mapping[str, Any]) -> Rows:
-    """The figures of offline work."""
+    """Returns the metrics of offline work."""
     return [
         ("offline work", f"{offline['reference_gpu_s_per_s']:.3f} reference GPU-s per second"),
         ("computed again", f"{offline['wasted_tokens_per_s']:,.0f} tokens and {offline['wasted_gpu_s_per_s']:.3f} "
@@ -207,14 +208,14 @@ def _offline_rows(offline: Mapping[str, Any]) -> Rows:
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:
-    """The cost of a run's chips, in words."""
+    """Returns the cost of a run's chips, in words."""
     of_all = f", all of them {number(cost['of_all'])}" if "of_all" in cost else ""
     money = f" and cost {number(cost['per_million_tokens'])}{of_all}" if "per_hour" in cost else ""
     return f"a million tokens take {number(cost['chip_hours_per_million_tokens'])} chip-hours{money}"
 
 
 def warnings_of(summary: Mapping[str, Any]) -> list[str]:
-    """The warnings that a reader of the summary should not overlook, one sentence each."""
+    """Returns the important warnings of a summary, one sentence each."""
     online, offline = summary["online"], summary["offline"]
     lines = []
     if online["arrived"] == 0 and "batch" not in summary:
@@ -252,7 +253,7 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
 
 
 def notes_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Merges the warnings of several policies' runs and what else these said, labelled by policy."""
+    """Merges warnings and notes of several policies' runs, labelled by policy."""
     said: dict[str, list[str]] = {}
     for label, one in summaries.items():
         for line in [*warnings_of(one), *(f"{note}." for note in one.get("notes") or ())]:
@@ -262,7 +263,7 @@ def notes_of(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str:
-    """Why no offline request is counted, and what to do about it."""
+    """Returns a sentence on why no offline request is counted, and the remedy."""
     mode = load.get("mode") or "rate"
     if offline["left"]:
         return (f"no offline request was finished in the window, and {offline['left']:,} were left at its end: play "
@@ -273,10 +274,13 @@ def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str
             "second, offline.mode=jobs with offline.jobs=1000 for so many from the start on.")
 
 
-# --- Which clock is used --------------------------------------------------------------------------------------------
+# --- Timing model ---------------------------------------------------------------------------------------------------
 def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
-    """Prints which clock the scenarios have and how far off it is, a line each that differs; what was measured on an
-    engine that schedules asynchronously says nothing of policies whose own engine does not."""
+    """Prints the scenarios' latency models and their errors, one line for each that differs.
+
+    Errors measured on an asynchronous engine are not reported for policies whose engine schedules
+    synchronously.
+    """
     waiting = [one.name for one in map(policy_of, policies)
                if one.mixed and one.settings()["async_scheduling"] == SYNCHRONOUS]
     lines = []
@@ -290,10 +294,14 @@ def say_clock(*scenarios: Scenario, policies: Sequence[Any] = ()) -> None:
     print(*dict.fromkeys(lines), sep="\n")
 
 
-# --- What of a user's own trace is played, said before anything else ------------------------------------------------
+# --- Report on the user's trace, printed first ---------------------------------------------------------------------
 def say_played(scenario: Scenario | ResolvedScenario, besides: str = "", seeds: int = 1) -> list[str]:
-    """Prints what of a scenario's trace file is played, with offline work that the command adds (`besides`, in words),
-    on so many seeds, then what its reader repaired or doubts; returns these lines, none of a generator."""
+    """Prints which part of a scenario's trace file is replayed, and what its reader repaired or
+    questions.
+
+    `besides` is the offline work that the command adds, in words; `seeds` the number of seeds.
+    Returns these lines, none for a generator.
+    """
     if not scenario.from_file:
         return []
     known = scenario.resolve()
@@ -323,7 +331,7 @@ def _words(known: ResolvedScenario, trace: Trace, besides: str) -> str:
 
 
 def _synthetic(known: ResolvedScenario) -> list[str]:
-    """The offline load that the scenario adds to the trace's own, in words."""
+    """Returns the offline load that the scenario adds to the trace's own, in words."""
     load, given = known.offline, known.given.offline
     like = f"synthetic requests (offline={given.get('dataset') or given.get('name') or 'ooc'})"
     if load.mode == "rate":

@@ -1,4 +1,4 @@
-"""`ooco-gym workload`: generators fitted to traces, and pages that show workloads (`conf/workload.yaml`)."""
+"""`ooco-gym workload`: generators fitted to traces, and pages about workloads (`conf/workload.yaml`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN_REQUESTS = 2_000_000
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs one action; returns what it found, with `action` and what it was about.
+    """Runs one action; returns its result, with `action` and source.
 
     Raises:
         UserError: an unknown action or target, or a file that cannot be read or fitted.
@@ -86,7 +86,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_spec(fitted: Fit, to: Path) -> None:
-    """Writes a fitted workload as YAML, with what is measured and what assumed in it."""
+    """Writes a fitted workload as YAML, with what is measured and what is assumed."""
     text = yaml.safe_dump(fitted.spec, sort_keys=False, width=116, default_flow_style=None, allow_unicode=True)
     with atomic_write(to) as temporary:
         temporary.write_text("# Fitted by ooco-gym workload fit. Times in seconds, rates per second; "
@@ -94,7 +94,7 @@ def write_spec(fitted: Fit, to: Path) -> None:
 
 
 def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
-    """A fit's figures as tables."""
+    """Returns a fit's results as tables."""
     rows, tables = [("requests", f"{report['requests']:,}")], []
     arrivals, lengths = report["arrivals"], report["lengths"]
     rows.append(("KS of gaps", f"{arrivals['ks_gaps']:.4f}"))
@@ -138,7 +138,7 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _origin(source: str) -> list[str]:
-    """Returns where the generators of a workload or a mix come from: source, what is measured, what assumed."""
+    """Returns the origin of a workload's or mix's generators: source, what is measured, what is assumed."""
     told = []
     for part in parse_workload(source):
         if part.source in list_workloads() or part.source.endswith((".yaml", ".yml")):

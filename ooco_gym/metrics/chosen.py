@@ -1,4 +1,6 @@
-"""Some of a run's requests, without a copy of their records: of ten million these alone take two gigabytes."""
+"""Some of a run's requests, without a copy of their records, which would take gigabytes for ten
+million requests.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Chosen:
-    """The requests of a `REQUEST` array that a mask, bool[n], chooses, in their order; a column by its name."""
+    """The requests of a `REQUEST` array that a mask, bool[n], selects, in their order; columns by name."""
 
     def __init__(self, requests: np.ndarray, mask: np.ndarray) -> None:
         self.requests, self.mask = requests, mask
@@ -26,11 +28,11 @@ class Chosen:
         return self.requests[name][self.mask]
 
     def but(self, mask: np.ndarray) -> Chosen:
-        """Returns the chosen requests that another mask of the whole array chooses as well."""
+        """Returns the selected requests that another mask of the whole array also selects."""
         return Chosen(self.requests, self.mask & mask)
 
     def some(self) -> Iterator[np.ndarray]:
-        """Their records, some at a time: `REQUEST` arrays."""
+        """Yields their records in parts: `REQUEST` arrays."""
         for begin in range(0, max(len(self.requests), 1), SOME):
             part = slice(begin, begin + SOME)
             yield self.requests[part][self.mask[part]]
@@ -40,7 +42,7 @@ class Chosen:
         return np.concatenate([value(records) for records in self.some()])
 
     def columns(self, judged: Callable[[np.ndarray], Any], *names: str) -> list[np.ndarray]:
-        """Attributes of what a function of records finds, each of all requests."""
+        """Returns attributes of the results of a function of records, each for all requests."""
         pieces: dict[str, list[np.ndarray]] = {name: [] for name in names}
         for found in map(judged, self.some()):
             for name in names:

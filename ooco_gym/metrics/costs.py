@@ -9,18 +9,21 @@ HOUR_S, MILLION = 3600.0, 1e6
 
 
 def chips_of(deployments: Sequence[tuple[str, Any]]) -> int:
-    """How many chips a resolved scenario's instances have."""
+    """Returns the number of chips of a resolved scenario's instances."""
     return sum(one.tp * one.pp for _, one in deployments)
 
 
 def cost_figures(summary: Mapping[str, Any], chips: int, price: float | None) -> dict[str, Any]:
-    """Returns `cost` of a summary (docs/outputs.md): chips, online requests in time a second, and what a million tokens
-    take, prompt and output of all requests completed; in money where a chip's hour has a price.
+    """Returns `cost` of a summary (docs/outputs.md): chips, goodput, and chip-hours per million
+    tokens.
+
+    Tokens are prompt and output tokens of all completed requests. With a price, costs in money are
+    added.
 
     Args:
         summary: of a run.
         chips: of its cluster.
-        price: of a chip's hour, in any currency, or None.
+        price: of a chip-hour, in any currency, or None.
     """
     online, batch = summary["online"], summary.get("batch")
     if batch:

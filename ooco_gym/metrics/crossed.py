@@ -1,13 +1,15 @@
-"""Figures of policies that were trained several times and played through the same windows: (runs, windows).
+"""Statistics of policies that were trained several times and evaluated on the same windows: (runs,
+windows).
 
-Runs and windows are crossed: every run plays every window, and a heuristic is one run. Intervals resample runs and
-windows, each as a whole, so that what all runs have in common in a window stays in common; runs within windows alone,
-as rliable's stratified bootstrap has it (Agarwal et al. 2021, section 4.1), would take the windows for all there are.
-Percentiles are moved outwards to cover like Student's t, as in `ooco_gym.metrics.statistics`; of two sources of spread
-the degrees of freedom are Satterthwaite's (1946).
+Runs and windows are crossed: every run is evaluated on every window; a heuristic is one run.
+Intervals resample whole runs and whole windows, so that effects of a window common to all runs
+stay. Resampling runs within windows only, as rliable's stratified bootstrap does (Agarwal et al.
+2021, section 4.1), would ignore the sampling of windows. Percentiles are widened to match Student's
+t, as in `ooco_gym.metrics.statistics`, with Satterthwaite's (1946) degrees of freedom for the two
+sources of variance.
 
-Interquartile mean, probability of improvement, performance profile and optimality gap are those of rliable (a window is
-what it calls a task).
+Interquartile mean, probability of improvement, performance profile and optimality gap are
+rliable's, with windows as its tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ooco_gym.metrics.statistics import CONFIDENCE, RESAMPLES, Statistic, resamp
 
 
 class Estimate(NamedTuple):
-    """A figure with its interval; `low` and `high` are NaN where nothing was there to resample."""
+    """A statistic with its interval; `low` and `high` are NaN if there was nothing to resample."""
 
     value: float
     low: float
@@ -30,12 +32,12 @@ class Estimate(NamedTuple):
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last two axes (runs, windows)."""
+    """Returns the mean over the last two axes (runs, windows)."""
     return values.mean(axis=(-2, -1))
 
 
 def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last two axes: of what is left without the lowest and the highest quarter."""
+    """Returns the interquartile mean over the last two axes: the mean of the middle half."""
     from scipy.stats import trim_mean
 
     flat = values.reshape(*values.shape[:-2], -1)
@@ -43,26 +45,33 @@ def iqm(values: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How likely a run of one policy (..., runs, windows) has more than a run of another in the same window; ties count
-    half: the Mann-Whitney U of each window over the number of pairs, in the mean of the windows."""
+    """Returns the probability that a run of one policy (..., runs, windows) exceeds another
+    policy's in the same window.
+
+    Ties count half. It is the Mann-Whitney U of each window over the number of pairs, averaged over
+    windows.
+    """
     left, right = mine[..., :, None, :], other[..., None, :, :]
     return ((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1))
 
 
 def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (), n_boot: int = RESAMPLES,
              seed: int = 0, weights: Sequence[float] | None = None) -> Estimate:
-    """A statistic of figures (runs, windows) with its 95 % bootstrap interval.
+    """Returns a statistic of values (runs, windows) with its 95 % bootstrap interval.
 
     Args:
-        values: figures of one policy, shape (runs, windows), or (windows,) of one run.
-        statistic: takes arrays (..., runs, windows), `values` and `others`, and returns (...).
-        others: figures of other policies in the same windows; their runs are resampled on their own.
-        n_boot: resamples.
+        values: of one policy, shape (runs, windows), or (windows,) for one run.
+        statistic: maps arrays (..., runs, windows), `values` and `others`, to (...).
+        others: values of other policies on the same windows; their runs are resampled
+            independently.
+        n_boot: number of resamples.
         seed: key of the resampling; equal keys give equal intervals.
-        weights: how much of each of `others` is taken from `values` in a window, so that what is left varies between
-            runs and between windows as the statistic does; None: the whole of a single other.
+        weights: multiple of each of `others` that is subtracted from `values`, window by window, so
+            that the difference varies over runs and windows as the statistic does; None: 1 for a
+            single other.
 
     Raises:
+        ValueError: no value, different numbers of windows, or not one weight per other.
         ValueError: no figure, not as many windows in each, or not as many weights as others.
     """
     arrays = [_grid(one) for one in (values, *others)]
@@ -81,9 +90,10 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
 
 
 def crossed_tail(values: np.ndarray) -> float:
-    """Probability left in each tail of the bootstrap of figures (runs, windows), to cover like Student's t.
+    """Returns the probability in each tail of the bootstrap of values (runs, windows) that matches
+    Student's t.
 
-    Of a single run it is `statistics.expanded_tail` of its windows.
+    For a single run it is `statistics.expanded_tail` of its windows.
     """
     from scipy.special import ndtr, stdtrit
 

@@ -1,4 +1,4 @@
-"""Figures of each instance of a run, and utilization of the cluster."""
+"""Metrics of each instance of a run, and utilization of the cluster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:
-    """Figures of each instance over the whole run: shares of simulated time, mean share of KV memory in use, and the
-    share found in its prefix cache of what was admitted (first admissions alone); of data-parallel ranks which."""
+    """Returns metrics of each instance over the whole run; data-parallel instances also have their
+    `rank`.
+
+    They are shares of simulated time, mean share of KV memory in use, and the prefix cache's hit
+    rate on first admissions.
+    """
     end_ps = end_ps_of(run)
     figures = []
     for spec in run.instances:
@@ -37,10 +41,12 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
 
 
 def utilization_figures(run: Run) -> dict[str, float | None]:
-    """How much of the cluster was used: `compute_share`, of the floating-point operations that its chips could have
-    done in the window at their peak, those of the tokens computed in it (`ModelSpec.flops`; None where these were not
-    kept); over the whole run, in the mean of instances, `busy_share` of the time something ran, however little, and
-    `kv_mean_share` of the KV memory was in use."""
+    """Returns the cluster's utilization.
+
+    `compute_share` is the FLOPs of tokens computed in the window (`ModelSpec.flops`) over the
+    chips' peak; None if these were not recorded. `busy_share` (time in which anything runs) and
+    `kv_mean_share` (KV memory in use) are means over instances and the whole run.
+    """
     figures = instance_figures(run)
     found: dict[str, float | None] = {"compute_share": None}
     for key in ("busy_share", "kv_mean_share"):
@@ -54,7 +60,7 @@ def utilization_figures(run: Run) -> dict[str, float | None]:
 
 
 def _flops(cached_tokens: np.ndarray, computed: tuple[np.ndarray, np.ndarray], model: ModelSpec) -> np.ndarray:
-    """Floating-point operations for each request in the window, float64[n]: what the cache held was not computed."""
+    """Returns the FLOPs of each request in the window, float64[n], without cached tokens."""
     flops = np.empty(len(cached_tokens))
     for begin in range(0, len(flops), SOME):
         part = slice(begin, begin + SOME)
@@ -64,7 +70,7 @@ def _flops(cached_tokens: np.ndarray, computed: tuple[np.ndarray, np.ndarray], m
 
 
 def offloading_figures(run: Run) -> dict[str, Any]:
-    """Figures of host memory as second tier of the prefix cache, over the whole run; empty where there is none."""
+    """Returns metrics of host memory as second tier of the prefix cache, over the whole run; empty without one."""
     if run.tier is None:
         return {}
     looked = int(run.instances["looked_tokens"].sum())

@@ -1,4 +1,4 @@
-"""How well offline service kept up with what arrived (docs/protocol.md, capacity)."""
+"""Offline service relative to offline arrivals (docs/protocol.md, capacity)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from ooco_gym.sim.state import PS_PER_S
 
 
 def kept_up_figures(offline: Chosen, window_s: tuple[float, float], end_s: float) -> dict[str, float | None]:
-    """How well offline service kept up with what arrived in the window's second half; below 1, the backlog grew.
+    """Returns offline service over arrivals in the window's second half; below 1, the backlog grew.
 
-    By requests, what was done in that half over what arrived in it, where a request that is under way at an edge counts
-    by the share of its tokens computed on this side of the edge. By reference GPU time, which shows hard requests left
-    lying, what was begun in it over what arrived: the work left of single long requests says nothing of a backlog. None
-    where nothing arrived in it (docs/protocol.md, capacity).
+    `kept_up_share` counts requests completed over requests arrived; a request under way at an edge
+    counts by the share of its tokens computed on this side. `kept_up_service_share` counts
+    reference GPU time of requests begun over those arrived, which shows neglected hard requests;
+    remaining work of single long requests does not count as backlog. Both are None if nothing
+    arrived (docs/protocol.md, capacity).
     """
     half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
     arrived = offline.each(lambda some: _within(some["arrival_ps"], half))
@@ -33,8 +34,12 @@ def _within(times_ps: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
 
 
 def computed_share(requests: np.ndarray, at_s: float, end_s: float) -> np.ndarray:
-    """Share of each request's prompt and output tokens computed by a time of a run that ended at `end_s`: the prompt
-    with the first token, the output evenly from there to its last token, or to the end; float64 of shape (n,)."""
+    """Returns the share of each request's tokens computed by `at_s` in a run that ended at `end_s`,
+    float64 (n,).
+
+    The prompt counts with the first token, the output evenly from there to its last token, or to
+    the end.
+    """
     first_s, finish_s = requests["first_token_ps"] / PS_PER_S, requests["finish_ps"] / PS_PER_S
     whole = requests["finish_ps"] > 0
     last_s = np.where(whole, finish_s, end_s)

@@ -1,7 +1,7 @@
 """Online service quality, request by request: TTFT, TPOT in both definitions, deadlines, violations (docs/protocol.md).
 
-Everything is recomputed from the times in the request table, never read from what the event loop charged; a test holds
-the two against each other.
+TTFT, TPOT and violations are recomputed from the request table, independently of the event loop's
+own accounting; a test compares the two.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ WORST_STEP_S = 60.0
 
 @dataclass(frozen=True)
 class Rules:
-    """How a request is judged.
+    """Parameters of the violation test.
 
     Attributes:
-        tpot_min_tokens: outputs shorter than this are judged by their deadline instead of their TPOT.
-        from_decode: TPOT counts from the first decode step on, not from the first token.
-        end_ps: when the run ended; what is unfinished then violates if its deadline has passed.
-        gap_ps: longest time between two tokens that is no TPOT miss; None where that is not judged.
+        tpot_min_tokens: shorter outputs are tested by their deadline instead of their TPOT.
+        from_decode: TPOT counts from the first decode step, not from the first token.
+        end_ps: end of the run; an unfinished request violates if its deadline has passed by then.
+        gap_ps: longest time between two tokens without a TPOT violation; None: not tested.
     """
 
     tpot_min_tokens: int
@@ -40,22 +40,25 @@ class Rules:
 
 
 def rules_of(run: Run) -> Rules:
-    """The judging rules that a run's scenario sets."""
+    """Returns the test parameters of a run's scenario."""
     slo = run.scenario.slo
     return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run),
                  gap_ps=None if slo.gap_s is None else round(slo.gap_s * PS_PER_S))
 
 
 def end_ps_of(run: Run) -> int:
-    """When a run ended, in the core's clock."""
+    """Returns the end of a run, in the simulator's clock."""
     return round(run.simulated_s * PS_PER_S)
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality of n requests, arrays of shape (n,); times in seconds. Of what has not happened by the end of the run a
-    time is its lower bound then: exact are TTFTs where `started`, the others where `finished`. TPOTs are NaN of single
-    tokens, and of what has not started (not decoded)."""
+    """Quality of n requests, arrays of shape (n,); times in seconds.
+
+    The time of an event that did not happen by the run's end is a lower bound: TTFTs are exact
+    where `started`, other times where `finished`. TPOTs are NaN for single tokens, and for requests
+    that did not start (decode).
+    """
 
     started: np.ndarray
     finished: np.ndarray
@@ -71,23 +74,25 @@ class Quality:
 
     @property
     def violated(self) -> np.ndarray:
-        """Whether each request violates: its TTFT, or its TPOT (short outputs: its deadline)."""
+        """Whether each request violates its TTFT or TPOT SLO (short outputs: its deadline)."""
         return self.ttft_missed | self.tpot_missed
 
     @property
     def undecided(self) -> np.ndarray:
-        """Whether each was unfinished when the run ended, and could still keep its SLO, or violate it."""
+        """Whether each request was unfinished when the run ended and its outcome still open."""
         return ~(self.finished | self.rejected | self.violated)
 
 
 def judge(requests: np.ndarray | Chosen, rules: Rules) -> Quality:
-    """Judges each request of a `REQUEST` array (its own SLOs, clocks in ps) under the protocol's definitions.
+    """Tests each request of a `REQUEST` array (own SLOs, times in ps) under the protocol's
+    definitions.
 
-    TTFT is arrival to first token. TPOT is (finish - start) / (n - 1), n >= 2, where start is the first token, or the
-    start of the first decode step for `tpot_decode`. A request violates if its TTFT is over the SLO, or, with at least
-    `tpot_min_tokens` output tokens, its TPOT; with fewer, if it finishes after arrival + TTFT + (n - 1) TPOT. Rejected
-    requests violate; unfinished ones as soon as their miss is certain. The cumulative deadline of the last token
-    (Echo's D(n)) is kept for all, whatever their length.
+    TTFT is arrival to first token. TPOT is (finish - start) / (n - 1), n >= 2, where start is the
+    first token, or for `tpot_decode` the start of the first decode step. A request violates if its
+    TTFT exceeds the SLO, or, with at least `tpot_min_tokens` output tokens, its TPOT; with fewer,
+    if it finishes after arrival + TTFT + (n - 1) TPOT. Rejected requests violate; unfinished ones
+    violate once this is certain. The cumulative deadline of the last token (Echo's D(n)) is tested
+    for all lengths.
     """
     n = requests["output_tokens"].astype(np.int64)
     steps = n - 1
@@ -98,7 +103,7 @@ def judge(requests: np.ndarray | Chosen, rules: Rules) -> Quality:
     started = requests["generated_tokens"] >= 1
     decoded = began_decode > 0
 
-    # What has not happened by the end happens later than that: the end is a lower bound that makes a miss certain.
+    # An event that did not happen by the end happens later, so the end is a lower bound that can prove a violation.
     first_or_end = np.where(started, first, rules.end_ps)
     finish_or_end = np.where(finished, finish, rules.end_ps)
     decode_or_end = np.where(decoded, began_decode, rules.end_ps)
@@ -108,7 +113,7 @@ def judge(requests: np.ndarray | Chosen, rules: Rules) -> Quality:
     deadline_missed = (finish_or_end > deadline) | rejected
     base = decode_or_end if rules.from_decode else first_or_end
     over_tpot = finish_or_end - base > steps * requests["tpot_slo_ps"]
-    over_tpot |= ~started & deadline_missed  # never began, and cannot keep its pace any more
+    over_tpot |= ~started & deadline_missed  # never began, and can no longer meet the SLO
     short = n < rules.tpot_min_tokens
     tpot_missed = np.where(short, deadline_missed, over_tpot) | rejected
     if rules.gap_ps is not None:
@@ -132,8 +137,11 @@ def judge(requests: np.ndarray | Chosen, rules: Rules) -> Quality:
 
 
 def judge_deadlines(requests: np.ndarray | Chosen, due_ps: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Judges whole requests by when each must have finished, int64[n] (`NEVER`: no deadline): (missed, not yet
-    decided), both bool[n]. What is unfinished at `end_ps` has missed a deadline that has passed."""
+    """Tests whole requests against their deadlines, int64[n] (`NEVER`: none); returns (missed,
+    undecided), bool[n].
+
+    A request unfinished at `end_ps` has missed a deadline that has passed.
+    """
     finished, rejected = requests["status"] == FINISHED, requests["status"] == REJECTED
     missed = (np.where(finished, requests["finish_ps"], end_ps) > due_ps) | (rejected & (due_ps < NEVER))
     return missed, ~finished & ~missed & (due_ps < NEVER)
@@ -142,17 +150,19 @@ def judge_deadlines(requests: np.ndarray | Chosen, due_ps: np.ndarray, end_ps: i
 def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: float, end_s: float,
                       window_s: float = WORST_WINDOW_S, step_s: float = WORST_STEP_S,
                       weights: np.ndarray | None = None) -> float:
-    """Largest violation rate among requests that arrived within one window of `window_s`, slid by `step_s`; NaN where
-    nothing arrived.
+    """Returns the largest violation rate of requests that arrived within a window of `window_s`,
+    slid by `step_s`.
+
+    Returns NaN if nothing arrived.
 
     Args:
         arrival_s: arrivals in seconds, shape (n,).
         violated: whether each violates, shape (n,).
-        start_s, end_s: what is measured, in seconds; shorter than a window, it is taken whole.
-        window_s, step_s: of the windows, in seconds.
-        weights: of the requests, shape (n,); None: all alike.
+        start_s, end_s: measured interval, in seconds; used whole if shorter than a window.
+        window_s, step_s: length and step of the windows, in seconds.
+        weights: of the requests, shape (n,); None: all equal.
     """
-    if (arrival_s[1:] < arrival_s[:-1]).any():  # of closed sessions they are in the trace's order
+    if (arrival_s[1:] < arrival_s[:-1]).any():  # closed sessions keep the trace's order
         order = np.argsort(arrival_s, kind="stable")
         arrival_s, violated = arrival_s[order], violated[order]
         weights = None if weights is None else weights[order]
@@ -167,22 +177,26 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
-    """Sums of the first so many values, none first."""
+    """Returns cumulative sums, beginning with 0."""
     sums = np.zeros(1 + len(values), np.int64 if values.dtype == bool else np.float64)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
 def mean(values: np.ndarray, exact: np.ndarray) -> tuple[float | None, bool]:
-    """Mean of times, float64[n] with NaN where there is none, and whether it is but a lower bound, as times are that
-    are not `exact` (bool[n]); None of nothing."""
+    """Returns the mean of times, float64[n] without NaN, and whether it is a lower bound (some are
+    not `exact`, bool[n]).
+
+    Returns None as mean if there are no times.
+    """
     some = ~np.isnan(values)
     return (float(values[some].mean()), not exact[some].all()) if some.any() else (None, False)
 
 
 def quantile(values: np.ndarray, exact: np.ndarray, share: float) -> tuple[float | None, bool]:
-    """Quantile of times, and whether it is but a lower bound: it could be later, were those times later that are not
-    `exact`; otherwise as `mean`."""
+    """Returns the quantile of times, and whether it is a lower bound, because times that are not
+    `exact` could raise it.
+    """
     some = ~np.isnan(values)
     if not some.any():
         return None, False

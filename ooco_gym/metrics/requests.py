@@ -1,4 +1,4 @@
-"""The request table of a run (`requests.parquet`), and why requests were rejected."""
+"""The request table of a run (`requests.parquet`), and reasons of rejection."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ if TYPE_CHECKING:
 
     from ooco_gym.simulation import Run
 
-MEMORY, WINDOW = "memory", "model window"  # why a request is rejected: it could not even run alone, or is too long
+MEMORY, WINDOW = "memory", "model window"  # reasons of rejection: cannot run even alone; too long
 
 
 def reasons_of(run: Run, rejected: np.ndarray) -> list[str]:
-    """Why each of some rejected requests was."""
+    """Returns the reason of each rejection."""
     longest = run.scenario.deployments[0][1].model.max_position
     tokens = rejected["prompt_tokens"].astype(np.int64) + rejected["output_tokens"]
     return [WINDOW if longest and one > longest else MEMORY for one in tokens]
 
 
 def requests_table(run: Run, everything: bool = False) -> pa.Table:
-    """The table of a run's requests; equal runs give equal bytes.
+    """Returns the table of a run's requests; equal runs give equal bytes.
 
-    Its columns are `id` (int32, index among all requests of the run), `class` ("online", "offline" or the name of
-    one that the scenario names; with such there is also `online`, bool), `arrival_s` (float64, like the other times
-    in seconds since the start of the measured window), `prompt_tokens`, `output_tokens` (int32), `first_token_s`,
-    `finish_s` (float64, null where it has not come to that), `generated_tokens` (int32), `wasted_tokens` (int64),
-    `evictions`, `migrations` (int32) and `violated` (bool; of offline requests, whether they missed their deadline,
-    if any); where requests were rejected also `rejected`, the reason ("memory", "model window") or null; of closed
-    sessions also `after` (int32), the id of the turn whose end a turn has waited for, or null. Requests of warm-up and
-    drain are left out unless `everything` is asked for; turns of closed sessions that never came due are in neither.
+    Columns: `id` (int32, index among all requests of the run), `class` ("online", "offline" or a
+    named class; with named classes also `online`, bool), `arrival_s` (float64, seconds since the
+    start of the measured window, like other times), `prompt_tokens`, `output_tokens` (int32),
+    `first_token_s`, `finish_s` (float64, null if it did not happen), `generated_tokens` (int32),
+    `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool; for offline
+    requests whether they missed their deadline, if any). With rejections there is `rejected`, the
+    reason ("memory", "model window") or null; with closed sessions `after` (int32), the id of the
+    turn for whose end a turn waited, or null. Requests of warm-up and drain are included only with
+    `everything`; turns of closed sessions that never arrived are not.
     """
     import pyarrow as pa
 
@@ -46,7 +47,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
 
 
 def _tables(run: Run, everything: bool = False) -> Iterator[pa.Table]:
-    """Yields the request table in parts of some requests each; at least one part."""
+    """Yields the request table in parts, at least one."""
     requests = run.requests
     chosen = requests["arrival_ps"] < NEVER if everything else requests["counted"] == 1
     rows = np.flatnonzero(chosen).astype(np.int32)

@@ -1,8 +1,8 @@
 """Confidence intervals for policies compared on the same seeds: bootstrap over seeds.
 
-Seeds are few (three to ten), and the plain percentile bootstrap is too narrow then. Its percentiles are therefore moved
-outwards so that they match Student's t at that number of seeds ("expanded percentile interval", Hesterberg 2015); with
-three seeds the interval spans the seeds themselves, with thirty the correction has all but gone.
+With few seeds (three to ten) the plain percentile bootstrap is too narrow. Its percentiles are
+therefore widened to match Student's t ("expanded percentile interval", Hesterberg 2015). With three
+seeds the interval spans the seeds' range; with thirty the correction is negligible.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import numpy as np
 
 RESAMPLES, CONFIDENCE = 10_000, 0.95
 ADVISED_SEEDS = 5
-_CHUNK = 1_000_000  # figures of one draw, which bounds its memory
+_CHUNK = 1_000_000  # values drawn at once, to bound memory
 Statistic = Callable[..., np.ndarray]
 
 
 def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
-    """Mean of the paired differences `a - b`, figures of two policies on the same seeds, with its interval.
+    """Returns the mean of the paired differences `a - b` of two policies on the same seeds, with
+    its interval.
 
     Raises:
-        ValueError: the shapes differ, or hold nothing.
+        ValueError: the shapes differ, or are empty.
     """
     left, right = np.asarray(a, float), np.asarray(b, float)
     if left.shape != right.shape:
@@ -32,9 +33,11 @@ def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0) -> t
 
 
 def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
-    """Mean of `values`, shape (seeds,), with its 95 % bootstrap interval: (mean, low, high), the ends NaN where one
-    figure alone gives no spread. A NaN among the figures makes the result NaN: a figure that is missing is never
-    silently left out. Equal keys (`seed`) give equal intervals.
+    """Returns the mean of `values`, shape (seeds,), with its 95 % bootstrap interval: (mean, low,
+    high).
+
+    The ends are NaN for a single value. A NaN among the values makes the result NaN, so that a
+    missing value is never silently dropped. Equal keys (`seed`) give equal intervals.
 
     Raises:
         ValueError: no value, or more than one axis.
@@ -52,7 +55,9 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0) -> tuple[float
 
 
 def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """The statistic of each resample, (n_boot, ...): windows are drawn once for all arrays, runs for each."""
+    """Returns the statistic of each resample, (n_boot, ...): windows are drawn once for all arrays,
+    runs for each.
+    """
     random = np.random.Generator(np.random.Philox(key=seed))
     windows = arrays[0].shape[1]
     chunk = max(1, _CHUNK // max(array.size for array in arrays))
@@ -66,14 +71,16 @@ def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = 
 
 
 def spread(values: Any) -> dict[str, Any]:
-    """Mean of figures over seeds, its 95 % interval (`low`, `high`), and the `values`; an infinite one is NaN."""
+    """Returns the mean over seeds, its 95 % interval (`low`, `high`) and the `values`; infinite
+    values count as NaN.
+    """
     values = np.asarray(values, float)
     mean, low, high = interval(np.where(np.isfinite(values), values, np.nan))
     return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
 
 
 def interval_words(seeds: int) -> str:
-    """Footnote of a table that says what its intervals are, resampled over seeds."""
+    """Returns a table's footnote about its intervals over seeds."""
     if seeds < 2:
         return f"One seed gives no interval; at least {ADVISED_SEEDS} seeds are advised."
     text = f"95 % intervals: bootstrap over {seeds} seeds, widened to match Student's t"
@@ -82,24 +89,32 @@ def interval_words(seeds: int) -> str:
 
 
 def within(rates: Any, budget: float) -> bool:
-    """Whether the upper 95 % limit of the mean of violation rates, one a seed, is at most `budget` (feasibility before
-    score). None or NaN where no online request arrived: nothing was served, so nothing was kept, and the answer is
-    no."""
+    """Returns whether the upper 95 % limit of the mean of violation rates, one per seed, is at most
+    `budget`.
+
+    A None or NaN, from a run without online requests, makes the answer False.
+    """
     mean, _, high = interval(np.array([math.nan if rate is None else rate for rate in rates]))
     return bool((mean if math.isnan(high) else high) <= budget)
 
 
 def verdict(least: Any, most: Any, budget: float) -> bool | None:
-    """Whether violation rates, one a seed, are `within` a budget: None where requests that the end of a run left
-    undecided could turn the answer, for they are late in none of `least` and all late in `most`."""
+    """Returns whether violation rates, one per seed, are `within` a budget; None if undecided
+    requests could change it.
+
+    In `least` no undecided request violates, in `most` all do.
+    """
     if within(most, budget):
         return True
     return None if within(least, budget) else False
 
 
 def resampled_interval(values: Any, n: int) -> tuple[float, float]:
-    """The 95 % interval (low, high) that a figure of bootstrap resamples gives, where it is no mean (a crossing, a
-    ratio), of `n` independent figures (seeds); NaN where a single one gives no spread."""
+    """Returns the 95 % interval (low, high) from bootstrap resamples of a statistic other than the
+    mean.
+
+    `n` is the number of independent values (seeds); a single one gives NaN.
+    """
     if n < 2:
         return math.nan, math.nan
     tail = expanded_tail(n)
@@ -107,13 +122,14 @@ def resampled_interval(values: Any, n: int) -> tuple[float, float]:
 
 
 def resampled_estimate(values: Any, n: int) -> tuple[float, float, float]:
-    """What resamples of `n` seeds say of a figure that is no mean: their median, and the interval of the same
-    resamples, within which the median lies whatever they are: (estimate, low, high)."""
+    """Returns the median of resamples of `n` seeds, with their interval: (estimate, low, high)."""
     return float(np.median(values)), *resampled_interval(values, n)
 
 
 def expanded_tail(n: int) -> float:
-    """Probability left in each tail of the bootstrap distribution to cover like Student's t with `n` figures."""
+    """Returns the probability in each tail of the bootstrap distribution that matches Student's t
+    with `n` values.
+    """
     from scipy.special import ndtr, stdtrit  # scipy.stats takes four times as long to load
 
     return float(ndtr(-stdtrit(n - 1, 0.5 + CONFIDENCE / 2) * math.sqrt(n / (n - 1))))

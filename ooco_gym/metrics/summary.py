@@ -1,4 +1,4 @@
-"""A run's figures: what scripts, tests and sweeps read (`docs/outputs.md`)."""
+"""A run's metrics, for scripts, tests and sweeps (`docs/outputs.md`)."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 
 
 def summarise(run: Run) -> dict[str, Any]:
-    """Turns a run into its figures under the protocol's definitions.
+    """Returns a run's metrics under the protocol's definitions.
 
-    Online quality is that of the requests that arrived in the measured window; offline service is what was completed
-    within it, whenever it arrived. Times are seconds, rates a second of simulated time, shares between 0 and 1; what
-    has no value (no request, no second token) is None. Times are of all that arrived: what had not come to an end with
-    the run counts as later than that, and those figures that are therefore but lower bounds stand in `censored`.
+    Online metrics cover requests that arrived in the measured window; offline service covers
+    completions in it, whenever they arrived. Times are seconds, rates per second of simulated time,
+    shares between 0 and 1. Undefined values (no request, no second token) are None. Times cover all
+    arrivals: an event that did not happen by the run's end counts as later, and metrics that are
+    therefore lower bounds are listed in `censored`.
 
     Returns:
-        A mapping that JSON can hold, with the names of `docs/outputs.md`.
+        A JSON-able mapping, with the names of `docs/outputs.md`.
     """
     return {
         "policy": run.policy,
@@ -66,17 +67,17 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def keeps_prefixes(params: Mapping[str, Any]) -> bool:
-    """Whether a policy with these parameters has blocks of prompts that begin alike kept and reused."""
+    """Returns whether a policy with these parameters uses prefix caching."""
     return params.get("prefix_caching") == "on"
 
 
 def online_figures(run: Run) -> dict[str, Any]:
-    """Online service quality of the requests that arrived in the window.
+    """Returns the service quality of online requests that arrived in the window.
 
-    `violation_rate` is under the scenario's own `slo.tpot_from`, beside it the rates under either definition of TPOT.
-    All are shares of what arrived: a request that is `undecided`, for it was unfinished at the end and late by no
-    promise, neither violates (it does in `violation_rate_at_most`) nor attains. Where classes have different weights,
-    these rates and the worst one count each request with its class's weight.
+    `violation_rate` uses the scenario's `slo.tpot_from`; the rates under both definitions of TPOT
+    are given, too. All are shares of arrivals. An `undecided` request, unfinished at the end
+    without a violation so far, neither violates (except in `violation_rate_at_most`) nor attains.
+    If classes differ in weight, these rates and the worst one are weighted.
     """
     requests, rules, weights = counted(run, online=True), rules_of(run), _weights(run)
     started, finished, violated, undecided, ttft_missed, tpot_missed, deadline_missed = requests.columns(
@@ -103,12 +104,12 @@ def online_figures(run: Run) -> dict[str, Any]:
 
 
 def _column(requests: Chosen, rules: Rules, name: str) -> np.ndarray:
-    """One array of `Quality`, of all of some requests."""
+    """Returns one array of `Quality` for all of some requests."""
     return requests.columns(lambda some: judge(some, rules), name)[0]
 
 
 def _either(requests: Chosen, rules: Rules, weights: np.ndarray | None, finished: np.ndarray) -> dict[str, Any]:
-    """Violation rate and attainment under either definition of TPOT."""
+    """Returns violation rate and attainment under both definitions of TPOT."""
     figures = {}
     for name, from_decode in (("first_token", False), ("first_decode", True)):
         own = replace(rules, from_decode=from_decode)
@@ -124,8 +125,11 @@ def _arrival_s(requests: Chosen) -> np.ndarray:
 
 def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarray, undecided: np.ndarray,
             promise: Any = None) -> dict[str, Any]:
-    """How many online requests have finished, have had no token, are undecided, and have another SLO than `promise`
-    (`ttft_s`, `tpot_s`; None: the scenario's), their own."""
+    """Returns numbers of online requests: finished, without a token, undecided, and with an SLO of
+    their own.
+
+    Their own is one other than `promise` (`ttft_s`, `tpot_s`; None: the scenario's).
+    """
     promise = promise or run.scenario.slo
     own = requests["ttft_slo_ps"] != round(promise.ttft_s * PS_PER_S)
     own |= requests["tpot_slo_ps"] != round(promise.tpot_s * PS_PER_S)
@@ -134,7 +138,9 @@ def _counts(run: Run, requests: Chosen, finished: np.ndarray, started: np.ndarra
 
 
 def rejected_figures(run: Run) -> dict[str, Any]:
-    """Requests that arrived in the window and can never be served, under `rejected`; empty where there are none."""
+    """Returns requests that arrived in the window and can never be served, under `rejected`; empty
+    if there are none.
+    """
     requests = run.requests[(run.requests["counted"] == 1) & (run.requests["status"] == REJECTED)]
     if not len(requests):
         return {}
@@ -146,8 +152,11 @@ def rejected_figures(run: Run) -> dict[str, Any]:
 
 
 def session_figures(run: Run) -> dict[str, Any]:
-    """How closed sessions went, under `sessions`: turns that arrived in the window after another one, turns that the
-    trace has in the window and that never came due, and how far arrivals moved; empty where sessions are open."""
+    """Returns metrics of closed sessions, under `sessions`; empty for open sessions.
+
+    They are turns that arrived in the window after another turn, turns planned in the window that
+    never arrived, and the shift of arrivals.
+    """
     if run.turns is None:
         return {}
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in run.window_s)
@@ -162,9 +171,12 @@ def session_figures(run: Run) -> dict[str, Any]:
 
 
 def batch_figures(run: Run) -> dict[str, Any]:
-    """How long a trace's offline requests that are alone took, under `batch`, and their tokens a second of that time:
-    from their first arrival to their last end; None where some have none. And how many were left, and past their
-    deadline. Empty where online requests arrived, or more offline ones come than the trace has."""
+    """Returns makespan and throughput of a trace's offline requests that run alone, under `batch`.
+
+    The makespan lasts from their first arrival to their last end; None if some are unfinished. The
+    numbers of unfinished and late requests are added. Empty if online requests arrived, or
+    synthetic offline requests were added.
+    """
     mine = counted(run, online=False)
     if not run.scenario.file_alone or len(counted(run, online=True)) or not len(mine):
         return {}
@@ -181,9 +193,9 @@ def batch_figures(run: Run) -> dict[str, Any]:
 
 
 def class_figures(run: Run) -> dict[str, dict[str, Any]]:
-    """Each class of a run that names classes: its promise, and what became of its requests (docs/outputs.md).
+    """Returns each class's SLO and metrics, for a run with named classes (docs/outputs.md).
 
-    `online` and `offline` are among them where requests are of these.
+    `online` and `offline` are included if they have requests.
     """
     assert run.class_id is not None
     return {one.name: _class_figures(run, one, run.class_id == index) for index, one in enumerate(run.scenario.classes)
@@ -212,13 +224,16 @@ def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str,
 
 
 def _completed(run: Run, chosen: np.ndarray) -> Chosen:
-    """Returns the chosen requests (bool[n]) that finished in the window."""
+    """Returns the selected requests (bool[n]) that finished in the window."""
     return Chosen(run.requests, chosen & completed_within(run.requests, run.window_s))
 
 
 def _deadlines(run: Run, inside: np.ndarray, deadline_s: float | None = None) -> dict[str, Any]:
-    """How many of some offline requests (bool[n]) have a deadline, how many another one than their class's
-    (`deadline_s`), and what became of these; empty where none has one."""
+    """Returns numbers of deadlines of some offline requests (bool[n]), of own ones, and of misses;
+    empty without deadlines.
+
+    Own deadlines differ from the class's `deadline_s`.
+    """
     if deadline_s is None and (run.due_ps is None or (run.due_ps[inside] >= NEVER).all()):
         return {}
     requests = Chosen(run.requests, inside)
@@ -231,7 +246,7 @@ def _deadlines(run: Run, inside: np.ndarray, deadline_s: float | None = None) ->
 
 
 def _weights(run: Run) -> np.ndarray | None:
-    """The weight of each counted online request, float64[n]; None where all have the same."""
+    """Returns the weight of each counted online request, float64[n]; None if all are equal."""
     if run.class_id is None:
         return None
     each = np.array([one.weight for one in run.scenario.classes])[run.class_id]
@@ -240,19 +255,19 @@ def _weights(run: Run) -> np.ndarray | None:
 
 
 def _share(flags: np.ndarray, weights: np.ndarray | None) -> float | None:
-    """The mean of flags, by weight where there are any."""
+    """Returns the mean of flags, weighted if there are weights."""
     return _mean(flags) if weights is None else float(np.average(flags, weights=weights))
 
 
 def offline_figures(run: Run) -> dict[str, Any]:
-    """Offline service completed within the window, wasted computation and queueing ages.
+    """Returns offline service completed within the window, wasted computation and queueing ages.
 
-    `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. `age_p99_s` is the
-    queueing age, from arrival to the first token, of the requests that arrived in the window; what still waits is as
-    old as it is at the end. `left` are those that had arrived and were not finished when the window ended: 0 where
-    work that was to be more than can be served ran out, and then `last_finish_s`, the last completion on the window's
-    clock, says when (negative: in the warm-up). Waste, evictions, pulls by strict instances (`migrations`) and
-    interrupted prefills are those within the window, whatever their class.
+    `arrived` counts arrivals and `finished` completions in the window; rates are over the window.
+    `age_p99_s` is the time from arrival to first token (or to the end) of requests that arrived in
+    the window. `left` counts arrived requests unfinished at the window's end. If it is 0, a backlog
+    ran out, and `last_finish_s`, the last completion on the window's clock, says when (negative: in
+    the warm-up). Waste, evictions, pulls by strict instances (`migrations`) and interrupted
+    prefills are those within the window, of all classes.
     """
     window_s = run.window_s[1] - run.window_s[0]
     offline = Chosen(run.requests, run.requests["online"] == 0)
@@ -280,7 +295,7 @@ def _ages(requests: Chosen, end_ps: int) -> dict[str, Any]:
 
 
 def _what_is_left(offline: Chosen, window_s: tuple[float, float]) -> dict[str, Any]:
-    """How many offline requests were unfinished when the window ended, and when the last before then was finished."""
+    """Returns the number of offline requests unfinished at the window's end, and the last completion before it."""
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
     finish_ps = offline["finish_ps"]
     done = (offline["status"] == FINISHED) & (finish_ps < end_ps)
@@ -290,15 +305,15 @@ def _what_is_left(offline: Chosen, window_s: tuple[float, float]) -> dict[str, A
 
 
 def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
-    """Tokens of those requests (bool[n], of one class) that were completed in the window, a second, whenever they
-    arrived; those that were computed in it, finished or not (None where that was not kept); and what the prefix cache
-    spared.
+    """Returns token rates and prefix cache metrics of requests (bool[n], of one class).
 
-    Of the prompt tokens, `computed_prompt_tokens_per_s` is what a request's first prefill had to compute, the rest was
-    found in the cache. `looked_up_prompt_tokens` are the prompts of those that arrived in the window and were admitted
-    (0 on pools, which keep no prefixes), `missed_prompt_tokens` what of these was not in the cache and had to be
-    computed, and `hit_rate` the share that was (None on pools), `block_hit_rate` that of whole blocks, which alone can
-    be found. What a preempted request finds again of its own is no hit.
+    `…_tokens_per_s` count requests completed in the window, whenever they arrived;
+    `computed_tokens_per_s` counts tokens computed in it, of finished requests or not (None if not
+    recorded). `computed_prompt_tokens_per_s` is what completed requests' first prefills computed;
+    the other prompt tokens were cached. `looked_up_prompt_tokens` are prompts that arrived and were
+    admitted in the window (0 on pools, which keep no prefixes), and `missed_prompt_tokens` their
+    uncached tokens. `hit_rate` is the cached share (None on pools), `block_hit_rate` that of whole
+    blocks, which alone can be hits. A preempted request's own cached tokens are no hits.
     """
     done, window_s = _completed(run, chosen), run.window_s[1] - run.window_s[0]
     rates = {f"{kind}_tokens_per_s": float(done[f"{kind}_tokens"].sum() / window_s) for kind in ("prompt", "output")}
@@ -322,7 +337,7 @@ def _served(run: Run, chosen: np.ndarray) -> dict[str, Any]:
 
 
 def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
-    """Quantile of inter-token times from their logarithmic histogram, interpolated within a bin of 2 %, in seconds."""
+    """Returns a quantile of inter-token times, in seconds, from their logarithmic histogram with bins of 2 %."""
     total = int(counts.sum())
     if total == 0:
         return None
@@ -333,14 +348,18 @@ def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
 
 
 def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
-    """Marks the requests of a `REQUEST` array that finished inside a window (in seconds; its end is outside)."""
+    """Returns a mask of the requests of a `REQUEST` array that finished in a window (seconds; the
+    end is excluded).
+    """
     start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
     finish_ps = requests["finish_ps"]
     return (requests["status"] == FINISHED) & (finish_ps >= start_ps) & (finish_ps < end_ps)
 
 
 def queueing_age_s(requests: Chosen, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds from arrival to the first token, for what has none to the end of the run; and which have one."""
+    """Returns seconds from arrival to the first token, or the run's end, and a mask of requests
+    with a first token.
+    """
     def age_s(some: np.ndarray) -> np.ndarray:
         return (np.where(some["generated_tokens"] >= 1, some["first_token_ps"], end_ps) - some["arrival_ps"]) / PS_PER_S
 
@@ -348,18 +367,18 @@ def queueing_age_s(requests: Chosen, end_ps: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _gaps(run: Run, requests: Chosen) -> dict[str, float | None]:
-    """Inter-token times: the mean from the requests' own times, the quantile from the histogram."""
+    """Returns inter-token times: the mean from the requests' own times, the quantile from the histogram."""
     several = requests.but(run.requests["generated_tokens"] >= 2)
     gaps = int((several["generated_tokens"] - 1).sum())
     total_s = float(several.each(lambda some: (some["last_token_ps"] - some["first_token_ps"]) / PS_PER_S).sum())
     return {"itl_mean_s": total_s / gaps if gaps else None, "itl_p99_s": gap_quantile_s(run.itl, 0.99)}
 
 
-Bounded = tuple[float | None, bool]  # a figure, and whether it is but a lower bound
+Bounded = tuple[float | None, bool]  # a value, and whether it is a lower bound
 
 
 def _times(found: Mapping[str, Bounded]) -> dict[str, Any]:
-    """Figures by name, and under `censored` the names of those that are but lower bounds."""
+    """Returns values by name, and under `censored` the names of lower bounds."""
     return {**{name: value for name, (value, _) in found.items()},
             "censored": [name for name, (_, bound) in found.items() if bound]}
 

@@ -1,4 +1,4 @@
-"""Summary for whoever decides about cost: conditions in a sentence, costs, percentiles by class, queue depths."""
+"""Summary for decisions about cost: conditions in a sentence, costs, percentiles by class, queue depths."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MONEY, HOURS = "cost.per_million_tokens", "cost.chip_hours_per_million_tokens"
 
 
 def conditions(known: ResolvedScenario, price: float | None = None, chips: int | None = None) -> str:
-    """Chips, model, promises, window and price, in a sentence.
+    """Returns chips, model, SLOs, window and price, in a sentence.
 
     Args:
         known: the scenario.
-        price: of a chip's hour, in any currency.
-        chips: how many of its kind, where that is not the scenario's own cluster.
+        price: of a chip-hour, in any currency.
+        chips: number of chips, if not that of the scenario's cluster.
     """
     model, _, names = known.cluster.hardware()
     kinds = list(dict.fromkeys(names))
@@ -44,7 +44,7 @@ def conditions(known: ResolvedScenario, price: float | None = None, chips: int |
 
 
 def _slo_words(known: ResolvedScenario) -> list[str]:
-    """SLOs of the online classes, or deadlines where all requests are offline, a phrase each."""
+    """Returns the SLOs of online classes, or deadlines if all requests are offline, one phrase each."""
     if known.batch:
         return [f"{one.name}: done within {duration(one.deadline_s)}" for one in known.classes if one.deadline_s]
     online = [one for one in known.classes[2:] if one.online]
@@ -54,8 +54,11 @@ def _slo_words(known: ResolvedScenario) -> list[str]:
 
 
 def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
-    """What the cluster costs, and a million tokens with the cheapest and the dearest policy that keeps the promise
-    (of all where none does), in a sentence; empty without a price."""
+    """Returns the cost of the cluster, and of a million tokens with the cheapest and dearest policy
+    within the SLOs.
+
+    If no policy is within them, all are compared. The sentence is empty without a price.
+    """
     each = sorted((cost["per_million_tokens"], name) for name, cost in costs.items()
                   if cost.get("per_million_tokens") and (name in kept or not kept))
     if not each:
@@ -66,7 +69,9 @@ def paid_words(costs: Mapping[str, Row], kept: Collection[str]) -> str:
 
 
 def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
-    """TTFT and TPOT of each policy and online class, means over seeds; None where no online request arrived."""
+    """Returns TTFT and TPOT of each policy and online class, means over seeds; None if no online
+    request arrived.
+    """
     rows = []
     for policy, each in runs.items():
         named = set[str]()
@@ -86,7 +91,7 @@ def percentiles(runs: Mapping[str, Sequence[Row]]) -> Table | None:
 
 
 def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list[Plot]:
-    """Plot of the cost of a million tokens over the violation rate: left of and below another policy is better."""
+    """Returns a plot of cost per million tokens over violation rate."""
     priced = all(MONEY in rows for rows in found.values())
     timed = all(HOURS in rows for rows in found.values())
     if not (priced or timed):
@@ -106,7 +111,7 @@ def costs_by_late(found: Mapping[Key, Mapping[str, Row]], budget: float) -> list
 
 
 def depths(run: Run) -> list[Plot]:
-    """Requests that wait and run, and KV memory, over the window."""
+    """Returns plots of waiting and running requests, and KV memory, over the window."""
     if not len(run.samples.get("t_s", ())):
         return []
     start_s, end_s = run.window_s
@@ -125,8 +130,11 @@ def depths(run: Run) -> list[Plot]:
 
 
 def saved(rows: Sequence[Mapping[str, Any]], chip: str) -> str:
-    """Who takes the fewest chips of a plan's rows, and what that spares beside the most, in a sentence; of those that
-    keep what was promised."""
+    """Returns a sentence on the policy with the fewest chips in a plan, and its savings over the
+    one with the most.
+
+    Only policies within the SLOs are compared.
+    """
     short, rows = rows[0], [row for row in rows if row["holds"]]
     if not rows:
         return f"{short['chips']} {chip} are too few for what is promised."

@@ -1,9 +1,11 @@
-"""Outcome of runs: figures of each policy with their intervals and differences, and the sentence that answers.
+"""Outcome of runs: metrics of each policy with intervals and differences, and the sentence that
+answers.
 
-The terminal and the page show the same `Outcome`, in the same words. Its rows are those of `compare`'s `results[]`:
-one for each metric and policy, with `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
-`difference_high` (to the baseline, paired), `censored` (the figure is but a lower bound) and `feasible` (the upper 95 %
-limit of what is late is within the budget; None where requests that no run decided could turn that).
+Terminal and page show the same `Outcome`. Its rows are those of `compare`'s `results[]`, one per
+metric and policy, with `cluster`, `mean`, `ci_low`, `ci_high`, the paired `difference`,
+`difference_low`, `difference_high` to the baseline, `censored` (the value is a lower bound) and
+`feasible` (the upper 95 % limit of the violation rate is within the budget; None if undecided
+requests could change that).
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ from ooco_gym.resources import load_yaml
 
 LATE, SERVED = "online.violation_rate", "offline.output_tokens_per_s"
 MAKESPAN, BATCH_TOKENS, LEFT, DUE = (f"batch.{key}" for key in (
-    "makespan_s", "total_tokens_per_s", "left", "late"))  # of offline requests alone
-COMPUTED = "offline.computed_tokens_per_s"  # in the window, of requests finished or not
-LEVEL = 0.01  # of the most work done: what is nearer to it than that is no difference of policies
-# Metrics with a name of their own: what they are, and the unit.
+    "makespan_s", "total_tokens_per_s", "left", "late"))  # for offline requests alone
+COMPUTED = "offline.computed_tokens_per_s"  # in the window, for finished and unfinished requests
+LEVEL = 0.01  # relative to the most work done; smaller differences count as ties
+# Title and unit of metrics with their own title.
 TITLES = {
     LATE: ("late online requests", "%"), SERVED: ("offline output", "tokens/s"),
     COMPUTED: ("offline computed", "tokens/s"), "online.ttft_p99_s": ("TTFT P99", "s"),
@@ -61,28 +63,31 @@ TITLES = {
     "sustained.total_tokens_per_s": ("offline total", "tokens/s"),
 }
 UNITS = {"tokens_per_s": "tokens/s", "_s_per_s": "s/s", "_per_s": "1/s", "_s": "s", "_rate": "%", "_share": "%",
-         "_attainment": "%"}  # of any other, by the end of its name
+         "_attainment": "%"}  # for other metrics, by the end of their names
 FACTORS = {"%": 100.0, "ms": 1000.0}
-# Shown besides where a policy keeps blocks of prompts that begin alike.
+# Also shown for policies with prefix caching.
 CACHE_METRICS = ("online.hit_rate", "offline.hit_rate", "offline.prompt_tokens_per_s",
                  "offline.computed_prompt_tokens_per_s")
 ENDS = ("mean", "ci_low", "ci_high")
-LEAST_LATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
+LEAST_LATE = 1e-4  # smallest value on a logarithmic axis
 Row = Mapping[str, Any]
 Key = tuple[str, Any]  # policy, cluster
 
 
-# --- Figures of summaries -------------------------------------------------------------------------------------------
+# --- Metrics of summaries -------------------------------------------------------------------------------------------
 def compare(summaries: Mapping[Any, Sequence[Row]], metrics: Sequence[str], baseline: Any,
             budget: float) -> list[dict[str, Any]]:
-    """Compares summaries of policies, or of (policy, cluster), one a seed: a row for each of `metrics` (dotted names)
-    and policy, with `metric`, `policy`, `cluster`, `mean`, `ci_low`, `ci_high`, `difference`, `difference_low`,
-    `difference_high` to the key `baseline` (None for itself, without its seeds in its order, and of lower bounds),
-    `values` (one a seed), `censored`: some of them are but lower bounds, and `feasible`: the upper limit of its
-    violation rate is within `budget`, None where that was not decided.
+    """Compares summaries of policies, or of (policy, cluster), one per seed; returns a row per
+    metric and policy.
+
+    A row has `metric` (dotted name), `policy`, `cluster`, `mean`, `ci_low`, `ci_high`, `values`
+    (one per seed), `censored` (some values are lower bounds) and `feasible` (the violation rate's
+    upper limit is within `budget`; None: undecided). It has `difference`, `difference_low` and
+    `difference_high` to the key `baseline`; these are None for the baseline itself, for lower
+    bounds, and if the seeds differ.
 
     Raises:
-        UserError: a metric that summaries have not.
+        UserError: a metric that summaries do not have.
     """
     feasible = {}
     for key, runs in summaries.items():
@@ -113,13 +118,13 @@ def _seeds(runs: Sequence[Row]) -> list[Any]:
 
 
 def _is_bound(summary: Row, metric: str) -> bool:
-    """Whether a dotted metric of a summary is only a lower bound."""
+    """Returns whether a dotted metric of a summary is a lower bound."""
     part, _, name = metric.rpartition(".")
     return name in flat(summary).get(f"{part}.censored", ())
 
 
 def figure(summary: Row, metric: str) -> float:
-    """Reads a dotted metric from a summary; NaN where it has no value.
+    """Returns a dotted metric of a summary; NaN if it has no value.
 
     Raises:
         UserError: the summary has no such number.
@@ -132,29 +137,32 @@ def figure(summary: Row, metric: str) -> float:
 
 
 def metrics_of(params: Sequence[Row], wanted: Sequence[str] = (), batch: bool = False) -> list[str]:
-    """The metrics to show of policies with these parameters: those wanted (else `compare`'s own), and what a prefix
-    cache found; of a `batch` of offline requests alone when it was done, too."""
+    """Returns the metrics to show: `wanted` (default: `compare`'s), and cache metrics if policies
+    use prefix caching.
+
+    For a `batch` of offline requests alone, the metrics of its completion are added.
+    """
     cached = CACHE_METRICS if any(map(keeps_prefixes, params)) else ()
     first = [LATE, *((MAKESPAN, BATCH_TOKENS, LEFT, DUE) * batch), SERVED, COMPUTED]
     return list(dict.fromkeys([*first, *(wanted or load_yaml("", "compare")["metrics"]), *cached]))
 
 
-# --- What is shown --------------------------------------------------------------------------------------------------
+# --- Presentation ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of policies on one load.
 
     Attributes:
         title: the load.
-        rows: as above.
-        baseline: the policy of the differences; None: there are none.
-        budget: share of the online requests that may be late.
+        rows: as described above.
+        baseline: the policy to which differences are computed; None: no differences.
+        budget: share of online requests that may violate.
         served: the metric that ranks.
-        intervals: what they are, in a sentence.
+        intervals: a sentence that describes the intervals.
         more: further columns by title: a text for each (policy, cluster).
-        sentence: what answers, where it is not who keeps the promises.
-        notes: what a reader should not overlook, a sentence each.
-        plots: in which policies have the colours of their order.
+        sentence: an answer instead of the ranking.
+        notes: important remarks, one sentence each.
+        plots: further plots, with policies in the colours of their order.
     """
 
     title: str
@@ -177,7 +185,7 @@ class Outcome:
         return found
 
     def tables(self) -> list[Table]:
-        """The figures with units and intervals, and the differences to the baseline where there are some."""
+        """Returns the metrics with units and intervals, and the differences to the baseline, if any."""
         found = self.found
         metrics = list(dict.fromkeys(row["metric"] for row in self.rows if not self.batch or not missing(row["mean"])))
         ranks = not (self.sentence or self.batch)
@@ -207,7 +215,7 @@ class Outcome:
         return tables
 
     def answer(self) -> str:
-        """Who keeps the online promises and serves most then, in a sentence; the tables have the differences."""
+        """Returns a sentence on the policy that serves most within the SLOs."""
         found, promise = self.found, f"the promise (at most {100 * self.budget:g} % late)"
         late = {key: one[LATE] for key, one in found.items() if not missing(one[LATE]["mean"])}
         if self.sentence or not late:
@@ -228,11 +236,11 @@ class Outcome:
 
     @property
     def batch(self) -> bool:
-        """Whether these are of offline requests alone."""
+        """Whether the rows are about offline requests alone."""
         return any(row["metric"] == MAKESPAN for row in self.rows)
 
     def _done(self) -> str:
-        """When a batch of offline requests alone is done, and how many deadlines are missed, in a sentence each."""
+        """Returns sentences on the completion of a batch of offline requests, and its missed deadlines."""
         if not self.batch:
             return ""
         said = []
@@ -252,11 +260,11 @@ class Outcome:
 
     @staticmethod
     def _each(counts: Mapping[Key, float]) -> str:
-        """A count of each policy, in words."""
+        """Returns each policy's count, in words."""
         return ", ".join(f"{number(count)} with `{key[0]}`" for key, count in counts.items())
 
     def _ends(self, ends: Mapping[Key, float]) -> str:
-        """Who is done first, and who last, in a sentence."""
+        """Returns a sentence on the first and the last policy to finish."""
         best, last = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
         begin = f"`{best[0]}` is done with all offline requests after {duration(ends[best])}"
         text = f"{begin}, at {self._amount(best, BATCH_TOKENS).partition(' of ')[0]} (prompt and output)"
@@ -265,7 +273,7 @@ class Outcome:
         return f"{text}{'; the others are level' * (len(ends) > 1)}."
 
     def _ahead(self, kept: Sequence[Key], promise: str) -> str:
-        """Who serves most of those that keep the promise, in a sentence; none where the load does not tell."""
+        """Returns a sentence on the policy that serves most among those within the SLOs, or on a tie."""
         found = self.found
         best, level = self._most(kept, self.served)
         late, amount = _late_words(found[best][LATE]), self._amount(best, self.served)
@@ -282,7 +290,7 @@ class Outcome:
         return f"{begin}; `{best[0]}` ({late}) completes most, {amount}."
 
     def _ahead_computed(self, kept: Sequence[Key]) -> str:
-        """A sentence where another one is ahead by what was computed in the window, finished or not."""
+        """Returns a sentence if another policy is ahead by tokens computed in the window, finished or not."""
         if self.served == COMPUTED or any(COMPUTED not in self.found[key] or missing(self.found[key][COMPUTED]["mean"])
                                           for key in kept):
             return ""
@@ -296,7 +304,9 @@ class Outcome:
         return f"{shown(metric, self.found[key][metric])} {unit(metric)} of {TITLES[metric][0]}"
 
     def _most(self, keys: Sequence[Key], metric: str) -> tuple[Key, list[Key]]:
-        """Who has most of a metric, and all that are level with it: nearer than `LEVEL`, or told apart by no seeds."""
+        """Returns the policy with the most of a metric, and all tied with it: within `LEVEL`, or
+        not significantly below.
+        """
         rows = {key: self.found[key][metric] for key in keys}
         best = max(keys, key=lambda key: rows[key]["mean"])
 
@@ -309,7 +319,7 @@ class Outcome:
         return best, [key for key in keys if level(key)]
 
     def chart(self) -> list[Plot]:
-        """Plot of offline service over the violation rate, where there are several policies."""
+        """Returns a plot of offline service over violation rate, if there are several policies."""
         found = self.found
         most = max((one[self.served]["mean"] for one in found.values()), default=0.0)
         if len(found) < 2 or self.sentence or not most > 0:
@@ -326,7 +336,7 @@ class Outcome:
                      heading(self.served), "x", xaxis_range=[-2, 2])]
 
     def show(self) -> None:
-        """Prints it."""
+        """Prints the outcome."""
         console().print(self.answer(), highlight=False)
         for table in self.tables():
             table.turned().show()
@@ -334,19 +344,19 @@ class Outcome:
 
 
 def unit(metric: str) -> str:
-    """The unit in which a metric is shown; empty where it is a number of its own."""
+    """Returns the unit in which a metric is shown; empty if it has none."""
     return TITLES[metric][1] if metric in TITLES else next(
         (one for end, one in UNITS.items() if metric.endswith(end)), "")
 
 
 def heading(metric: str) -> str:
-    """A metric's title with its unit."""
+    """Returns a metric's title with its unit."""
     title = TITLES[metric][0] if metric in TITLES else re.sub(r"[._]", " ", metric)
     return f"{title} ({unit(metric)})" if unit(metric) else title
 
 
 def shown(metric: str, row: Row, key: str = "mean", sign: str = "") -> str:
-    """A figure in its unit, which is left out."""
+    """Returns a metric in its unit, without the unit's name."""
     value = None if missing(row[key]) else FACTORS.get(unit(metric), 1.0) * row[key]
     return minus(as_text(value, f"{sign}.2f") if unit(metric) == "%" else number(value, 3, sign))
 

@@ -1,4 +1,4 @@
-"""The page of what runs came to: one for `simulate`, `compare`, `capacity` and `evaluate`."""
+"""The page of outcomes of `simulate`, `compare`, `capacity` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from ooco_gym.sim.state import FINISHED, PS_PER_S
 if TYPE_CHECKING:
     from ooco_gym.simulation import Run
 
-MOST_COLUMNS = 9  # of a table that is wider than a page: its rows become columns
-BINS, LEAST_BIN_S = 48, 60.0  # of a window: so many, fewer where they would be shorter
+MOST_COLUMNS = 9  # wider tables are transposed
+BINS, LEAST_BIN_S = 48, 60.0  # of a window: number of bins, and their least length
 CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("arrived", "arrived", number), ("finished", "finished", number), ("violations", "violation_rate", percent),
     ("TTFT P99", "ttft_p99_s", duration), ("TPOT P99", "tpot_p99_s", duration),
@@ -46,7 +46,7 @@ CLASS_FIGURES: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 
 
 def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) -> Outcome:
-    """Outcome of one run, whose policy is called `label`, with plots over time."""
+    """Returns the outcome of one run, whose policy is called `label`, with plots over time."""
     scenario = summary["scenario"]
     key, budget = (label, short_name(scenario["cluster"])), float(scenario["protocol"]["violation_budget"])
     rows = compare({key: [summary]}, metrics_of([summary["params"]], batch="batch" in summary), key, budget)
@@ -55,20 +55,20 @@ def outcome_of(run: Run, summary: Row, label: str, notes: Sequence[str] = ()) ->
 
 
 def policy_words(config: Row) -> str:
-    """The policy as a command's configuration asks for it: its name, and the parameters that are not its file's own."""
+    """Returns the policy of a command's configuration: its name, and parameters that differ from its file's."""
     policy = config["policy"]
     if not isinstance(policy, Mapping):
         return str(policy)
     try:
         usual = as_mapping(str(policy.get("file", policy["name"])))
-    except UserError:  # a YAML file of the user's own
+    except UserError:  # the user's own YAML file
         usual = {}
     return spelled(str(policy["name"]), {key: value for key, value in parameters_in(policy).items()
                                          if usual.get(key) != value})
 
 
 def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> str:
-    """Title of a load: workload, clusters and seeds."""
+    """Returns a load's title: workload, clusters and seeds."""
     return (f"{short_name(workload)} on {joined(list(dict.fromkeys(clusters)))}, seed{'s' if len(seeds) > 1 else ''} "
             f"{', '.join(map(str, sorted(seeds)))}")
 
@@ -76,21 +76,22 @@ def load_title(workload: Any, clusters: Sequence[str], seeds: Sequence[int]) -> 
 def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, more: Sequence[Table] = (),
                  conditions: Table | None = None, title: str = "", lead: str = "",
                  plots: Sequence[Plot] = ()) -> Path:
-    """Writes the page of outcomes as one HTML file, atomically, with the command that makes it again.
+    """Writes the page of outcomes as one HTML file, atomically, with the command that reproduces
+    it.
 
     Args:
         path: the file.
         outcomes: the first one's answer is the page's.
-        more: tables of the first one, below its own.
-        conditions: what was played, where that is one scenario.
-        title: of the page; empty: the first one's.
+        more: further tables of the first outcome.
+        conditions: the scenario, if there is only one.
+        title: of the page; empty: the first outcome's.
         lead: a paragraph below the answer.
-        plots: of the first one, besides its own.
+        plots: further plots of the first outcome.
     """
     parts = []
     for index, one in enumerate(outcomes):
         tables = one.tables()
-        tables[0] = replace(tables[0], title="")  # it is the page's, or the section's
+        tables[0] = replace(tables[0], title="")  # the page or section has the title
         tables = [table.turned() if len(table.head) > MOST_COLUMNS else table for table in tables]
         parts.append(Section(one.title if len(outcomes) > 1 else "", [one.answer()] if index else [],
                              [*tables, *(more if index == 0 else ())],
@@ -103,7 +104,7 @@ def write_report(path: str | os.PathLike[str], outcomes: Sequence[Outcome], *, m
 
 
 def conditions_table(summary: Row) -> Table:
-    """The scenario of a run, a row a field."""
+    """Returns the scenario of a run, one row per field."""
     scenario = summary["scenario"]
     first = {key: summary[key] for key in ("played", "arrivals_s", "window_s") if key in summary}
     return plain_table({**first, **scenario, "cluster": short_name(scenario["cluster"]),
@@ -111,7 +112,7 @@ def conditions_table(summary: Row) -> Table:
 
 
 def class_table(summary: Row) -> Table | None:
-    """Table of the request classes and their outcomes; None where the run names no classes."""
+    """Returns a table of the request classes and their outcomes; None without named classes."""
     rows = []
     for name, one in summary.get("classes", {}).items():
         bounds = one.get("censored", ())
@@ -123,7 +124,7 @@ def class_table(summary: Row) -> Table | None:
 
 
 def promise_of(one: Mapping[str, Any]) -> str:
-    """SLO of a class from its figures in a summary, and how many of its requests have an SLO of their own."""
+    """Returns a class's SLO from its metrics in a summary, and the number of requests with their own SLO."""
     own = one.get("own_slos" if one["online"] else "own_deadlines", 0)
     single = f"own {'SLO' if one['online'] else 'deadline'} of {own:,} requests" if own else ""
     if own and own >= one["arrived"]:
@@ -138,7 +139,9 @@ def promise_of(one: Mapping[str, Any]) -> str:
 
 # --- Plots over time -------------------------------------------------------------------------------------------------
 def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
-    """TTFT, TPOT and late requests over the window; `budget`: share of online requests that may be late."""
+    """Returns plots of TTFT, TPOT and violations over the window; `budget`: share of online
+    requests that may violate.
+    """
     if not summary["online"]["arrived"]:
         return []
     window_s, classes = float(summary.get("arrivals_s", summary["window_s"])), summary.get("classes", {})
@@ -168,9 +171,12 @@ def plots_of(summary: Row, run: Run, label: str, budget: float) -> list[Plot]:
 
 
 def online_quality(run: Run, name: str) -> np.ndarray:
-    """Returns `arrival_s`, `ttft_s`, `tpot_s` or `late` (bool) of the counted online requests, (n,). A request that was
-    unfinished at the run's end enters with the time that it had waited by then. TPOT counts from the first token; it is
-    NaN for single tokens and for what never began."""
+    """Returns `arrival_s`, `ttft_s`, `tpot_s` or `late` (bool) of the counted online requests,
+    (n,).
+
+    A request unfinished at the run's end counts with its waiting time by then. TPOT counts from the
+    first token; it is NaN for single tokens and for requests that never began.
+    """
     requests, rules, start_ps = counted(run, online=True), rules_of(run), round(run.window_s[0] * PS_PER_S)
     end_s = run.simulated_s - run.window_s[0]
 

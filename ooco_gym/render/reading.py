@@ -12,17 +12,17 @@ from ooco_gym.report.pages import Plot
 from ooco_gym.report.tables import RANGE
 
 RATE, TOKENS, AGAIN = "sustained.rate", "sustained.total_tokens_per_s", "offline.wasted_tokens_per_s"
-RANKED = "offline_reference_gpu_s_per_s"  # by which `evaluate` ranks
-# Of `evaluate`, by the names of its metrics.
+RANKED = "offline_reference_gpu_s_per_s"  # the metric by which `evaluate` ranks
+# Metrics of `evaluate` by name.
 EVALUATED = {"violation_rate": LATE, "offline_reference_gpu_s_per_s": "offline.reference_gpu_s_per_s",
              "episode_reward": "reward of an episode", "offline_output_tokens_per_s": SERVED,
              "wasted_tokens_per_s": AGAIN}
 
 
 def compared(summary: Row, config: Row) -> Outcome:
-    """Outcome of a summary of `compare`."""
+    """Returns the outcome of a summary of `compare`."""
     rows, seeds = summary["results"], summary["seeds"]
-    # A trace has no seeds: more of them would play the same requests.
+    # More seeds of a trace would replay the same requests.
     intervals = "" if summary.get("played") and len(seeds) == 1 else interval_words(len(seeds))
     clusters = [str(row["cluster"]) for row in rows if row.get("cluster")]
     return Outcome(load_title(summary["scenario"]["workload"], clusters, seeds), rows, summary["baseline"],
@@ -30,7 +30,7 @@ def compared(summary: Row, config: Row) -> Outcome:
 
 
 def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcome:
-    """Outcome of policies in held-out windows: rows of `policy`, and `service` and `violation_rate` by window."""
+    """Returns the outcome on held-out windows: rows of `policy`, and `service` and `violation_rate` by window."""
     runs: dict[str, list[Row]] = {}
     for one in played:
         windows = enumerate(zip(one["service"], one["violation_rate"], strict=True))
@@ -42,7 +42,7 @@ def held_windows(played: Sequence[Row], reference: str, budget: float) -> Outcom
 
 
 def evaluated(summary: Row) -> list[Outcome]:
-    """Outcomes of a summary of `evaluate`, one for each distribution shift."""
+    """Returns the outcomes of a summary of `evaluate`, one for each distribution shift."""
     found = []
     for suite in summary.get("suites") or [summary]:
         paired = {(row["policy"], row["metric"]): row for row in suite["paired"]}
@@ -63,7 +63,7 @@ def evaluated(summary: Row) -> list[Outcome]:
 
 
 def sustained(summary: Row, config: Row) -> list[Outcome]:
-    """Outcomes of a summary of `capacity`, one for each condition and definition of TPOT."""
+    """Returns the outcomes of a summary of `capacity`, one for each condition and definition of TPOT."""
     limit, found, seen = float(config["limits"]["violations"]), [], {}
     for where, tpot in dict.fromkeys((row["condition"], row.get("tpot_from")) for row in summary["results"]):
         mine = [row for row in summary["results"] if (row["condition"], row.get("tpot_from")) == (where, tpot)]
@@ -83,7 +83,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
         under = f"TPOT from {(tpot or summary['tpot_from']).replace('_', ' ')}"
         alike = (where, [(row["policy"], row["rate"], row["total_tokens_per_s"]) for row in mine])
         if any(alike == one for one in seen.values()):
-            continue  # on mixed instances decoding begins with the first token: both definitions are one
+            continue  # on mixed instances both definitions are the same
         seen[under] = alike
         where = f"{where.rpartition(' on ')[0]} on {joined(list(dict.fromkeys(row['cluster'] for row in mine)))}"
         loads = [load_words(peak) for peak in summary.get("peaks", ()) if peak["tpot_from"] == tpot
@@ -99,7 +99,7 @@ def sustained(summary: Row, config: Row) -> list[Outcome]:
 
 
 def _most(rows: Sequence[Row]) -> str:
-    """Who sustains most, in a sentence, and who does by tokens computed where that is another one."""
+    """Returns a sentence on the policy that sustains most, and on the one that computes most if it is another."""
     best = max(rows, key=lambda row: row["total_tokens_per_s"])
     if not best["rate"] > 0:
         return "None sustains any offline load: even without it " + (
@@ -121,7 +121,7 @@ def _most(rows: Sequence[Row]) -> str:
 
 
 def load_words(peak: Row) -> str:
-    """The online load of a measurement, in a sentence."""
+    """Returns a sentence on the online load of a measurement."""
     begin = f"TPOT from {peak['tpot_from'].replace('_', ' ')}"
     if peak["floor"] is None:
         return f"{begin}: load {peak['factor']:.4g} of the workload's own rate, as given."
@@ -131,7 +131,7 @@ def load_words(peak: Row) -> str:
 
 
 def _curves(rows: Sequence[Row], limit: float) -> list[Plot]:
-    """Plots of violation rate and service over the offline rates that were tried."""
+    """Returns plots of violation rate and service over the offline rates that were tried."""
     late, served = [], []
     for colour, row in enumerate(rows):
         name, rates = str(row["tuned_as"] or row["policy"]), [point["offline_rate"] for point in row["curve"]]

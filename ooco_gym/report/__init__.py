@@ -1,7 +1,8 @@
-"""How results look: tables (terminal, Markdown, HTML) and numbers as text, self-contained pages of figures, progress.
+"""Presentation of results: tables (terminal, Markdown, HTML), numbers as text, self-contained
+pages, progress.
 
-Every command and study writes with these modules: `tables`, `pages` and `terminal`. They know nothing of simulation;
-what runs came to is in `ooco_gym.render`. Rich and Plotly are imported where something is shown or drawn.
+All commands and studies use `tables`, `pages` and `terminal`, which are independent of the
+simulation; outcomes of runs are in `ooco_gym.render`. Rich and Plotly are imported on first use.
 """
 
 from ooco_gym.report.pages import (

@@ -1,7 +1,7 @@
 """Self-contained HTML pages: sentences, tables and plots in one template, which embeds Plotly's script once.
 
-A page needs no network, and follows the reader's choice of a light or a dark look. Plots are Plotly's JSON, so that
-Plotly's Python part need not be loaded.
+A page needs no network, and follows the reader's choice of light or dark mode. Plots are Plotly's
+JSON, so Plotly's Python package is not loaded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from ooco_gym.version import __version__
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")  # Okabe, Ito; Tol
 GREY, GRID_COLOUR = "#666", "#E3E3E3"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-HEIGHT = 300  # of a plot, in pixels
+HEIGHT = 300  # height of a plot, in pixels
 Plot = dict[str, Any]  # Plotly's `data` and `layout`, and a `title`
 
 
 # --- Plots ----------------------------------------------------------------------------------------------------------
 def curve(name: str, x: Any, y: Any, colour: int = 0, kind: str = "lines", **more: Any) -> Any:
-    """A trace of a plot: `lines`, `markers`, both with a plus between, `dashes`, or `bars`, in one of `COLOURS` (-1:
-    grey); without a name it is not in the legend. `more` is what else Plotly's trace takes."""
+    """Returns a trace of a plot: `lines`, `markers`, `lines+markers`, `dashes` or `bars`, in one of
+    `COLOURS` (-1: grey).
+
+    Without a name it is not in the legend. `more` has further keys of Plotly's trace.
+    """
     tint = GREY if colour < 0 else COLOURS[colour % len(COLOURS)]
     trace: dict[str, Any] = {"name": name, "legendgroup": name, "showlegend": bool(name), "marker": {"color": tint},
                              "x": _known(x), "y": _known(y)}
@@ -43,7 +46,7 @@ def curve(name: str, x: Any, y: Any, colour: int = 0, kind: str = "lines", **mor
 
 
 def errors(mean: Sequence[Any], low: Sequence[Any], high: Sequence[Any]) -> dict[str, Any] | None:
-    """Intervals of points as Plotly's error bars, none where an end is missing; None where no point has one."""
+    """Returns Plotly's error bars of points, 0 where an end is missing; None if no point has an interval."""
     points = [None if any(map(missing, point)) else point for point in zip(mean, low, high, strict=True)]
     if not any(points):
         return None
@@ -52,8 +55,10 @@ def errors(mean: Sequence[Any], low: Sequence[Any], high: Sequence[Any]) -> dict
 
 
 def plot(title: str, traces: Sequence[Any], x: str = "", y: str = "", log: str = "", **axes: Any) -> Plot:
-    """A plot of traces, its axes labelled; `log` has the letters of those that are logarithmic, and `axes` what else
-    Plotly's layout takes (`xaxis_range`)."""
+    """Returns a plot of traces with labelled axes.
+
+    `log` names the logarithmic axes; `axes` has further keys of Plotly's layout (`xaxis_range`).
+    """
     layout: dict[str, Any] = {
         "height": HEIGHT, "margin": {"l": 60, "r": 16, "t": 8, "b": 44}, "font": {"family": FONT, "size": 12},
         "hovermode": "closest", "barmode": "group", "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
@@ -67,7 +72,7 @@ def plot(title: str, traces: Sequence[Any], x: str = "", y: str = "", log: str =
 
 
 def _known(values: Any) -> list[Any]:
-    """A list or an array of numbers as JSON has them: nothing in the place of NaN and infinity."""
+    """Returns a list or array as JSON values, with None for NaN and infinity."""
     listed = values.tolist() if hasattr(values, "tolist") else values
     return [None if missing(value) else value for value in listed]
 
@@ -79,11 +84,11 @@ class Section:
 
     Attributes:
         title: its heading; empty: none, and no link to it.
-        sentences: what is to be seen, as a list.
+        sentences: shown as a list.
         tables: below the sentences.
-        plots: side by side below the tables, as many as fit.
-        commands: how to make it again.
-        notes: what a reader should not overlook, below the tables.
+        plots: below the tables, side by side.
+        commands: that reproduce it.
+        notes: important remarks, below the tables.
     """
 
     title: str
@@ -95,10 +100,9 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section], lead: str = "") -> bytes:
-    """A whole page as HTML: title, a sentence under it (of several lines a paragraph each), links to the sections, and
-    the sections."""
+    """Returns a whole page as HTML: title, `lead` (one paragraph per line), links to sections, and sections."""
     style, script = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8"), b""
-    if in_sweep():  # whose thousands of pages would each have Plotly in them
+    if in_sweep():  # each of its many pages would contain Plotly
         sections = [replace(part, plots=()) for part in sections]
     if any(part.plots for part in sections):
         plotly = find_spec("plotly")
@@ -136,7 +140,7 @@ def _section(index: int, part: Section) -> str:
 
 
 def _drawn(name: str, one: Plot) -> str:
-    """A plot with its title, which breaks over lines as Plotly's own would not; drawn once all have their places."""
+    """Returns a plot with its title as a caption, which wraps; Plotly draws it once the page is loaded."""
     data, layout = (json.dumps(one[part]).replace("</", "<\\/") for part in ("data", "layout"))
     return (f'<figure><figcaption>{html.escape(one["title"])}</figcaption><div id="{name}"></div><script>'
             f'addEventListener("DOMContentLoaded", () => Plotly.newPlot("{name}", {data}, {layout}, '
@@ -144,12 +148,12 @@ def _drawn(name: str, one: Plot) -> str:
 
 
 def _prose(text: str) -> str:
-    """A sentence, names in backquotes set as such."""
+    """Returns a sentence as HTML, with names in backquotes as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def in_sweep() -> bool:
-    """Whether this is a point of a sweep of the command line."""
+    """Returns whether this is a point of a sweep of the command line."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -157,7 +161,7 @@ def in_sweep() -> bool:
 
 
 def command_line() -> str:
-    """The command that runs, as it was given, to be typed again; empty outside of a command."""
+    """Returns the running command as typed; empty outside of a command."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():

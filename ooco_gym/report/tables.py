@@ -1,4 +1,4 @@
-"""One table for the terminal, Markdown and HTML, and how numbers are written in it and in sentences."""
+"""One table for the terminal, Markdown and HTML, and the format of numbers in tables and sentences."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from ooco_gym.report.terminal import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-NONE = "–"  # stands where there is no figure
+NONE = "–"  # stands for a missing value
 BRACKETS, TO, RANGE = "{} [{}, {}]", "{} ({} to {})", "{} ({}–{})"  # a mean with its interval
-Form = str | Callable[[Any], str]  # how a value is written: a format specification (".4g") or a function
+Form = str | Callable[[Any], str]  # a format specification (".4g") or a function
 
 
 # --- Numbers --------------------------------------------------------------------------------------------------------
 def as_text(value: Any, form: Form = "") -> str:
-    """A value as text in a form; `NONE` for None, NaN and infinity."""
+    """Returns a value as text in a form; `NONE` for None, NaN and infinity."""
     if missing(value):
         return NONE
     return form(value) if callable(form) else format(value, form)
 
 
 def missing(value: Any) -> bool:
-    """Whether there is no figure: None, NaN or infinity."""
+    """Returns whether a value is missing: None, NaN or infinity."""
     return value is None or (isinstance(value, Real) and not math.isfinite(value))
 
 
 def percent(share: float | None, digits: int = 2, sign: str = "", whole: float = 100.0) -> str:
-    """A share in percent: 0.0312 is `3.12 %`. With `sign="+"` a difference; `whole=1` where the figure is in percent
-    already."""
+    """Returns a share in percent: 0.0312 is `3.12 %`; `sign="+"` for differences, `whole=1` for
+    values in percent.
+    """
     return as_text(share, lambda value: f"{whole * value:{sign}.{digits}f} %")
 
 
 def number(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """A number to so many significant digits; whole ones and large ones with separators and without a fraction."""
+    """Returns a number with `digits` significant digits; integers and large numbers with
+    separators, without a fraction.
+    """
     if missing(value):
         return NONE
     assert value is not None
@@ -48,19 +51,21 @@ def number(value: float | None, digits: int = 3, sign: str = "") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time in milliseconds below a second, in seconds from there on."""
+    """Returns a time, in milliseconds below a second, else in seconds."""
     return as_text(seconds, lambda s: f"{1000 * s:.1f} ms" if s < 1 else f"{s:.2f} s" if s < 1000 else f"{s:,.0f} s")
 
 
 def at_least(text: str, bound: bool = True) -> str:
-    """A figure that is but a lower bound is marked as one: `> 23.0 s`."""
+    """Marks a lower bound: `> 23.0 s`."""
     return f"> {text}" if bound and text != NONE else text
 
 
 def with_interval(mean: float | None, low: float | None, high: float | None, form: Form = ".4g",
                   between: str = BRACKETS, none: str = NONE) -> str:
-    """A figure with its interval, `mean [low, high]` or as `between` has the three; alone where it has none, and `none`
-    where there is no figure."""
+    """Returns a value with its interval, as `mean [low, high]` or in the format `between`.
+
+    Without an interval the value stands alone; a missing value becomes `none`.
+    """
     if missing(mean):
         return none
     if missing(low) or missing(high):
@@ -69,12 +74,12 @@ def with_interval(mean: float | None, low: float | None, high: float | None, for
 
 
 def minus(text: str) -> str:
-    """Hyphens of negative numbers as minus signs."""
+    """Replaces hyphens of negative numbers by minus signs."""
     return text.replace("-", "−")
 
 
 def joined(words: Sequence[str]) -> str:
-    """A list in a sentence: `a, b and c`."""
+    """Returns a list in a sentence: `a, b and c`."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
@@ -92,8 +97,8 @@ class Column(NamedTuple):
 
     Attributes:
         head: its title.
-        value: what a record has in it: a key, or a function of the record.
-        form: how that is written.
+        value: a record's value: a key, or a function of the record.
+        form: of the value.
         align: `l` or `r`.
     """
 
@@ -103,7 +108,7 @@ class Column(NamedTuple):
     align: str = "r"
 
     def cell(self, record: Any) -> str:
-        """The column's text of one record."""
+        """Returns the column's text for a record."""
         return as_text(self.value(record) if callable(self.value) else record[self.value], self.form)
 
 
@@ -112,12 +117,12 @@ class Table:
     """Rows of text under a head.
 
     Attributes:
-        title: stands above it, except in Markdown.
-        head: a title for each column; at the terminal none is shown where all are empty.
-        rows: of cells; what is no string is written by `as_text`.
-        note: how to read it, below it; except in Markdown.
-        align: `l` or `r` for each column, the last one for all that follow; empty: the first column `l`, the others
-            `r` where they hold numbers.
+        title: above the table, except in Markdown.
+        head: a title per column; if all are empty, none is shown at the terminal.
+        rows: of cells; other values than strings are formatted by `as_text`.
+        note: an explanation below the table, except in Markdown.
+        align: `l` or `r` per column, the last one for all that follow; empty: the first column `l`,
+            the others `r` if they hold numbers.
     """
 
     title: str
@@ -135,7 +140,7 @@ class Table:
 
     @classmethod
     def of(cls, columns: Sequence[Column], records: Sequence[Any], title: str = "", note: str = "") -> Table:
-        """The table of records: a row each, a cell for each column."""
+        """Returns the table of records: a row per record, a cell per column."""
         rows = []
         for record in records:
             rows.append([column.cell(record) for column in columns])
@@ -143,19 +148,19 @@ class Table:
         return cls(title, [column.head for column in columns], rows, note, align)
 
     def turned(self) -> Table:
-        """Returns the table transposed where it has more columns than rows, as a terminal is narrow."""
+        """Returns the table transposed if it has more columns than rows, because terminals are narrow."""
         if len(self.head) <= len(self.rows) + 1:
             return self
         head, *rows = zip(self.head, *self.rows, strict=True)
         return replace(self, head=head, rows=rows)
 
     def markdown(self) -> str:
-        """The table in Markdown, without title and note."""
+        """Returns the table in Markdown, without title and note."""
         lines = [self.head, ["---:" if side == "r" else "---" for side in self._sides()], *self.rows]
         return "\n".join(map(_markdown_line, lines))
 
     def html(self) -> str:
-        """The table in HTML, with title and note; an interval in brackets stands on a line of its own."""
+        """Returns the table in HTML, with title and note; an interval in brackets gets its own line."""
         head, kinds = "", []
         for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
             kind = " class=text" if index > 0 and side == "l" else ""
@@ -213,6 +218,6 @@ def _html_cell(text: str) -> str:
 
 
 def plain_table(values: Mapping[str, Any]) -> Table:
-    """Texts and numbers of mappings within mappings, a row each."""
+    """Returns a table of the texts and numbers in nested mappings, one per row."""
     return Table("", ("", ""), [(key, one if isinstance(one, str) else as_text(one, ".6g"))
                                 for key, one in flat(values).items() if isinstance(one, (str, int, float))])

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-FIRST_LINE_S, LINE_EVERY_S = 2.0, 30.0  # of progress where there is no terminal
-WIDTH = 160  # columns of a table where output goes to a file or a pipe
+FIRST_LINE_S, LINE_EVERY_S = 2.0, 30.0  # progress without a terminal
+WIDTH = 160  # columns of a table in a file or pipe
 Item = TypeVar("Item")
 
 
-# --- What is printed -------------------------------------------------------------------------------------------------
+# --- Output ------------------------------------------------------------------------------------------------------
 def console() -> Console:
-    """A console for wide tables: as wide as the terminal, `WIDTH` columns where there is none."""
+    """Returns a console for wide tables: as wide as the terminal, or `WIDTH` columns without one."""
     from rich.console import Console
 
     screen = Console()
@@ -30,7 +30,7 @@ def console() -> Console:
 
 
 def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
-    """Prints what a reader should not overlook, one line each, as a note or as the warning that it says it is."""
+    """Prints important remarks, one line each, as notes or as warnings."""
     from rich.markup import escape
 
     screen = screen or console()
@@ -41,7 +41,7 @@ def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
 
 # --- Progress --------------------------------------------------------------------------------------------------------
 class Bar:
-    """A bar to push forward; this one keeps what it is told and draws nothing."""
+    """A progress bar; this base class keeps its state and draws nothing."""
 
     def __init__(self, text: str = "") -> None:
         self.label, self.done = text, 0.0
@@ -52,23 +52,26 @@ class Bar:
         self.draw()
 
     def text(self, text: str) -> None:
-        """Says what is being done."""
+        """Sets the bar's text."""
         self.label = text
         self.draw()
 
     def draw(self) -> None:
-        """Shows what has changed."""
+        """Draws the bar."""
 
 
 def watched() -> bool:
-    """Whether progress is shown: stderr is a terminal, and this is no CI run."""
+    """Returns whether progress is shown: stderr is a terminal, and this is no CI run."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 @contextmanager
 def progress(text: str, total: float | None = None) -> Iterator[Bar]:
-    """Shows a bar while the block runs, or a line now and then where stderr is no terminal; for work of more than about
-    two seconds. `total` is the steps until done, None where unknown. Workers say nothing."""
+    """Shows a bar while the block runs, or occasional lines if stderr is no terminal; for work of
+    over two seconds.
+
+    `total` is the number of steps, None if unknown. Worker processes show nothing.
+    """
     bar = Bar(text)
     if watched():
         from rich import progress as bars
@@ -91,14 +94,15 @@ def progress(text: str, total: float | None = None) -> Iterator[Bar]:
 
 
 def _tell(bar: Bar, total: float | None, over: threading.Event) -> None:
-    """Prints a line now and then until it is `over`, with the time left at the pace so far; of work that is not counted
-    the time alone."""
+    """Prints a line at intervals until it is `over`, with the remaining time at the pace so far if
+    steps are counted.
+    """
     begun_s, wait_s = time.monotonic(), FIRST_LINE_S
     while not over.wait(wait_s):
         of = f"/{total:,.0f}" if total else ""
         done = f", {bar.done:,.0f}{of}" if of or bar.done else ""
         passed_s = time.monotonic() - begun_s
-        pace_s = passed_s / bar.done if bar.done else None  # of a step
+        pace_s = passed_s / bar.done if bar.done else None  # per step
         left = f", {_clock(pace_s * (total - bar.done))} left" if total and pace_s else ""
         print(f"{bar.label}{done} ({_clock(passed_s)}{left})", file=sys.stderr, flush=True)
         wait_s = LINE_EVERY_S
@@ -110,7 +114,7 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def following(look: Callable[[], float], wait_s: float) -> Iterator[None]:
-    """Has a thread `look` how far the work of the block is, first after `wait_s`, then after the seconds it answers."""
+    """Calls `look` in a thread during the block, first after `wait_s`, then after the seconds that it returns."""
     over = threading.Event()
 
     def follow() -> None:
@@ -128,7 +132,7 @@ def following(look: Callable[[], float], wait_s: float) -> Iterator[None]:
 
 
 def track(items: Iterable[Item], text: str, total: int | None = None) -> Iterator[Item]:
-    """Yields from `items` with a bar; `total` is their number where `len` does not tell."""
+    """Yields from `items` with a bar; `total` is their number if `len` is not available."""
     count = total if total is not None else len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
     with progress(text, count) as bar:
         for item in items:
@@ -138,7 +142,7 @@ def track(items: Iterable[Item], text: str, total: int | None = None) -> Iterato
 
 # --- Warnings --------------------------------------------------------------------------------------------------------
 def plain_warnings() -> Any:
-    """Lets `UserWarning`s of this process be printed as `note: …`; returns how they were printed before."""
+    """Prints `UserWarning`s of this process as `note: …`; returns the former format function."""
     before = warnings.formatwarning
 
     def one_line(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
@@ -153,11 +157,12 @@ _said: set[str] | None = None  # while a command runs
 
 
 def remark(sentence: str, what: str = "") -> None:
-    """Says something about the figures that a command rests on: a line on stderr, once (for each `what`) while the
+    """Reports a fact about a command's inputs: prints a line on stderr, once per `what`, while a
     command runs.
 
-    Outside a command, as in Python or in a worker process, nothing is printed: who asks there finds it where it
-    belongs (`ResolvedScenario.remarks`, `Run.range_warnings`, `info["notes"]` of an environment's reset).
+    Outside a command, as in Python or in a worker process, nothing is printed. There the facts are
+    in `ResolvedScenario.remarks`, `Run.range_warnings` or `info["notes"]` of an environment's
+    reset.
     """
     _remarks.setdefault(what or sentence, sentence)
     if _said is not None and (what or sentence) not in _said and multiprocessing.parent_process() is None:
@@ -167,7 +172,7 @@ def remark(sentence: str, what: str = "") -> None:
 
 @contextmanager
 def remarks() -> Iterator[dict[str, str]]:
-    """What is remarked in this process within the block, in order: the values, for a command's `summary.json`."""
+    """Collects the remarks of this process within the block, in order, for a command's `summary.json`."""
     global _remarks
     before, _remarks = _remarks, {}
     try:
@@ -179,7 +184,7 @@ def remarks() -> Iterator[dict[str, str]]:
 
 @contextmanager
 def notes() -> Iterator[None]:
-    """`plain_warnings` and `remark`s for as long as a command runs."""
+    """Activates `plain_warnings` and `remark`s while a command runs."""
     global _said
     before, _said = plain_warnings(), set()
     try:
