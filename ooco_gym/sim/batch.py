@@ -1,6 +1,7 @@
-"""The batch of a decode run: which requests take part, and what its steps do to them.
+"""The batch of a decode run: its requests, and the effects of its steps on them.
 
-That is the memory that their next tokens need, the tokens, the times between them, and the misses that become certain.
+Steps take memory for next tokens, generate tokens, record inter-token times, and make SLO
+violations certain.
 """
 
 import math
@@ -41,9 +42,10 @@ from ooco_gym.sim.queues import number_members
 
 @inner
 def _fill_picked(state, instance, picks):
-    """Writes the picked slots that are residents here to the batch row, each once; returns how many."""
+    """Writes the picked slots that are residents of the instance to the batch row, each once;
+    returns their number."""
     spec, count = state.instances[instance], 0
-    seen = state.scratch  # by index in the member lists
+    seen = state.scratch  # indexed as the member lists
     seen[s.URGENT, : spec.urgent_members] = 0
     seen[s.OFFLINE, : spec.offline_members] = 0
     number_members(state, instance)
@@ -54,7 +56,7 @@ def _fill_picked(state, instance, picks):
         request = state.requests[slot]
         row, index = s.URGENT if request.urgent else s.OFFLINE, request.position
         if not 0 <= index < member_count(spec, row) or state.members[row, instance, index] != slot:
-            continue  # looked up here: where a request says that it is would be another line of its record
+            continue  # checked here: the request's `instance` is on another cache line of its record
         if request.status == s.RESIDENT and seen[row, index] == 0:
             seen[row, index] = 1
             state.members[s.BATCH, instance, count] = slot
@@ -64,9 +66,10 @@ def _fill_picked(state, instance, picks):
 
 @inlined
 def _fill_all(state, instance):
-    """Writes everything decodable to the batch row, urgent requests first; returns how many.
+    """Writes all decodable requests to the batch row, urgent ones first; returns their number.
 
-    Where that is every member, and rules flush the instances that they read, it is written at the next flush.
+    If these are all members, and rules flush the instances that they read, the next flush writes
+    them.
     """
     spec, count, batch = state.instances[instance], 0, state.members[s.BATCH, instance]
     if state.config.rules_flush and spec.decodable == spec.urgent_members + spec.offline_members:
@@ -83,7 +86,8 @@ def _fill_all(state, instance):
 
 @inlined
 def fill_batch(state, instance, picks):
-    """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
+    """Writes the batch row: all decodable requests (`picks` < 0), or the valid ones of
+    State.picks[:picks]."""
     spec, count = state.instances[instance], 0
     spec.unwritten = WRITTEN
     if picks >= 0:
@@ -98,7 +102,7 @@ def fill_batch(state, instance, picks):
 
 @inner
 def growth(state, instance, steps):
-    """Blocks that the batch needs beyond what it holds, to make `steps` more tokens each."""
+    """Blocks that the batch needs beyond those held, for `steps` more tokens each."""
     total = 0
     write_down(state, instance)
     for i in range(state.instances[instance].running):
@@ -109,14 +113,16 @@ def growth(state, instance, steps):
 
 @inner
 def fits_for_sure(state, instance, steps):
-    """Whether the batch can make `steps` more tokens each wherever its requests stand in their last blocks."""
+    """Whether the batch can generate `steps` more tokens each, however full its requests' last
+    blocks are."""
     spec = state.instances[instance]
     return spec.running * (steps // state.config.block_tokens + 1) <= spec.free_blocks
 
 
 @inner
 def steps_in_memory(state, instance, most):
-    """Largest number of steps, at most `most`, whose growth fits the free blocks; at least 1 (checked before)."""
+    """Largest number of steps, up to `most`, whose growth fits the free blocks; at least 1 (checked
+    before)."""
     if fits_for_sure(state, instance, most):
         return most
     free = state.instances[instance].free_blocks
@@ -134,9 +140,9 @@ def steps_in_memory(state, instance, most):
 
 @inlined
 def hold_tokens(request, tokens, block_tokens):
-    """Lets a request hold the blocks of `tokens`; returns how many more than before."""
+    """Makes a request hold the blocks of `tokens`; returns the number of new blocks."""
     missing = tokens - request.blocks * block_tokens
-    more = np.int64(missing > 0)  # no branch: a processor cannot foresee which request needs one more
+    more = np.int64(missing > 0)  # no branch: which request needs one more is unpredictable
     if missing > block_tokens:
         more = (missing + block_tokens - 1) // block_tokens
     request.blocks += more
@@ -145,7 +151,7 @@ def hold_tokens(request, tokens, block_tokens):
 
 @inner
 def leave_batch(state, instance, slot):
-    """Takes a request that loses its memory out of the batch that is running, if it is in it."""
+    """Removes a request that loses its memory from the running batch, if it is in it."""
     spec = state.instances[instance]
     if spec.activity != s.DECODE:
         return
@@ -165,11 +171,11 @@ def first_step_fits(state, instance):
     return spec.running <= spec.free_blocks or growth(state, instance, 1) <= spec.free_blocks
 
 
-ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
+ITL_FIRST_PS = 100_000_000  # 0.1 ms: upper edge of the first bin of inter-token times
 ITL_WIDTH = math.log(1.02)
 US = np.uint64(PS_PER_US)
-AHEAD = 16  # records that are on the way while one is looked at
-MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
+AHEAD = 16  # records prefetched ahead of the one being read
+MOST_LANE_STEPS = 2**30  # lanes are int32: they restart before they overflow
 
 
 @inlined
@@ -182,8 +188,8 @@ def itl_bin(gap_ps):
 
 @inlined
 def first_step(state, slot, time_ps):
-    """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished; where
-    that step makes its first token, from its end on."""
+    """Notes that a request's first decode step began at `time_ps`, and sets when its TPOT violation
+    becomes certain; if that step generates its first token, its end sets it again."""
     request = state.requests[slot]
     request.first_decode_ps = time_ps
     request.latest_ps = time_ps if request.last_token_ps == 0 else first_latest(state, slot)
@@ -191,7 +197,8 @@ def first_step(state, slot, time_ps):
 
 @inlined
 def first_latest(state, slot):
-    """When the TPOT miss of a request with its first token becomes certain; NEVER where none can or one has."""
+    """Returns when the TPOT violation of a request with a first token becomes certain; NEVER if it
+    cannot or already is."""
     request = state.requests[slot]
     if request.online and request.violated & TPOT_BIT == 0:
         return finish_deadline(state, slot, state.config.tpot_from_decode)
@@ -200,15 +207,15 @@ def first_latest(state, slot):
 
 @inner
 def begin_records(state, batch, size):
-    """Reads the requests that begin a run, and takes the memory of their next tokens.
+    """Reads the requests of a starting run, and takes the memory of their next tokens.
 
-    Returns (the sum of their context lengths, how many are urgent, the fewest tokens that one has to make, the first
-    of their `latest_ps`, blocks taken).
+    Returns (sum of context lengths, number of urgent requests, fewest tokens left of one request,
+    earliest `latest_ps`, blocks taken).
     """
     context, urgent, left, miss_ps, taken = 0, 0, MAX_STEPS, s.NEVER, 0
     now, block_tokens = state.clock.now_ps, state.config.block_tokens
     for i in range(size):
-        request = state.requests[np.uint64(batch[i])]  # unsigned: no test for negative indices
+        request = state.requests[np.uint64(batch[i])]  # unsigned: no check for negative indices
         generated = np.int64(request.generated_tokens)
         tokens = request.prompt_tokens + generated
         context += tokens
@@ -223,7 +230,8 @@ def begin_records(state, batch, size):
 
 @inlined
 def begin_lanes(state, instance):
-    """Every member gets lanes, and the memory of its next token. Returns as `begin_records`, from the third on."""
+    """Gives every member lanes, and the memory of its next token. Returns the last three values of
+    `begin_records`."""
     spec, now, first_ps = state.instances[instance], state.clock.now_ps, np.int64(s.NEVER)
     if spec.lanes and spec.lane_steps > MOST_LANE_STEPS:
         drop_lanes(state, instance)
@@ -237,7 +245,7 @@ def begin_lanes(state, instance):
             if request.first_decode_ps == 0:
                 first_step(state, slot, now)
             if request.last_token_ps == 0:
-                first_ps = now  # its first token ends the run, as a miss would
+                first_ps = now  # its first token ends the run, as a violation would
             taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
                                  state.config.block_tokens)
             lay(state, instance, row, index, slot)
@@ -247,9 +255,10 @@ def begin_lanes(state, instance):
 
 @inlined
 def advance(state, instance, steps, end_ps, ahead):
-    """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses.
+    """Ends the first `steps` steps of a run, at `end_ps`: tokens, inter-token times, certain
+    violations.
 
-    Every request then holds the memory of its tokens and of `ahead` more (1 where the run goes on).
+    Every request then holds the memory of its tokens and of `ahead` more (1 if the run goes on).
     """
     spec = state.instances[instance]
     first = end_ps - spec.start_ps
@@ -283,10 +292,11 @@ def advance(state, instance, steps, end_ps, ahead):
 
 @inlined
 def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
-    """Tokens, inter-token times and memory of the first `steps` steps of a run of members with lanes.
+    """Advances members with lanes by the first `steps` steps of a run: tokens, inter-token times
+    and memory.
 
-    Returns (online requests that count, those of them that made their last token when the run began, blocks taken, the
-    sum of the times of that in us).
+    Returns (counted online requests, those whose last token came when the run began, blocks taken,
+    sum of the times of taking them in us).
     """
     spec, gaps = state.instances[instance], state.gaps[instance, GAP]
     first_ps = spec.start_ps + first
@@ -296,7 +306,7 @@ def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
     usual = continuing if gap == first else 0
     if 0 < continuing != usual:
         state.itl[itl_bin(gap)] += continuing
-    for index in range(spec.seasoned_urgent, spec.laned_urgent):  # whose last token is one of its own
+    for index in range(spec.seasoned_urgent, spec.laned_urgent):  # members with their own last-token time
         request = state.requests[state.members[s.URGENT, instance, index]]
         if not request.online:
             continue
@@ -324,8 +334,8 @@ def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
 
 @inlined
 def _growth_times_us(state, instance, last):
-    """When the members with lanes take the blocks of their tokens up to lane step `last`, summed over the blocks, in
-    whole us: each as the step that makes its first token begins."""
+    """Sum over blocks of the times at which members with lanes take them, up to lane step `last`,
+    in us. A block is taken when the step that generates its first token begins."""
     spec, ends, size = state.instances[instance], state.ends[instance], state.config.block_tokens
     steps = last - spec.lane_held
     if steps <= 0:
@@ -338,19 +348,19 @@ def _growth_times_us(state, instance, last):
         time_ps += np.uint64(max(one, other))
         one += more
         other += other_more
-        total += np.uint64(ends[index]) * (time_ps // US)  # unsigned: a multiplication in the place of a division
+        total += np.uint64(ends[index]) * (time_ps // US)  # unsigned: a multiplication replaces the division
         index = index - 1 if index > 0 else size - 1
     return np.int64(total)
 
 
 @inner
 def _advance_records(state, instance, steps, end_ps, ahead, first, last):
-    """As `_advance_lanes`, of requests without lanes."""
+    """As `_advance_lanes`, for requests without lanes."""
     spec = state.instances[instance]
     continuing, usual, taken, times_us = 0, 0, 0, np.int64(0)
     batch, block_tokens = state.members[s.BATCH, instance], state.config.block_tokens
     first_ps, worst_ps = spec.start_ps + first, state.config.inter_token_slo_ps
-    grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
+    grows = steps + ahead > 1  # the first step's memory was taken as the run began
     for i in range(min(AHEAD, spec.running)):
         prefetch(state.requests[np.uint64(batch[i])], 0)
     for i in range(spec.running):
@@ -365,7 +375,7 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
                 charge_miss(state, batch[i], TPOT_BIT, end_ps)
             if request.counted:
                 continuing += 1
-                if gap == first:  # it made its last token when this run began
+                if gap == first:  # its last token came when this run began
                     usual += 1
                 else:
                     state.itl[itl_bin(gap)] += 1
@@ -373,7 +383,7 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
         request.generated_tokens = generated
         request.last_token_ps = end_ps
         if grows:
-            full = request.blocks * block_tokens - (request.prompt_tokens + generated - steps)  # steps until it is
+            full = request.blocks * block_tokens - (request.prompt_tokens + generated - steps)  # steps until full
             more = hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
             taken += more
             for block in range(more):
@@ -384,15 +394,15 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
 
 @inner
 def _check_tokens(state, instance, time_ps):
-    """Notes when first tokens came, and charges the TPOT misses of running requests with tokens to come (finishing ones
-    are judged as they finish)."""
+    """Records first tokens, and charges TPOT violations of running requests with tokens to come
+    (`finish` checks the others)."""
     spec = state.instances[instance]
     write_down(state, instance)
     for i in range(spec.running):
         slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
         if request.first_token_ps == 0:
-            request.first_token_ps = request.first_decode_ps = time_ps  # decodes count from the next step on
+            request.first_token_ps = request.first_decode_ps = time_ps  # decodes count from the next step
             request.latest_ps = first_latest(state, slot)
         if request.online and request.generated_tokens < request.output_tokens:
             check_token(state, slot, time_ps)
@@ -404,7 +414,7 @@ def _check_tokens(state, instance, time_ps):
 
 @inlined
 def _count_gaps(state, instance, steps, requests):
-    """Inter-token times of all steps of a run but the first."""
+    """Counts the inter-token times of all but the first step of a run."""
     spec = state.instances[instance]
     low = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + spec.batch_size))
     high = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size))

@@ -1,19 +1,21 @@
-"""KV blocks that an online and an offline request share, filled from either end (BROS, arXiv 2504.09590, section 5).
+"""KV blocks that an online and an offline request share, filled from both ends (BROS, arXiv
+2504.09590, section 5).
 
-A block has at most one online owner, whose slots grow from the left, and at most one offline owner, whose slots grow
-from the right. An offline request looks for blocks without an offline owner, those with the most empty slots first; an
-online one takes a free block, else one that an offline request has for itself, the one with the most empty slots. Where
-the two meet, the online request's next token overwrites the offline one's last: that slot alone goes to host memory
-(lazy checkpointing), and the block is preempted until its offline owner is scheduled again and has its slots back.
+A block has at most one online owner, whose slots grow from the left, and at most one offline owner,
+whose slots grow from the right. An offline request takes blocks without an offline owner, those
+with the most empty slots first. An online request takes a free block, else the block of only an
+offline request with the most empty slots. Where the two meet, the online request's next token
+overwrites the offline one's last: only that slot goes to host memory (lazy checkpointing), and the
+block is preempted until its offline owner is scheduled again and has its slots back.
 
-What the paper leaves open, as it is here. A slot comes back where it was if the online owner does not lie there by
-then, else wherever an offline request's next slot would go: an online request's slots are never moved. A block all of
-whose offline slots went to the host stays its offline owner's until these come back. Of blocks with equally many empty
-slots the one that came to have so many last is taken.
+Choices that the paper leaves open: A slot returns to its place unless the online owner has it by
+then, else to the offline request's next slot; online slots never move. A block whose offline slots
+all went to the host stays its offline owner's until they return. Among blocks with equally many
+empty slots the latest one is taken.
 
-A row of State.pair_lists holds the first block of each list, lists by kind and by empty slots, then two sums: blocks
-that only offline requests have, and empty slots in blocks that only online requests have. State.owned has a request's
-first block, last block and slots.
+A row of State.pair_lists holds the first block of each list (by kind and empty slots), then two
+sums: blocks of only offline requests, and empty slots in blocks of only online requests.
+State.owned has a request's first block, last block and slots.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from ooco_gym.compile import inner
 from ooco_gym.sim.state import State
 
 NONE = -1
-FREE, OFFLINE_ONLY, ONLINE_ONLY, SHARED = 0, 1, 2, 3  # kinds of blocks; shared ones are in no list
+FREE, OFFLINE_ONLY, ONLINE_ONLY, SHARED = 0, 1, 2, 3  # kinds of blocks; SHARED ones are in no list
 FIRST, LAST, SLOTS = 0, 1, 2  # columns of State.owned
-OWN_BLOCKS = 2  # value of the setting BIDIRECTIONAL: offline requests do not join blocks of online ones
+OWN_BLOCKS = 2  # value of `bidirectional`: offline requests do not join blocks of online ones
 
 
 @inner
 def paired(state):
-    """Whether blocks have two owners here, rather than being counted."""
+    """Whether blocks have two owners, and are not only counted."""
     return state.pairs.shape[1] > 0
 
 
@@ -43,7 +45,7 @@ def _list_place(state, kind, empty):
 
 @inner
 def _sum_place(state, kind):
-    """Where the blocks that offline requests have for themselves are counted, or the empty slots beside online ones."""
+    """Index of the sum of blocks of only offline requests, or of empty slots beside online ones."""
     return 3 * (state.config.block_tokens + 1) + (0 if kind == OFFLINE_ONLY else 1)
 
 
@@ -56,7 +58,7 @@ def _kind(one):
 
 @inner
 def empty_slots(state, instance, block):
-    """Empty slots of a block."""
+    """Number of empty slots of a block."""
     one = state.pairs[instance, block]
     return state.config.block_tokens - one.online_used - one.offline_used
 
@@ -72,7 +74,7 @@ def _note(state, instance, kind, empty, change):
 
 @inner
 def _unlist(state, instance, block):
-    """Takes a block, unchanged so far, out of its list."""
+    """Removes a block, unchanged so far, from its list."""
     pairs, lists = state.pairs[instance], state.pair_lists[instance]
     one = pairs[block]
     kind = _kind(one)
@@ -90,7 +92,7 @@ def _unlist(state, instance, block):
 
 @inner
 def _list(state, instance, block):
-    """Puts a block at the front of the list where it belongs now."""
+    """Puts a block at the front of its present list."""
     pairs, lists = state.pairs[instance], state.pair_lists[instance]
     kind = _kind(pairs[block])
     if kind == SHARED:
@@ -120,7 +122,8 @@ def _emptiest(state, instance, kind):
 # --- FindBlock and FindPreemptBlock (5.2) ---------------------------------------------------------------------------
 @inner
 def find_block(state, instance):
-    """The block where an offline request goes on: free, else beside an online one with the most empty slots; or -1."""
+    """The block where an offline request continues: free, else the emptiest of only an online one;
+    or -1."""
     block = _emptiest(state, instance, FREE)
     if block < 0 and state.config.bidirectional != OWN_BLOCKS:
         block = _emptiest(state, instance, ONLINE_ONLY)
@@ -131,7 +134,8 @@ def find_block(state, instance):
 
 @inner
 def find_preempt_block(state, instance):
-    """The block where an online request goes on: free, else an offline request's with the most empty slots; or -1."""
+    """The block where an online request continues: free, else the emptiest of only an offline one;
+    or -1."""
     block = _emptiest(state, instance, FREE)
     return block if block >= 0 else _emptiest(state, instance, OFFLINE_ONLY)
 
@@ -139,10 +143,11 @@ def find_preempt_block(state, instance):
 # --- What fits ------------------------------------------------------------------------------------------------------
 @inner
 def available(state, instance, online):
-    """Blocks that an online request could take on an instance, or slots that an offline one could, besides its own."""
+    """Blocks that an online request could take on an instance, or slots for an offline one, beyond
+    its own."""
     spec, lists = state.instances[instance], state.pair_lists[instance]
     free = spec.free_blocks
-    if online:  # what it overwrites there must fit host memory
+    if online:  # overwritten slots must fit host memory
         return free + min(np.int64(lists[_sum_place(state, OFFLINE_ONLY)]), max(np.int64(0), spec.host_free_blocks))
     beside = 0 if state.config.bidirectional == OWN_BLOCKS else lists[_sum_place(state, ONLINE_ONLY)]
     return free * state.config.block_tokens + beside
@@ -150,7 +155,8 @@ def available(state, instance, online):
 
 @inner
 def pair_need(state, instance, slot, reach):
-    """Memory that a request needs beyond its own blocks to have `reach` slots: blocks (online), or slots (offline)."""
+    """Memory that a request needs beyond its own blocks for `reach` slots: blocks (online), or
+    slots (offline)."""
     size, more = state.config.block_tokens, reach - state.owned[slot, SLOTS]
     last = state.owned[slot, LAST]
     if more <= 0:
@@ -165,7 +171,8 @@ def pair_need(state, instance, slot, reach):
 
 @inner
 def _room_at_home(state, instance, slot):
-    """Slots that an offline request could fill in its own blocks: those that it lost, and all of the last one's."""
+    """Slots that an offline request could fill in its own blocks: its lost ones, and the rest of
+    the last block."""
     pairs, block = state.pairs[instance], state.owned[slot, LAST]
     if state.requests[slot].host_tokens == 0:
         return empty_slots(state, instance, block)
@@ -174,7 +181,7 @@ def _room_at_home(state, instance, slot):
         empty = empty_slots(state, instance, block)
         back = min(empty, pairs[block].preempted)
         capacity += back
-        if pairs[block].offline_used + back > 0:  # else it is left to the online request (`_restore`)
+        if pairs[block].offline_used + back > 0:  # else the online request gets it (`_restore`)
             rest = empty - back
         block = pairs[block].offline_next
     return capacity + rest
@@ -190,7 +197,8 @@ def pair_fits(state, instance, slot, reach):
 # --- Taking and letting go ------------------------------------------------------------------------------------------
 @inner
 def pair_grow(state, instance, slot, reach):
-    """Has a request own `reach` slots, which fit (`pair_fits`). Returns how many free blocks that took."""
+    """Makes a request own `reach` slots, which fit (`pair_fits`). Returns the number of free blocks
+    taken."""
     if state.requests[slot].urgent:
         return _grow_online(state, instance, slot, reach)
     return _grow_offline(state, instance, slot, reach)
@@ -240,7 +248,7 @@ def _fill_offline(state, instance, slot, block, more):
 
 @inner
 def _adopt(state, instance, slot, block):
-    """Gives a block a request as owner of its class's end. Returns whether the block was free."""
+    """Makes a request the owner of its class's end of a block. Returns whether the block was free."""
     pairs, owned = state.pairs[instance], state.owned[slot]
     was_free = _kind(pairs[block]) == FREE
     _unlist(state, instance, block)
@@ -265,7 +273,8 @@ def _adopt(state, instance, slot, block):
 
 @inner
 def _checkpoint(state, instance, block, tokens):
-    """Copies the offline owner's slots that are about to be overwritten to host memory (lazy checkpointing)."""
+    """Copies the offline owner's slots to host memory before they are overwritten (lazy
+    checkpointing)."""
     one = state.pairs[instance, block]
     one.offline_used -= tokens
     one.preempted += tokens
@@ -276,7 +285,7 @@ def _checkpoint(state, instance, block, tokens):
 
 @inner
 def change_host(state, instance, slot, tokens):
-    """Changes how many of a request's tokens are in host memory, and the free space there."""
+    """Changes the number of a request's tokens in host memory, and the free space there."""
     request, size = state.requests[slot], state.config.block_tokens
     held = (request.host_tokens + size - 1) // size
     request.host_tokens += tokens
@@ -285,9 +294,9 @@ def change_host(state, instance, slot, tokens):
 
 @inner
 def _restore(state, instance, slot):
-    """Swaps an offline request's lost slots in: where they were if these are empty; the rest has to go elsewhere.
+    """Swaps an offline request's lost slots back to their places if empty; the rest goes elsewhere.
 
-    Blocks where nothing of it is left are no longer its own.
+    The request gives up blocks in which it has nothing left.
     """
     pairs, owned = state.pairs[instance], state.owned[slot]
     block, before = owned[FIRST], NONE
@@ -308,7 +317,8 @@ def _restore(state, instance, slot):
 
 @inner
 def _abandon(state, instance, slot, block, before):
-    """Leaves a block to the online request that fills it; `before` is the one before it in the request's chain."""
+    """Leaves a block to the online request that fills it; `before` is the preceding block in the
+    chain."""
     pairs, owned = state.pairs[instance], state.owned[slot]
     _unlist(state, instance, block)
     after = pairs[block].offline_next
@@ -325,7 +335,7 @@ def _abandon(state, instance, slot, block, before):
 
 @inner
 def pair_release(state, instance, slot):
-    """Releases all slots of a request. Returns how many blocks became free."""
+    """Releases all slots of a request. Returns the number of blocks that became free."""
     pairs, owned, free = state.pairs[instance], state.owned[slot], 0
     block, online = owned[FIRST], state.requests[slot].urgent
     while block >= 0:
@@ -342,9 +352,9 @@ def pair_release(state, instance, slot):
     return free
 
 
-# --- Before anything has begun --------------------------------------------------------------------------------------
+# --- Initial state --------------------------------------------------------------------------------------
 def pair_entries(block_tokens: int) -> int:
-    """Entries of a row of State.pair_lists."""
+    """Number of entries of a row of State.pair_lists."""
     return 3 * (block_tokens + 1) + 2
 
 

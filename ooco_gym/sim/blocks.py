@@ -1,19 +1,20 @@
-"""Tracked KV blocks: which request reads which block, and what the free blocks still hold.
+"""Tracked KV blocks: which request reads which block, and the contents of free blocks.
 
-Used where a policy asks for prefix caching; elsewhere blocks are only counted. It is vLLM's block pool: a full block is
-known by a key of all the tokens up to its end, a request that starts finds its longest run of such blocks, and a block
-that no request reads keeps its content until it is taken for another one. Taken first are blocks that hold nothing, the
-latest first; then the others, in the order in which they were freed, each request's last block before its first (as in
-vLLM 0.24 and newer; before, blocks that hold nothing waited in the same order). With `kv_priority=task` (Echo 4.2) the
-queue is split into levels by what the content is still good for. A cluster's `retention` has other orders of the blocks
-that hold something (`sim.retention`).
+Used if a policy has prefix caching; otherwise blocks are only counted. It follows vLLM's block
+pool: a full block's key covers all tokens up to its end, a starting request takes its longest run
+of cached blocks, and a block that no request reads keeps its content until it is taken. Empty
+blocks are taken first, the latest first; then others in the order of release, each request's last
+block before its first (as in vLLM 0.24 and newer; before, empty blocks waited in the same order).
+With `kv_priority=task` (Echo 4.2) the queue is split into levels by the content's future use. A
+cluster's `retention` has other orders for blocks with content (`sim.retention`).
 
-With a cluster's `kv_offloading_gib` host memory is a second tier, as vLLM's offloading connector has it: what a request
-has computed is stored there too, by the same key, and a request that starts goes on there where the device's run of
-blocks ends. Its blocks have rows of State.blocks and State.kv of their own, and one queue, as none is read in place.
+With a cluster's `kv_offloading_gib` host memory is a second tier, as in vLLM's offloading
+connector: a request's computed blocks are stored there too, under the same keys, and a starting
+request continues there where the device's run ends. Its blocks have their own rows of State.blocks
+and State.kv, and one queue, as none is read in place.
 
-A row of State.kv holds, one after the other, the index of keys (a hash table of blocks + 1, linear probing), first and
-last block of each level's queue, the free block tables, and the block tables.
+A row of State.kv holds in order the index of keys (a hash table of blocks + 1, linear probing),
+first and last block of each level's queue, the free block tables, and the block tables.
 """
 
 import numpy as np
@@ -35,10 +36,10 @@ from ooco_gym.sim.retention import (
 from ooco_gym.sim.state import LEVELS, NEVER
 
 NONE = -1
-FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in the system is known to want
+FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no known request wants
 
 
-# --- Places in a row of State.kv ------------------------------------------------------------------------------------
+# --- Offsets in a row of State.kv ------------------------------------------------------------------------------------
 @inner
 def _queue_index(state, level):
     return state.config.index_size + 2 * level
@@ -56,15 +57,15 @@ def _table_index(state, row):
 
 @inner
 def tracked(state):
-    """Whether blocks are tracked one by one here, rather than counted."""
+    """Whether blocks are tracked one by one, and not only counted."""
     return state.blocks.shape[1] > 0
 
 
 # --- Keys -----------------------------------------------------------------------------------------------------------
 @inner
 def hash_index(state, slot, block):
-    """Place in State.hash_ids of the name of the prefix that ends with a request's `block`; -1 where no other request
-    is known to have the same."""
+    """Index in State.hash_ids of the name of the prefix that ends with a request's `block`; -1 if
+    no other request is known to share it."""
     end = (block + 1) * state.config.block_tokens
     if state.hash_ids.size == 0 or end > state.hash_ids[state.requests.size + slot]:
         return -1
@@ -73,7 +74,8 @@ def hash_index(state, slot, block):
 
 @inlined
 def prompt_names(state, slot):
-    """(Place in State.hash_ids of a prompt's first name, how many names it has); (0, 0) where it has none."""
+    """(Index in State.hash_ids of a prompt's first name, number of its names); (0, 0) if it has
+    none."""
     if state.hash_ids.size == 0:
         return np.int64(0), np.int64(0)
     tokens = min(np.int64(state.requests[slot].prompt_tokens), np.int64(state.hash_ids[state.requests.size + slot]))
@@ -82,7 +84,7 @@ def prompt_names(state, slot):
 
 @inner
 def key_of(state, slot, block):
-    """Key of a request's full block, never 0: the same for the same tokens from the prompt's beginning on."""
+    """Key of a request's full block, never 0: equal for equal tokens from the start of the prompt."""
     index = hash_index(state, slot, block)
     if index < 0:
         return -((np.int64(slot) << 24) | block) - 1
@@ -91,7 +93,7 @@ def key_of(state, slot, block):
     return np.int64(state.hash_ids[index]) * (span // size + 2) + (block - first) + 1
 
 
-# --- The index: from a key to the first block that holds it ---------------------------------------------------------
+# --- The index: maps a key to the first block that holds it ---------------------------------------------------------
 @inner
 def _home(state, key):
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
@@ -101,7 +103,7 @@ def _home(state, key):
 
 @inner
 def _probe(state, instance, key):
-    """Place of a key in the index, or of the empty entry where it belongs."""
+    """Position of a key in the index, or of the empty entry for it."""
     index, last, kv = _home(state, key), state.config.index_size - 1, state.kv[instance]
     while kv[index] > 0 and state.blocks[instance, kv[index] - 1].key != key:
         index = (index + 1) & last
@@ -110,7 +112,7 @@ def _probe(state, instance, key):
 
 @inner
 def get_cached_block(state, instance, key):
-    """The block that holds what `key` stands for, the first of several; or -1."""
+    """The first block that holds the content of `key`, or -1."""
     return state.kv[instance, _probe(state, instance, key)] - 1
 
 
@@ -131,7 +133,7 @@ def _insert(state, instance, block, key):
 
 @inner
 def _forget(state, instance, block):
-    """Takes a block's content out of the index."""
+    """Removes a block's content from the index."""
     blocks, kv = state.blocks[instance], state.kv[instance]
     key = blocks[block].key
     if key == 0:
@@ -152,7 +154,8 @@ def _forget(state, instance, block):
 
 @inner
 def _close_gap(state, instance, index):
-    """Empties an entry; those behind it that belong further ahead move up, so that probing still finds them."""
+    """Empties an entry; entries behind it that belong further ahead move up, so that probing still
+    finds them."""
     kv, last = state.kv[instance], state.config.index_size - 1
     kv[index] = 0
     ahead = (index + 1) & last
@@ -165,7 +168,7 @@ def _close_gap(state, instance, index):
         ahead = (ahead + 1) & last
 
 
-# --- Queues of blocks that may be taken -----------------------------------------------------------------------------
+# --- Queues of free blocks -----------------------------------------------------------------------------
 @inner
 def _push(state, instance, block, level, at_head):
     blocks, kv, index = state.blocks[instance], state.kv[instance], _queue_index(state, level)
@@ -203,14 +206,14 @@ def _unlink(state, instance, block):
 
 @inner
 def _get_new_block(state, instance):
-    """Takes the block whose content is worth least; its content is forgotten."""
+    """Takes the free block with the least valuable content, which is forgotten."""
     kv, level = state.kv[instance], 0
     if by_worth(state) and kv[_queue_index(state, 0)] < 0:
         block = least_worth(state, instance)
         _unlink(state, instance, block)
         _forget(state, instance, block)
         return block
-    while kv[_queue_index(state, level)] < 0:  # callers have counted: there is one
+    while kv[_queue_index(state, level)] < 0:  # callers have checked that there is one
         level += 1
     block = kv[_queue_index(state, level)]
     _unlink(state, instance, block)
@@ -220,7 +223,7 @@ def _get_new_block(state, instance):
 
 @inner
 def _level_of(state, instance, block, hash_id):
-    """Queue of a block that holds content: one for all (LRU), or by what it is still good for (Echo 4.2)."""
+    """Queue of a block with content: one for all (LRU), or by future use (Echo 4.2)."""
     if state.config.kv_priority == 0:
         return 0
     wanted = state.reuse[hash_id] if hash_id >= 0 else 0
@@ -231,7 +234,7 @@ def _level_of(state, instance, block, hash_id):
 
 @inner
 def worthless(state, instance, most):
-    """How many of the blocks that would be taken next, at most `most`, hold nothing that is known to be wanted."""
+    """Number of the next blocks to be taken, at most `most`, whose content no known request wants."""
     blocks, by_task, count = state.blocks[instance], state.config.kv_priority, 0
     for level in range(FINISHED_ONLINE + 1):
         block = state.kv[instance, _queue_index(state, level)]
@@ -244,7 +247,7 @@ def worthless(state, instance, most):
 # --- Block tables ---------------------------------------------------------------------------------------------------
 @inner
 def new_table(state, instance, slot):
-    """Gives a request that starts running a block table, empty."""
+    """Gives a starting request an empty block table."""
     spec = state.instances[instance]
     spec.rows_free -= 1
     state.requests[slot].row = state.kv[instance, _spare_index(state) + spec.rows_free]
@@ -263,7 +266,8 @@ def append_new_blocks(state, instance, slot, more):
 
 @inner
 def find_longest_cache_hit(state, instance, slot, most):
-    """(How many of a waiting request's first `most` blocks are there, how many of these may be taken)."""
+    """(Number of a waiting request's first `most` blocks that are cached, number of these that are
+    free)."""
     found, idle = 0, 0
     while found < most:
         block = get_cached_block(state, instance, key_of(state, slot, found))
@@ -277,7 +281,7 @@ def find_longest_cache_hit(state, instance, slot, most):
 
 @inner
 def touch(state, instance, slot, count):
-    """Puts the first `count` blocks of a request, all of them there, into its empty table."""
+    """Puts a request's first `count` blocks, which are cached, into its empty table."""
     index = _table_index(state, state.requests[slot].row)
     for i in range(count):
         block = get_cached_block(state, instance, key_of(state, slot, i))
@@ -300,7 +304,8 @@ def cache_full_blocks(state, instance, slot, first, end):
 
 @inner
 def uncache_blocks(state, instance, slot, first, end):
-    """Takes the names of blocks that a request will not fill now, except those that other requests read."""
+    """Removes the keys of blocks that a request will not fill now, except those that other requests
+    read."""
     index = _table_index(state, state.requests[slot].row)
     for i in range(first, end):
         block = state.kv[instance, index + i]
@@ -310,9 +315,9 @@ def uncache_blocks(state, instance, slot, first, end):
 
 @inner
 def free_table(state, instance, slot, wanted):
-    """Frees a request's blocks and its table; `wanted` says that it will come back for them.
+    """Frees a request's blocks and its table; `wanted`: the request will come back for them.
 
-    Returns how many of the blocks may be taken now: no request reads them any more, and they are not held for a time.
+    Returns the number of blocks that are free now: unread, and not held for a time.
     """
     spec, request = state.instances[instance], state.requests[slot]
     if state.config.offloading:
@@ -354,16 +359,16 @@ def free_table(state, instance, slot, wanted):
 
 @inner
 def _pin(state, instance, block):
-    """Has a block that no request reads any more held for a time."""
+    """Holds an unread block for a time."""
     state.heaps[instance, block, WORTH] = state.clock.now_ps + state.config.pinned_ps
     _push(state, instance, block, PINNED, False)
 
 
 @inner
 def unpin(state, instance, more):
-    """Frees the blocks whose time is over, and of the others the `more` that have been held longest.
+    """Frees the blocks whose time is over, and of the others the `more` held longest.
 
-    Returns how many.
+    Returns their number.
     """
     freed, head = 0, state.kv[instance, _queue_index(state, PINNED)]
     while head >= 0:
@@ -380,17 +385,17 @@ def unpin(state, instance, more):
 
 @inner
 def pinned_until(state, instance):
-    """When the time of the blocks that have been held longest is over; NEVER where none are."""
+    """When the time of the longest-held blocks is over; NEVER if none are held."""
     head = state.kv[instance, _queue_index(state, PINNED)]
     return state.heaps[instance, head, WORTH] if head >= 0 else np.int64(NEVER)
 
 
 @inner
 def _keep(state, instance, slot, i, block, wanted):
-    """Has a request's `i`-th block, which no request reads any more, wait by its worth.
+    """Queues a request's `i`-th block, which no request reads any more, by its value.
 
-    Of blocks with the same content only the first one is found, so that where the next use is known it alone is worth
-    something.
+    Only the first block with a content is found, so if the next use is known, only that one has
+    value.
     """
     where = hash_index(state, slot, i)
     worth = worth_of(state, slot, np.int64(state.hash_ids[where]) if where >= 0 else np.int64(-1), wanted)
@@ -408,13 +413,14 @@ def _keep(state, instance, slot, i, block, wanted):
 # --- The second tier: host memory -----------------------------------------------------------------------------------
 @inner
 def host_row(state, instance):
-    """Row of State.blocks and State.kv that has the blocks in an instance's host memory."""
+    """Row of State.blocks and State.kv for an instance's blocks in host memory."""
     return state.instances.size + instance
 
 
 @inner
 def find_offloaded(state, instance, slot, first, most):
-    """How many of a request's blocks `first` to `most` - 1, one after the other, are in host memory."""
+    """Length of the run of a request's blocks from `first` up to `most` - 1 that are in host
+    memory."""
     row, end = host_row(state, instance), first
     while end < most and get_cached_block(state, row, key_of(state, slot, end)) >= 0:
         end += 1
@@ -423,9 +429,11 @@ def find_offloaded(state, instance, slot, first, most):
 
 @inner
 def offload(state, instance, slot):
-    """Stores the blocks that a request has computed since the last time, in the place of what was used longest ago.
+    """Stores the blocks that a request has computed since the last call, replacing the least
+    recently used.
 
-    Nothing is stored where these blocks would drive out each other (vLLM: `prepare_store`, then they are tried again).
+    Nothing is stored if these blocks would replace each other (vLLM's `prepare_store`, which tries
+    again later).
     """
     row = host_row(state, instance)
     blocks, first = state.blocks[row], np.int64(state.offloaded[slot])
@@ -452,7 +460,8 @@ def offload(state, instance, slot):
 
 @inner
 def _hold(state, row, slot, first, end, references):
-    """Has those of a request's blocks `first` to `end` - 1 that are in host memory not taken for others, or taken."""
+    """Sets the reference count of a request's blocks `first` to `end` - 1 in host memory; above 0
+    they are not reused."""
     for i in range(first, end):
         block = get_cached_block(state, row, key_of(state, slot, i))
         if block >= 0:
@@ -461,7 +470,7 @@ def _hold(state, row, slot, first, end, references):
 
 @inner
 def renew_offloaded(state, instance, slot):
-    """A request that has finished has used its blocks in host memory: they are taken last, the first one very last."""
+    """Moves a finished request's blocks in host memory to the end of the queue, the first one last."""
     row = host_row(state, instance)
     for i in range(state.requests[slot].num_computed_tokens // state.config.block_tokens - 1, -1, -1):
         block = get_cached_block(state, row, key_of(state, slot, i))
@@ -470,10 +479,11 @@ def renew_offloaded(state, instance, slot):
             _push(state, row, block, 0, False)
 
 
-# --- What content is still good for (Echo 4.2) ----------------------------------------------------------------------
+# --- Future use of content (Echo 4.2) ----------------------------------------------------------------------
 @inner
 def note_demand(state, slot, change):
-    """An offline request has come into the system (`change` 1) or left it (-1): what it shares changes its worth."""
+    """Updates the levels of blocks that an offline request shares when it arrives (`change` 1) or
+    leaves (-1)."""
     if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not tracked(state):
         return
     sub_blocks = state.config.hash_tokens // state.config.block_tokens + 2

@@ -1,4 +1,4 @@
-"""From cost tables, requests and settings to a `State`: the only place that fills one."""
+"""Builds a `State` from cost tables, requests and settings; no other module fills one."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ooco_gym.sim.pool import fill_pool, fill_retained, offloaded_blocks, pool_f
 from ooco_gym.workload import Trace, Turns
 from ooco_gym.workload.context_names import context_names
 
-SOME = 1 << 14  # requests that are filled at once
-REFERENCE_BATCH = 64  # the decode step that prices an output token
+SOME = 1 << 14  # requests filled at once
+REFERENCE_BATCH = 64  # batch of the decode step that prices an output token
 
 
 def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, seed: int, window_s: tuple[float, float],
                 params: np.ndarray, settings: Mapping[str, int], class_blind: bool, keys: np.ndarray | None = None,
                 predicted: np.ndarray | None = None, weights: np.ndarray | None = None, bulk: bool = True,
                 turns: Turns | None = None) -> s.State:
-    """Fills the state of an episode that has not begun.
+    """Builds the initial state of an episode.
 
     Args:
         machines: instances, relaxed ones first.
         trace: all requests, arrivals in seconds from the start of the run.
-        sim: SLOs, protocol and cluster as the simulator takes them.
+        sim: SLOs, protocol and cluster.
         seed: keys every random draw.
         window_s: start and end of the measured window.
         params: float64[PARAMS], the policy's parameters.
@@ -41,18 +41,19 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         keys: float64[requests], the order of waiting offline requests, smallest first (`Policy.keys`), or None.
         predicted: float64[requests, 2], predicted output lengths (`workload.LengthPredictor`), or None.
         weights: float64[k], of a learned rule (`Policy.weights`), or None.
-        bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
-        turns: what closed sessions wait for; None: every request arrives at the trace's own time.
+        bulk: simulate many decode steps at once if nothing can change between them; False gives the
+            same result.
+        turns: dependencies of closed sessions; None: every request arrives at the trace's own time.
 
     Raises:
-        UserError: the SLO cannot be met even by one token.
+        UserError: even one token cannot meet the SLO, or settings do not fit the cluster.
     """
     sim, settings, async_scheduling = _split_settings(sim, settings)
     tables = [table_of(machine.deployment, sim.max_batch) for machine in machines]
     unique = list({id(table): table for table in tables}.values())
     _check_config(unique, sim)
     mixed = all(machine.role == "mixed" for machine in machines)
-    relaxed = sum(machine.role != "strict" for machine in machines)  # where requests arrive
+    relaxed = sum(machine.role != "strict" for machine in machines)  # instances where requests arrive
     rows = 2 if (sim.belief_factor, sim.belief_noise) != (1.0, 0.0) else 1
     names = context_names(trace) if settings.get("prefix_caching") and len(trace) else None
     waits = np.zeros(len(trace), bool) if turns is None else turns.previous >= 0
@@ -60,7 +61,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         turns=int(waits.sum()), predicted=0 if predicted is None else len(trace),
         weights=0 if weights is None else len(weights))
     if mixed:
-        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # they have no gate
+        sizes = sizes._replace(waiting_window=settings.get("gate_window", 0))  # mixed instances have no gate
     state = s.empty_state(len(trace), int((trace.online & ~waits).sum()), len(machines),
                           relaxed * (len(machines) - relaxed), rows * len(unique), sim.max_batch, PREFILL_ENTRIES,
                           pool=sizes, block_tokens=sim.block_tokens)
@@ -86,34 +87,35 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
 
 
 def _split_settings(sim: SimConfig, settings: Mapping[str, int]) -> tuple[SimConfig, dict[str, int], int]:
-    """Returns the sim with the policy's own host memory, the settings that are fields of `State.config`, and the
-    policy's `async_scheduling`, which counts only where the engine's clock has it."""
+    """Returns the sim with the policy's own host memory, settings that are fields of
+    `State.config`, and the policy's `async_scheduling`, which applies if the engine's clock has it."""
     fields = dict(settings)
     host_gib = fields.pop("host_gib", None)
     async_scheduling = fields.pop("async_scheduling", s.SYNCHRONOUS)
-    if host_gib is not None:  # the policy's own need stands before the cluster's
+    if host_gib is not None:  # the policy's value overrides the cluster's
         sim = replace(sim, host_bytes=host_gib * 2.0**30)
     return sim, fields, async_scheduling
 
 
 def _fill_turns(state: s.State, trace: Trace, turns: Turns, waits: np.ndarray, clock: EngineClock) -> None:
-    """Fills what each turn of a closed session waits for: the turn before it, and the think time after that."""
+    """Fills the dependencies of closed sessions: the turn before each turn, and the think time
+    after it."""
     previous = turns.previous[waits]
     state.successor[:], state.think_ps[:] = -1, -1
     state.successor[previous] = np.flatnonzero(waits)
-    answer_ps = clock.frontend_ps(trace.prompt_tokens[previous])  # the answer on its way to the client
+    answer_ps = clock.frontend_ps(trace.prompt_tokens[previous])  # time of the answer to the client
     think_ps = turns.think_s[waits] * s.PS_PER_S + answer_ps
     state.think_ps[waits] = np.rint(np.minimum(think_ps, s.NEVER)).astype(np.int64)
 
 
 def _fill_alone(state: s.State) -> None:
-    """Fills the latency of a prompt's prefill alone, once the cost tables are complete."""
+    """Fills the latency of single prompts' prefills, once the cost tables are complete."""
     handle = s.handle_of(state)  # must live as long as its address is used
     work_out_alone(handle.address)
 
 
 def _copy_given(state: s.State, params: np.ndarray, predicted: np.ndarray | None, weights: np.ndarray | None) -> None:
-    """Copies the policy's parameters, predicted lengths and weights, as far as there are any."""
+    """Copies the policy's parameters, predicted lengths and weights, if any."""
     state.params[:] = params
     if predicted is not None:
         state.predicted[:] = predicted
@@ -138,7 +140,8 @@ def _set_config(config: s.Config, settings: Mapping[str, int], sim: SimConfig) -
 
 
 def _check_config(tables: Sequence[CostTable], sim: SimConfig) -> None:
-    """Refuses a largest batch that the task ring does not hold, and a TPOT SLO below one decode step."""
+    """Raises UserError for a batch larger than the task ring allows, and a TPOT SLO below one
+    decode step."""
     if sim.max_batch > s.TASKS // 2:
         raise UserError(f"max_batch={sim.max_batch} must be at most {s.TASKS // 2}")
     fastest = min(decode_latency_ps(table, 1, 1) for table in tables) / s.PS_PER_S
@@ -206,7 +209,7 @@ def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequenc
 
 
 def _fill_ranks(instances: np.ndarray, data_parallel: Sequence[int]) -> None:
-    """So many instances in a row are the ranks of one group."""
+    """Groups each `data_parallel` instances in a row as the ranks of one group."""
     begin = 0
     while begin < len(data_parallel):
         end = begin + data_parallel[begin]
@@ -227,15 +230,15 @@ def _fill_links(state: s.State, relaxed: int, sim: SimConfig) -> None:
 
 
 def slo_ps(own_s: np.ndarray | None, default_s: float, n: int) -> np.ndarray:
-    """An SLO of each of n requests, its own or else the default, in ps: int64[n]."""
+    """The SLO of each of n requests, its own or the default, in ps: int64[n]."""
     seconds = np.full(n, default_s) if own_s is None else np.where(np.isnan(own_s), default_s, own_s)
     return np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
 
 
 def _fill_requests(state: s.State, trace: Trace, sim: SimConfig, window_s: tuple[float, float], class_blind: bool,
                    waits: np.ndarray, prefill: CostTable, decode: CostTable) -> None:
-    """Fills what is known of each request, some at a time, so that nothing on the way is as large as all of them;
-    `waits` (bool[n]) says which arrive after another one has finished."""
+    """Fills the requests in parts, so that temporary arrays stay small; `waits` (bool[n]) marks
+    those that arrive after another one has finished."""
     requests = state.requests
     for begin in range(0, len(trace), SOME):
         part = slice(begin, begin + SOME)
@@ -251,7 +254,7 @@ def _fill_requests(state: s.State, trace: Trace, sim: SimConfig, window_s: tuple
     online = np.flatnonzero(trace.online & ~waits).astype(np.int32)
     deadline = requests["arrival_ps"][online]
     deadline += requests["ttft_slo_ps"][online]
-    in_order = (deadline[1:] >= deadline[:-1]).all()  # as where all have the same promise
+    in_order = (deadline[1:] >= deadline[:-1]).all()  # as with equal SLOs
     state.deadlines[:] = online if in_order else online[np.argsort(deadline, kind="stable")]
 
 
@@ -267,15 +270,16 @@ def _fill_some(requests: np.ndarray, trace: Trace, part: slice, sim: SimConfig, 
     ttft_ps, tpot_ps = (slo_ps(None if own_s is None else own_s[part], default_s, len(requests))
                         for own_s, default_s in ((trace.ttft_slo_s, sim.ttft_s), (trace.tpot_slo_s, sim.tpot_s)))
     requests["ttft_slo_ps"] = np.maximum(ttft_ps - sim.engine_clock.frontend_ps(requests["prompt_tokens"]), 1)
-    # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
+    # An SLO whose deadline would overflow an int64 is one that cannot be violated.
     requests["tpot_slo_ps"] = np.minimum(tpot_ps, s.NEVER // requests["output_tokens"].astype(np.int64))
     for key in ("instance", "origin", "target", "previous", "next", "position"):
         requests[key] = -1
 
 
 def _price_requests(requests: np.ndarray, prefill: CostTable, decode: CostTable) -> None:
-    """Reference GPU time of each request (docs/protocol.md): its prefill alone on the first relaxed instance,
-    and its output tokens' share of a decode step of 64 at its mean context on the first strict one."""
+    """Sets the reference GPU time of each request (docs/protocol.md): its prefill alone on the
+    first relaxed instance, and its output tokens' share of a decode step of 64 at its mean context
+    on the first strict one."""
     output = requests["output_tokens"].astype(np.float64)
     size = min(REFERENCE_BATCH, len(decode.decode_lines) - 1)
     context = size * (requests["prompt_tokens"] + 0.5 * output)
@@ -286,9 +290,11 @@ def _price_requests(requests: np.ndarray, prefill: CostTable, decode: CostTable)
 
 
 def _charge_host(state: s.State, truths: int, sim: SimConfig, async_scheduling: int) -> None:
-    """Adds the engine's host time to the latency of every iteration, true and believed; reference GPU times stay.
+    """Adds the engine's host time to the true and predicted latency of every iteration, not to
+    reference GPU times.
 
-    With asynchronous scheduling an iteration is composed while another runs, and its latency has no scheduling time.
+    With asynchronous scheduling an iteration is composed while another runs; its latency has no
+    scheduling time.
     """
     clock = sim.engine_clock
     if clock.async_scheduling:

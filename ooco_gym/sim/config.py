@@ -1,4 +1,4 @@
-"""Machines, SLOs, protocol and cluster, as the simulator takes them."""
+"""Machines, SLOs, protocol and cluster, as inputs of the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ooco_gym.sim.retention import VLLMS_ORDER, Retention
 
 @dataclass(frozen=True)
 class Machine:
-    """One instance to be: its role and its deployment."""
+    """An instance's role and deployment."""
 
     role: str
     deployment: Deployment
@@ -19,7 +19,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SimConfig:
-    """SLOs, protocol and cluster, as the simulator takes them. Times in seconds."""
+    """SLOs, protocol and cluster, as inputs of the simulator. Times in seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -36,7 +36,7 @@ class SimConfig:
     gap_s: float | None = None
     host_link_bytes_per_s: float = 25e9
     host_bytes: float = 4 * 2.0**30
-    offloading_bytes: float = 0.0  # of the host, as second tier of the prefix cache
+    offloading_bytes: float = 0.0  # host memory as second tier of the prefix cache
     retention: Retention = VLLMS_ORDER  # of the prefix cache
     engine_clock: EngineClock = NO_HOST_TIME
     decode_first_token: bool = False  # pools: the client's first token comes from the decode instance

@@ -1,6 +1,7 @@
-"""Latency and random draws inside the event loop: O(1) from the cost tables (`ooco_gym.perf.CostTable`).
+"""Latencies and random draws inside the event loop: O(1) from the cost tables
+(`ooco_gym.perf.CostTable`).
 
-All sums are of integers, so that k decode steps at once cost exactly what they cost one by one.
+Sums are of integers, so that k decode steps at once cost exactly the same as one by one.
 """
 
 import math
@@ -11,20 +12,22 @@ from numba import types
 from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.sim.state import state_at
 
-MAX_STEPS = 65_536  # in one run: keeps the closed-form sums far from an int64's limit
+MAX_STEPS = 65_536  # of one run: keeps closed-form sums far from an int64's limit
 NOISE_STREAM, JITTER_STREAM = 101, 102
 
 
 @inlined
 def decode_latency(state, table, batch_size, context):
-    """Latency of one decode step of `batch_size` requests with `context` tokens in all, in ps (OOCO 3.3.2)."""
+    """Latency of a decode step of `batch_size` requests with `context` tokens in total, in ps (OOCO
+    3.3.2)."""
     lines = state.decode_lines[table, batch_size]
     return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
 
 
 @inner
 def attention_latency(state, table, batch_size, context):
-    """Attention time that decodes add to a mixed batch, in ps: their own, or their work in a kernel with chunks."""
+    """Attention time that decodes add to a mixed batch, in ps: alone, or as work in a kernel shared
+    with chunks."""
     lines = state.attention_lines[table, batch_size]
     return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
 
@@ -36,9 +39,10 @@ def _line_sum(base, slope, batch_size, context, steps):
 
 @inlined
 def decode_sum(state, table, batch_size, context, steps):
-    """Latency of `steps` consecutive decode steps of one batch, each a token longer a request, in ps: closed form.
+    """Latency of `steps` consecutive decode steps of one batch, in ps, closed form; each step adds
+    a token per request.
 
-    At most one of the two lines takes over from the other, once.
+    The larger of the two lines changes at most once.
     """
     lines = state.decode_lines[table, batch_size]
     base, slope, other_base, other_slope = lines[0], lines[1], lines[2], lines[3]
@@ -55,9 +59,10 @@ def decode_sum(state, table, batch_size, context, steps):
 
 @inlined
 def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
-    """Smallest number of steps (1 … most) whose sum is at least `elapsed_ps`, or beyond it where `past` is 1.
+    """Smallest number of steps (1 … most) whose sum is at least `elapsed_ps`, or above it if `past`
+    is 1.
 
-    No step is shorter than the first or longer than the last: that leaves little to search.
+    No step is shorter than the first or longer than the last, which bounds the search.
     """
     shortest = max(1, decode_latency(state, table, batch_size, context))
     longest = max(1, decode_latency(state, table, batch_size, context + (most - 1) * batch_size))
@@ -74,7 +79,8 @@ def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
 
 @inlined
 def steps_within(state, table, batch_size, context, bound_ps):
-    """How many steps in a row stay within `bound_ps` each, at most MAX_STEPS (0: not even the first)."""
+    """Number of consecutive steps of at most `bound_ps` each, at most MAX_STEPS (0: not even the
+    first)."""
     most, lines = np.int64(MAX_STEPS), state.decode_lines[table, batch_size]
     for line in (0, 2):
         capacity = bound_ps - lines[line] - lines[line + 1] * context
@@ -88,26 +94,27 @@ def steps_within(state, table, batch_size, context, bound_ps):
 
 @inlined
 def prompt_rows(state, table, tokens):
-    """Rows that the new tokens of a prompt take in attention: padded to its tile."""
+    """Rows of a prompt's new tokens in attention, padded to its tile."""
     tile = state.tables[table].tile
     return (tokens + tile - 1) // tile * tile
 
 
 @inlined
 def prompt_work(state, table, tokens, context):
-    """Attention work of a prompt of `tokens` new tokens and `context` in all (`perf.timing.Attention`)."""
+    """Attention work of a prompt of `tokens` new tokens and `context` in total
+    (`perf.timing.Attention`)."""
     return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
 
 
 @inlined
 def steady(value):
-    """As `ooco_gym.rounding.steady`, compiled."""
+    """`ooco_gym.rounding.steady`, compiled."""
     return np.float64(np.float32(value))
 
 
 @inner
 def _measured_attention(state, table, work, rows, context, prompts):
-    """Attention of prompts of mean size, from the grid of single ones, in ps."""
+    """Attention of prompts of mean size, from the grid of single prompts, in ps."""
     grid = state.attention_grid[table]
     row = min(max(2.0 * steady(math.log2(max(rows / prompts, 1.0))), 0.0), grid.shape[0] - 1.001)
     column = min(max(2.0 * steady(math.log2(max(work / rows, 1.0))), 0.0), grid.shape[1] - 1.001)
@@ -120,7 +127,7 @@ def _measured_attention(state, table, work, rows, context, prompts):
 
 @inlined
 def prefill_attention(state, table, work, rows, context, prompts):
-    """Attention of `prompts` prompts, in ps, from the sums of their work, their rows and their contexts."""
+    """Attention of `prompts` prompts, in ps, from the sums of their work, rows and contexts."""
     one = state.tables[table]
     if one.measured:
         return _measured_attention(state, table, work, rows, context, prompts)
@@ -144,17 +151,18 @@ def prefill_attention(state, table, work, rows, context, prompts):
 
 @inner
 def attention_together(state, table, alone, chunk, reach, decodes, context, longest):
-    """Attention of chunks and decodes, in ps: one after the other, or in one kernel (`perf.timing.MixedKernel`).
+    """Attention of chunks and decodes, in ps: sequential, or in one kernel
+    (`perf.timing.MixedKernel`).
 
     Args:
-        state: of the episode.
+        state: the episode.
         table: row of the cost tables.
         alone: `prefill_attention` of the chunks.
         chunk: mean new tokens of a prompt.
         reach: longest context of a prompt.
         decodes: requests that decode.
         context: sum of their contexts.
-        longest: the longest of these.
+        longest: the longest of their contexts.
     """
     one = state.tables[table]
     work = attention_latency(state, table, decodes, context)
@@ -175,7 +183,7 @@ def attention_together(state, table, alone, chunk, reach, decodes, context, long
 
 @inner
 def skewed_decode(state, table, batch_size, context, longest):
-    """`decode_latency` where the longest context is known: its block ends after the others."""
+    """`decode_latency` with a known longest context, whose block ends after the others."""
     one = state.tables[table]
     latency = decode_latency(state, table, batch_size, context)
     if one.decode_skew == 0.0 or batch_size < one.decode_skew_batch:
@@ -185,14 +193,16 @@ def skewed_decode(state, table, batch_size, context, longest):
 
 @inlined
 def dense_latency(state, table, tokens):
-    """Latency of a prefill iteration from its new tokens alone, in ps: linear layers, communication, overhead."""
+    """Latency of a prefill iteration by its new tokens, in ps: linear layers, communication,
+    overhead."""
     last = state.prefill_ps.shape[1] - 1
     return state.prefill_ps[table, min(tokens, last)] + max(0, tokens - last) * state.tables[table].prefill_slope_ps
 
 
 @inlined
 def shared_latency(state, table, tokens, ranks):
-    """Time of data-parallel ranks for the tokens of all, at least one each, in ps: experts and exchange."""
+    """Time of data-parallel ranks for experts and exchange, in ps, from the tokens of all ranks (at
+    least one each)."""
     shared = state.shared_ps[table]
     mean = min(tokens // ranks, shared.size - 2)
     return shared[mean] + (shared[mean + 1] - shared[mean]) * (tokens - ranks * mean) // ranks
@@ -211,7 +221,7 @@ def prefill_latency(state, table, work, rows, tokens, context, sequences):
 
 @inlined
 def prefill_one(state, table, tokens):
-    """Latency of prefilling one prompt of `tokens` alone, in ps."""
+    """Latency of the prefill of one prompt of `tokens` alone, in ps."""
     if 0 <= tokens < state.alone_ps.shape[1] and state.alone_ps[table, tokens] > 0:
         return state.alone_ps[table, tokens]
     return prefill_latency(state, table, prompt_work(state, table, tokens, tokens), prompt_rows(state, table, tokens),
@@ -220,10 +230,10 @@ def prefill_one(state, table, tokens):
 
 @jit(types.void(types.int64))
 def work_out_alone(handle):
-    """Fills State.alone_ps, which `prefill_one` then looks up; `handle` is the episode's address."""
+    """Fills State.alone_ps for `prefill_one`; `handle` is the episode's address."""
     state = state_at(handle)
     for table in range(state.alone_ps.shape[0]):
-        for tokens in range(1, state.alone_ps.shape[1]):  # nothing has no mean context, by which measured forms go
+        for tokens in range(1, state.alone_ps.shape[1]):  # measured forms need a mean context, which 0 tokens lack
             state.alone_ps[table, tokens] = prefill_one(state, table, tokens)
 
 
@@ -236,7 +246,7 @@ def blocks_for(state, tokens):
 
 @inlined
 def length(state, slot):
-    """Context length of a request in tokens: prompt plus what it has generated."""
+    """Context length of a request in tokens: prompt plus generated tokens."""
     return np.int64(state.requests[slot].prompt_tokens) + np.int64(state.requests[slot].generated_tokens)
 
 
@@ -249,7 +259,8 @@ def _mix(value):
 
 @inner
 def random_bits(state, stream, instance, step, draw):
-    """64 random bits keyed by (seed, stream, instance, step, draw): independent of every other draw (splitmix64)."""
+    """64 random bits keyed by (seed, stream, instance, step, draw), independent of other draws
+    (splitmix64)."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     value = _mix(np.uint64(state.config.seed) + golden)
     value = _mix(value ^ (np.uint64(stream) * golden))
@@ -279,7 +290,7 @@ def random_normal(state, stream, instance, step):
 
 @inner
 def _spread(state, table, stream, instance, step):
-    """Factor of a noisy table: 1 where it has no noise, never below a tenth."""
+    """Factor of a noisy table: 1 without noise, never below a tenth."""
     noise = state.tables[table].noise
     if noise == 0.0:
         return 1.0
@@ -288,13 +299,13 @@ def _spread(state, table, stream, instance, step):
 
 @inlined
 def predict_decode(state, instance, batch_size, context):
-    """Believed latency of a decode step of this batch on this instance, in ps."""
+    """Predicted latency of a decode step of this batch on this instance, in ps."""
     if batch_size <= 0:
         return np.int64(0)
     spec = state.instances[instance]
     largest = state.decode_lines.shape[1] - 1
     latency = decode_latency(state, spec.belief, min(batch_size, largest), context)
-    if batch_size > largest:  # rules may ask about batches that no list could hold: on along the last step's slope
+    if batch_size > largest:  # rules may ask about larger batches: extrapolated by the last slope
         latency += (batch_size - largest) * (latency - decode_latency(state, spec.belief, largest - 1, context))
     if state.tables[spec.belief].noise == 0.0:
         return latency
@@ -303,13 +314,13 @@ def predict_decode(state, instance, batch_size, context):
 
 @inlined
 def predict_prefill(state, instance, tokens):
-    """Believed latency of a prefill of one prompt of `tokens` on this instance, in ps."""
+    """Predicted latency of the prefill of one prompt of `tokens` on this instance, in ps."""
     return prefill_one(state, state.instances[instance].belief, tokens)
 
 
 @inner
 def jittered(state, instance, step, latency_ps):
-    """The truth with its seeded jitter, where it is switched on."""
+    """The true latency with its seeded jitter, if enabled."""
     table = state.instances[instance].table
     if state.tables[table].noise == 0.0:
         return latency_ps

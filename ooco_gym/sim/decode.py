@@ -1,8 +1,8 @@
 """Decode runs: as many equal steps at once as nothing can change in between.
 
-A run is a batch and a number of steps. It ends by itself where something changes inside (a request finishes, memory
-runs short, the composition would change), and an event from outside cuts it at the end of the step in progress. While
-a step runs, its requests already hold the memory of the token that it makes.
+A run is a batch and a number of steps. It ends by itself at a change inside (a request finishes,
+memory runs short, the composition would change); an outside event cuts it at the end of the present
+step. During a step, its requests already hold the memory of the token that it generates.
 """
 
 from ooco_gym.compile import inlined, inner
@@ -16,13 +16,14 @@ from ooco_gym.sim.queues import add_dispatch, leave_decodable, remove_member, sc
 
 @inlined
 def _past(state, instance):
-    """1 where a step that ends exactly now has been dealt with already: events at one time go by source."""
+    """1 if a step that ends exactly now has been processed already: events at one time are ordered
+    by source."""
     return 1 if instance < state.clock.source else 0
 
 
 @inlined
 def start_run(state, instance):
-    """Starts the composed batch; its first step's growth is known to fit."""
+    """Starts the composed batch, whose first step's growth fits."""
     spec, clock = state.instances[instance], state.clock
     n = spec.running
     if may_run_on_lanes(state, instance):
@@ -46,7 +47,7 @@ def start_run(state, instance):
     if clock.now_ps < spec.pull_wake_ps < s.NEVER and steps > 1:
         wait = spec.pull_wake_ps - clock.now_ps
         steps = steps_to_reach(state, spec.table, n, context, wait, steps, 0)
-    if miss_ps < s.NEVER and steps > 1:  # ends where a miss becomes certain, so that it is charged at that very step
+    if miss_ps < s.NEVER and steps > 1:  # ends where a violation becomes certain, to charge it at that step
         steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - clock.now_ps), steps, 1)
     if steps > 1:
         steps = steps_in_memory(state, instance, steps)
@@ -71,7 +72,7 @@ def _duration(state, instance, steps):
 
 @inner
 def flush(state, instance):
-    """Writes an instance's totals and its members' records as of now: the step in progress goes on."""
+    """Writes an instance's totals and its members' records as of now; the present step goes on."""
     flush_totals(state, instance)
     write_down(state, instance)
 
@@ -85,7 +86,8 @@ def flush_all(state):
 
 @inlined
 def flush_totals(state, instance):
-    """Writes a run's totals as of now (sums and memory of the instance, misses), not its members' records."""
+    """Writes a run's totals as of now (the instance's sums and memory, violations), not its
+    members' records."""
     spec = state.instances[instance]
     if spec.activity == s.DECODE and spec.steps > 1:
         _flush_run(state, instance)
@@ -104,7 +106,8 @@ def _flush_run(state, instance):
 
 @inner
 def urgent_load(state, instance):
-    """(Urgent requests that decode on an instance, the sum of their context lengths now), in O(1)."""
+    """(Number of urgent requests that decode on an instance, sum of their context lengths now), in
+    O(1)."""
     spec = state.instances[instance]
     context = spec.urgent_context
     if spec.activity == s.DECODE and spec.steps > 1:
@@ -116,7 +119,8 @@ def urgent_load(state, instance):
 
 @inlined
 def cut(state, instance):
-    """Lets a run end with the step in progress: its next step must see a change. In O(1), without a flush."""
+    """Ends a run with the present step, so that its next step sees a change. In O(1), without a
+    flush."""
     spec = state.instances[instance]
     if spec.activity == s.DECODE and spec.steps > 1:
         _cut_run(state, instance)
@@ -136,7 +140,7 @@ def _cut_run(state, instance):
 
 @inlined
 def wake(state, instance):
-    """Something changed on an instance: it is dispatched if idle, and its run is cut if it decodes."""
+    """Reacts to a change on an instance: dispatches it if idle, cuts its run if it decodes."""
     if state.instances[instance].activity == s.IDLE:
         add_dispatch(state, instance)
     else:
@@ -145,7 +149,7 @@ def wake(state, instance):
 
 @inlined
 def end_run(state, instance):
-    """The run's last step is over. Returns how many requests finished."""
+    """Ends a run's last step. Returns the number of finished requests."""
     spec = state.instances[instance]
     if spec.interrupted:
         spec.decode_ps += spec.end_ps - spec.start_ps
@@ -183,7 +187,7 @@ def _rest_batch(spec):
 
 @inner
 def _finished(state, instance):
-    """Writes the requests of the batch that have all their tokens to State.picks; returns how many."""
+    """Writes the batch's requests with all their tokens to State.picks; returns their number."""
     found = 0
     for i in range(state.instances[instance].running):
         slot = state.members[s.BATCH, instance, i]
@@ -195,7 +199,7 @@ def _finished(state, instance):
 
 @inlined
 def _finished_on_lanes(state, instance):
-    """As `_finished`, of members with lanes; brings their records up to date."""
+    """As `_finished`, for members with lanes; updates their records."""
     spec, found = state.instances[instance], 0
     for row in (s.URGENT, s.OFFLINE):
         finish_at = state.lanes[instance, FINISH + row]
@@ -209,7 +213,8 @@ def _finished_on_lanes(state, instance):
 
 @inner
 def interrupt_step(state, instance, layers):
-    """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
+    """Stops the present step at its next layer boundary; its tokens are lost. Returns STOP or 0
+    (too late)."""
     flush_totals(state, instance)
     cut(state, instance)
     return 0 if stop_at_layer(state, instance, layers) < 0 else s.STOP

@@ -1,8 +1,9 @@
-"""Dispatch of idle instances and placement of prefilled requests: the resumable tasks of the loop.
+"""Dispatch of idle instances and placement of prefilled requests, as resumable tasks of the loop.
 
-Each function here runs up to a decision, asks for it (`ask`), and goes on when it is answered. Where the answer comes
-from outside, the function returns 0, the loop returns to its caller, and the same task is run again with the answer:
-so nothing may be changed before a decision that the second run would change again.
+Each function runs up to a decision, asks for it (`ask`), and continues with the answer. If the
+answer comes from outside, the function returns 0, the loop returns to its caller, and the same task
+runs again with the answer. So nothing may change before a decision that the second run would change
+again.
 """
 
 import numpy as np
@@ -40,7 +41,7 @@ from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
 
 @inner
 def gather_evictable(state, instance, row):
-    """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
+    """Writes the evictable members to State.picks; returns (their number, their blocks)."""
     spec, found, blocks = state.instances[instance], 0, 0
     write_down(state, instance)
     for i in range(member_count(spec, row)):
@@ -55,15 +56,16 @@ def gather_evictable(state, instance, row):
 
 @inlined
 def gather_waiting(state, instance):
-    """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
+    """Writes the first waiting offline requests whose prefill fits to State.picks; returns their
+    number."""
     spec, found = state.instances[instance], 0
     if not has_capacity(state, instance):
         return found
     window, picks = state.waiting_window[instance], state.picks
     slots, lengths = window[FIRST], window[FIRST_LENGTH]
-    most = spec.free_blocks * state.config.block_tokens - 1  # tokens, with space for the next one
+    most = spec.free_blocks * state.config.block_tokens - 1  # tokens, with space for the next token
     size = spec.window_size
-    if size > 0 and window[SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, and so do all
+    if size > 0 and window[SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, so all do
         for index in range(size):
             picks[index] = slots[index]
         return size
@@ -75,7 +77,7 @@ def gather_waiting(state, instance):
 
 @inner
 def legal(answer, count):
-    """An answer from outside that is out of range falls back to the first candidate."""
+    """Returns an outside answer, or 0 (the first candidate) if it is out of range."""
     return answer if 0 <= answer < count else 0
 
 
@@ -85,7 +87,8 @@ CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 @inlined
 def ask_rule(rule, view):
-    """Asks a rule. Where one of the policy's does not flush what it reads, every instance is flushed first."""
+    """Asks a rule; first flushes every instance if one of the policy's rules does not flush what it
+    reads."""
     if view.state.config.rules_flush == 0:
         flush_all(view.state)
     return rule(view)
@@ -93,9 +96,10 @@ def ask_rule(rule, view):
 
 @inlined
 def ask(state, point, instance, slot, count, hook):
-    """Takes a decision: from outside where that is what was asked for, else from the hook.
+    """Takes a decision: the outside answer if there is one, else the hook's.
 
-    The candidates are State.picks[:count]. Returns the answer, or ASK where the loop must return to its caller.
+    The candidates are State.picks[:count]. Returns the answer, or ASK if the loop must return to
+    its caller.
     """
     pending = state.pending
     if pending.answered == 1 and pending.point == point:
@@ -116,7 +120,7 @@ def ask(state, point, instance, slot, count, hook):
 
 @inner
 def evict_from(state, instance, slot):
-    """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
+    """Evicts a resident request from any batch; the present step goes on without it."""
     flush(state, instance)
     cut(state, instance)
     leave_batch(state, instance, slot)
@@ -131,7 +135,7 @@ def evict_from(state, instance, slot):
 # --- An idle instance -----------------------------------------------------------------------------------------------
 @inlined
 def dispatch(state, instance, gate, compose, evict_hook, pull):
-    """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
+    """Gives an idle instance its next iteration. Returns UNANSWERED if a decision is pending."""
     spec = state.instances[instance]
     if spec.role == s.MIXED:
         return _dispatch_mixed(state, instance, compose)
@@ -140,7 +144,7 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
             if spec.role == s.RELAXED:
                 done = _start_online(state, instance, evict_hook)
                 if done == DECLINED:
-                    spec.hold = s.HOLD  # whoever was refused asks again at the next step
+                    spec.hold = s.HOLD  # the refused request asks again at the next step
                 elif done < 0:
                     done = _start_offline(state, instance, gate)
                 if done >= 0:
@@ -169,8 +173,8 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
 
 @inlined
 def _dispatch_mixed(state, instance, compose):
-    """Has the next iteration composed, and begins it. With asynchronous scheduling the one after it is composed at once
-    (vLLM: `step_with_batch_queue`)."""
+    """Composes and starts the next iteration. With asynchronous scheduling the one after it is
+    composed at once (vLLM: `step_with_batch_queue`)."""
     spec = state.instances[instance]
     ahead = state.config.async_scheduling != s.SYNCHRONOUS
     if state.config.retention == TTL:
@@ -193,7 +197,7 @@ def _dispatch_mixed(state, instance, compose):
 
 @inner
 def _dispatch_rank(state, instance, compose):
-    """Has a data-parallel rank's next iteration composed; it begins with those of the other ranks."""
+    """Composes a data-parallel rank's next iteration, which starts with the other ranks'."""
     spec, again = state.instances[instance], True
     while again:
         if spec.composed == 0:
@@ -206,7 +210,7 @@ def _dispatch_rank(state, instance, compose):
 
 @inlined
 def _compose(state, instance, compose):
-    """Asks which residents take part in the next step, and writes the batch."""
+    """Asks which residents join the next step, and writes the batch."""
     if state.instances[instance].decodable == 0:
         fill_batch(state, instance, 0)
         return DONE
@@ -219,7 +223,7 @@ def _compose(state, instance, compose):
 
 @inlined
 def _pull(state, instance, pull):
-    """Asks which requests a strict instance pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
+    """Asks which requests a strict instance pulls, after its batch is composed (OOCO, Algorithm 1)."""
     spec = state.instances[instance]
     if spec.pull_due == 0 and state.clock.now_ps < spec.pull_wake_ps:
         return DONE
@@ -228,7 +232,7 @@ def _pull(state, instance, pull):
         return UNANSWERED
     spec.pull_due = 0
     if spec.pull_wake_ps <= state.clock.now_ps:
-        spec.pull_wake_ps = s.NEVER  # a rule that wants to be asked again by the clock sets a later time
+        spec.pull_wake_ps = s.NEVER  # a rule sets a later time to be asked again by the clock
     spec.wants_pull = 1 if answer == 0 else 0
     accepted = 0
     for i in range(min(answer, state.picks.size)):
@@ -240,7 +244,7 @@ def _pull(state, instance, pull):
 
 @inlined
 def _rest(state, instance):
-    """Nothing to run: the instance sleeps until something changes, or until its gate is asked again."""
+    """Puts an instance without work to sleep until something changes, or its gate is asked again."""
     spec = state.instances[instance]
     spec.stage = CHOOSE
     spec.running, spec.unwritten = 0, WRITTEN
@@ -254,9 +258,9 @@ def _rest(state, instance):
 
 @inlined
 def _start_online(state, instance, evict_hook):
-    """Online prefill first; offline residents give way to it.
+    """Starts the first online prefill, and evicts offline residents for it.
 
-    Returns -1 where there is none that can start, DECLINED where none is to be evicted.
+    Returns -1 if no online prefill can start, DECLINED if the rule declines to evict.
     """
     spec = state.instances[instance]
     while spec.online_waiting > 0:
@@ -281,7 +285,7 @@ def _start_online(state, instance, evict_hook):
 
 @inlined
 def _start_offline(state, instance, gate):
-    """With no online request pending: resume, or ask the gate. Returns -1 where it holds."""
+    """Without waiting online requests: resumes a prefill, or asks the gate. Returns -1 if it holds."""
     spec = state.instances[instance]
     spec.hold = s.HOLD_UNTIL_CHANGE
     if spec.online_waiting > 0:
@@ -306,13 +310,14 @@ def _start_offline(state, instance, gate):
 
 @inlined
 def _make_room(state, instance, evict_hook):
-    """The composed batch's next tokens do not fit: a request is evicted. Returns -1 to compose anew."""
+    """Evicts a request, as the composed batch's next tokens do not fit. Returns -1 to compose
+    again."""
     spec = state.instances[instance]
     found, _ = gather_evictable(state, instance, s.OFFLINE)
     if found == 0:
         found, _ = gather_evictable(state, instance, s.URGENT)
     if found == 0 or (found == 1 and spec.running == 1 and state.picks[0] == state.members[s.BATCH, instance, 0]):
-        _rest(state, instance)  # the memory is held by transfers: their end wakes it
+        _rest(state, instance)  # transfers hold the memory; their end wakes the instance
         return DONE
     answer = ask(state, s.EVICT, instance, -1, found, evict_hook)
     if answer == s.ASK:
@@ -325,9 +330,10 @@ def _make_room(state, instance, evict_hook):
 # --- A prefilled request --------------------------------------------------------------------------------------------
 @inlined
 def place(state, slot, queued, route, evict_hook):
-    """Finds a prefilled request an instance to decode on. Returns UNANSWERED, DONE, or -1 where it must wait.
+    """Finds an instance where a prefilled request decodes. Returns UNANSWERED, DONE, or -1 if it
+    must wait.
 
-    `queued` says whether it is in the queue for a decode instance, which it then leaves.
+    `queued`: it is in the queue for a decode instance, which it then leaves.
     """
     request = state.requests[slot]
     if request.target < 0:
@@ -338,7 +344,7 @@ def place(state, slot, queued, route, evict_hook):
             if queued:
                 leave_push_queue(state, slot)
             request.status = s.RESIDENT
-            if request.generated_tokens == 0:  # a decode instance would have made it
+            if request.generated_tokens == 0:  # a decode instance would have generated it
                 new_token(state, slot, state.clock.now_ps)
             join_decodable(state, request.instance, slot)
             _wake_pullers(state)
@@ -385,7 +391,8 @@ def _choose_target(state, slot, route):
 
 @inlined
 def _wake_pullers(state):
-    """A new offline request decodes on a relaxed instance: strict ones that found no request to pull look again."""
+    """Wakes strict instances that found no request to pull, as a new offline request decodes on a
+    relaxed one."""
     for instance in range(state.config.relaxed_count, state.instances.size):
         if state.instances[instance].wants_pull:
             state.instances[instance].wants_pull = 0
@@ -395,7 +402,7 @@ def _wake_pullers(state):
 
 @inner
 def retry_pushes(state, queue, route, evict_hook):
-    """Tries the heads of a queue for decode instances again, until one has to wait on."""
+    """Places the heads of a queue for decode instances, until one must keep waiting."""
     placed = DONE
     while state.push_queues[queue].head >= 0 and placed == DONE:
         placed = place(state, state.push_queues[queue].head, True, route, evict_hook)
@@ -404,7 +411,7 @@ def retry_pushes(state, queue, route, evict_hook):
 
 @inlined
 def place_new(state, slot, route, evict_hook):
-    """First try of a request that has just been prefilled: it queues where it cannot be placed."""
+    """Places a request that has just been prefilled, or queues it."""
     queue = s.URGENT if state.requests[slot].urgent else s.OFFLINE
     placed = -1
     if state.push_queues[queue].head < 0:  # first come, first served

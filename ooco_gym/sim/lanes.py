@@ -1,15 +1,15 @@
-"""Per-member figures that every decode step changes, side by side instead of in the members' records.
+"""Per-member values that every decode step changes, in arrays outside the members' records.
 
-A step gives each request of its batch a token. Written to the records, that is a line of memory for each of them; here
-it is one number for the whole instance (`lane_steps`), and what depends on the request stands in lanes, an array each,
-in the order of the member lists: at which step it has all its tokens, how long it was at step 0, the longest time
-between two of its tokens, when its TPOT miss becomes certain. A processor takes many entries of a lane at once, where
-the loop over them changes nothing else. How many need a block at a step depends on where in its last block each one
-stands: they are counted by that.
+A step gives each request of its batch a token. In the records that would touch a cache line per
+request. Here one number per instance changes (`lane_steps`), and per-request values are lanes,
+arrays in the order of the member lists: the step at which a request has all its tokens, its length
+at step 0, its longest inter-token time, and when its TPOT violation becomes certain. Loops over a
+lane that change nothing else become vector code. Requests that need a block at a step are counted
+by how full their last blocks are.
 
-Lanes hold while every member takes part in every run. The first `laned` members of a list have them, the first
-`seasoned` of these have made a step on them: members join at the end of their list and keep their order. A record is
-brought up to date where it is about to be read (`write_down`: a flush).
+Lanes hold while every member takes part in every run. The first `laned` members of a list have
+lanes; the first `seasoned` of these have made a step on them, as members join at the end and keep
+their order. A record is updated before it is read (`write_down`: a flush).
 """
 
 import numpy as np
@@ -21,33 +21,33 @@ from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.waiting import close_gap
 
-FINISH, BASE = 0, 2  # rows of State.lanes[instance]: each two, for URGENT and OFFLINE members
+FINISH, BASE = 0, 2  # rows of State.lanes[instance], two each: URGENT and OFFLINE members
 GAP, LATEST = range(2)  # rows of State.gaps[instance], of urgent members
-WRITTEN, COMPOSED, ENDED = range(3)  # what is left out of an instance's batch row: nothing, the batch, the last one
-UNKNOWN = -1  # when the first of them has all its tokens, or misses, must be looked for anew
+WRITTEN, COMPOSED, ENDED = range(3)  # what is unwritten in an instance's batch row: nothing, the batch, the last batch
+UNKNOWN = -1  # the first to have all its tokens, or to violate, must be searched again
 
 
 @inlined
 def laned(spec, row):
-    """How many members of a list have lanes."""
+    """Number of a list's members with lanes."""
     return spec.laned_urgent if row == s.URGENT else spec.laned_offline
 
 
 @inlined
 def seasoned(spec, row):
-    """How many of them have made a step on their lanes."""
+    """Number of these that have made a step on their lanes."""
     return spec.seasoned_urgent if row == s.URGENT else spec.seasoned_offline
 
 
 @inlined
 def member_count(spec, row):
-    """Length of a member list: URGENT or OFFLINE."""
+    """Length of a member list, URGENT or OFFLINE."""
     return spec.urgent_members if row == s.URGENT else spec.offline_members
 
 
 @inlined
 def may_run_on_lanes(state, instance):
-    """Whether the batch just composed is every member, in the order of the lists."""
+    """Whether the composed batch is all members, in the order of the lists."""
     spec = state.instances[instance]
     return spec.whole == 1 and spec.running == spec.urgent_members + spec.offline_members and (
         state.config.inter_token_slo_ps >= s.NEVER)
@@ -55,7 +55,7 @@ def may_run_on_lanes(state, instance):
 
 @inner
 def open_lanes(state, instance):
-    """Lanes begin anew, empty."""
+    """Resets the instance's lanes to empty."""
     spec = state.instances[instance]
     spec.lanes, spec.stale, spec.lane_steps, spec.lane_held, spec.lane_counted = 1, 0, 0, 0, 0
     spec.laned_urgent, spec.laned_offline, spec.seasoned_urgent, spec.seasoned_offline = 0, 0, 0, 0
@@ -65,7 +65,8 @@ def open_lanes(state, instance):
 
 @inlined
 def lay(state, instance, row, index, slot):
-    """Lays the lanes of a member whose record is up to date and has the blocks that its next token needs, no more."""
+    """Adds lanes of a member whose record is current and holds exactly the blocks that its next
+    token needs."""
     spec, request, lanes = state.instances[instance], state.requests[slot], state.lanes[instance]
     generated = np.int64(request.generated_tokens)
     finish = spec.lane_steps + request.output_tokens - generated
@@ -83,15 +84,16 @@ def lay(state, instance, row, index, slot):
 
 @inlined
 def hold_until(state, instance, step):
-    """Lets every member with lanes hold the memory of its tokens up to a step. Returns the blocks that it takes."""
+    """Makes every member with lanes hold the memory of its tokens up to a step. Returns the blocks
+    taken."""
     spec, taken, size = state.instances[instance], 0, state.config.block_tokens
     steps, ends = step - spec.lane_held, state.ends[instance]
     if steps <= 0:
         return taken
-    if steps >= size:  # each of them as many more as there are whole blocks in it
+    if steps >= size:  # each takes as many blocks as `steps` has whole ones
         taken = steps // size * (spec.laned_urgent + spec.laned_offline)
         steps %= size
-    index = -spec.lane_held % size  # of the members with full blocks so far
+    index = -spec.lane_held % size  # members with full blocks so far
     for _ in range(steps):
         taken += ends[index]
         index = index - 1 if index > 0 else size - 1
@@ -101,7 +103,7 @@ def hold_until(state, instance, step):
 
 @inlined
 def fewest_left(state, instance):
-    """Steps after which the first member with lanes has all its tokens."""
+    """Number of steps until the first member with lanes has all its tokens."""
     spec = state.instances[instance]
     if spec.lane_first == UNKNOWN:
         spec.lane_first = s.NEVER
@@ -112,14 +114,14 @@ def fewest_left(state, instance):
             if first >> 32 < spec.lane_first:
                 spec.lane_first = first >> 32
                 request = state.requests[state.members[row, instance, first & 0xFFFFFFFF]]
-                for line in range(3):  # it will be flushed when it is no longer in the cache
+                for line in range(3):  # it will be flushed after it has left the cache
                     prefetch(request, line * CACHE_LINE)
     return spec.lane_first - spec.lane_steps
 
 
 @inlined
 def _first_of(values):
-    """The least of some numbers, times 2**32, plus the index of the first that has it."""
+    """The minimum of `values`, times 2**32, plus its first index."""
     least = np.int64(values[0]) << 32
     for index in range(values.size):
         least = min(least, (np.int64(values[index]) << 32) | index)
@@ -128,7 +130,7 @@ def _first_of(values):
 
 @inlined
 def first_miss(state, instance):
-    """When the first TPOT miss of a member with lanes becomes certain; NEVER where none does."""
+    """When the first TPOT violation of a member with lanes becomes certain; NEVER if none does."""
     spec = state.instances[instance]
     if spec.lane_miss_ps == UNKNOWN:
         first, latest = np.int64(s.NEVER), state.gaps[instance, LATEST, : spec.laned_urgent]
@@ -140,17 +142,17 @@ def first_miss(state, instance):
 
 @inlined
 def gather_lengths(state, instance, row, lengths, slots):
-    """Writes lengths (context, in tokens) and slots of those members of a class that decode, in the order of their
-    list, as far as the instance's totals are flushed (`decode.flush_totals`).
+    """Writes context lengths and slots of a class's decoding members, in list order, as of the last
+    flush of totals (`decode.flush_totals`).
 
     Args:
         state: the episode.
-        instance: that has the members.
+        instance: the members' instance.
         row: URGENT or OFFLINE.
         lengths, slots: int64[members], written.
 
     Returns:
-        How many they are.
+        Their number.
     """
     spec, members = state.instances[instance], state.members[row, instance]
     size, first, count = member_count(spec, row), 0, 0
@@ -173,8 +175,8 @@ def gather_lengths(state, instance, row, lengths, slots):
 
 @inlined
 def stretch_gaps(state, instance, gap_ps):
-    """A time between two tokens of all urgent members that have made a step on lanes; `lane_gap_ps` is the least of
-    what is noted of any."""
+    """Records an inter-token time for all urgent members that have made a step on lanes;
+    `lane_gap_ps` is the least recorded maximum."""
     spec = state.instances[instance]
     if gap_ps <= spec.lane_gap_ps:
         return
@@ -185,7 +187,7 @@ def stretch_gaps(state, instance, gap_ps):
 
 @inlined
 def write_record(state, instance, row, index):
-    """Brings the record of a member with lanes up to date."""
+    """Updates a member's record from its lanes."""
     spec, lanes = state.instances[instance], state.lanes[instance]
     request = state.requests[state.members[row, instance, index]]
     finish = np.int64(lanes[FINISH + row, index])
@@ -199,7 +201,7 @@ def write_record(state, instance, row, index):
 
 @inlined
 def write_slot(state, instance, slot):
-    """Brings the record of one member up to date."""
+    """Updates the record of one member."""
     spec, row = state.instances[instance], s.URGENT if state.requests[slot].urgent else s.OFFLINE
     if spec.stale == 0:
         return
@@ -212,8 +214,8 @@ def write_slot(state, instance, slot):
 
 @inner
 def write_batch(state, instance):
-    """Writes the batch row, where it was left out: of a run that is every member that has lanes, of one that is only
-    composed every member. Of a run that has ended, members that have left are -1."""
+    """Writes the batch row if it was left out: for a run all members with lanes, for a composed
+    batch all members. After a run, members that have left are -1."""
     spec, count, batch = state.instances[instance], 0, state.members[s.BATCH, instance]
     if spec.unwritten == WRITTEN:
         return
@@ -231,7 +233,7 @@ def write_batch(state, instance):
 
 @inner
 def write_down(state, instance):
-    """Brings the records of an instance's members, and its batch row, up to date."""
+    """Updates the records of an instance's members, and its batch row."""
     spec = state.instances[instance]
     write_batch(state, instance)
     if spec.stale == 0:
@@ -244,14 +246,14 @@ def write_down(state, instance):
 
 @inner
 def drop_lanes(state, instance):
-    """From now on the records of an instance's members are kept up to date one by one."""
+    """Ends the lanes: members' records are kept current one by one from now on."""
     write_down(state, instance)
     state.instances[instance].lanes = 0
 
 
 @inlined
 def leave_lanes(state, instance, row, index, request):
-    """A member leaves its list: those behind it move up, in the lanes too."""
+    """Removes a leaving member's lanes; later ones move up."""
     spec, lanes = state.instances[instance], state.lanes[instance]
     if spec.lanes == 0 or index >= laned(spec, row):
         return

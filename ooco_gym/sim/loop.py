@@ -1,8 +1,9 @@
-"""The event loop: pops the next event, works off the tasks that it leaves, stops where a decision is asked outside.
+"""The event loop: takes the next event, runs the tasks that it leaves, and stops at decisions asked
+outside.
 
-Read it top to bottom: `run` is all of it. Events are the arrivals of requests, the ends of iterations (or runs of
-decode steps) and the ends of transfers and of hand-overs. At equal times arrivals go first, then instances and links
-by index.
+`run` is the entry point. Events are arrivals of requests, ends of iterations (or runs of decode
+steps), and ends of transfers and hand-overs. At equal times arrivals come first, then instances and
+links by index.
 """
 
 import math
@@ -32,7 +33,8 @@ FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of
 
 @inlined
 def end_of_episode(state):
-    """When the window is over and what is waited for has happened (`Config.ends`); NEVER if it is open yet."""
+    """When the window is over and everything that `Config.ends` waits for has happened; NEVER if
+    still open."""
     gauges, ends = state.gauges, state.config.ends
     if gauges.open_online > 0 or (ends >= s.LAST_TOKENS and gauges.late_online > 0):
         return s.NEVER
@@ -43,7 +45,8 @@ def end_of_episode(state):
 
 @inlined
 def sweep_deadlines(state, time_ps):
-    """Charges the TTFT misses of all deadlines before `time_ps`, or before the end of the episode."""
+    """Charges the TTFT violations of all deadlines before `time_ps`, or before the end of the
+    episode."""
     clock = state.clock
     while clock.next_deadline_ps < time_ps:
         slot = next_due(state)
@@ -61,7 +64,7 @@ def sweep_deadlines(state, time_ps):
 
 @inlined
 def _observe_arrival(state):
-    """Moving averages of the online arrival rate, in requests a second."""
+    """Updates moving averages of the online arrival rate, in requests/s."""
     clock, observed = state.clock, state.observed
     elapsed = (clock.now_ps - clock.last_online_arrival_ps) / s.PS_PER_S
     clock.last_online_arrival_ps = clock.now_ps
@@ -78,7 +81,7 @@ def _fade(rate, elapsed, horizon_s):
 
 @inlined
 def _arrive(state, slot, route):
-    """A request arrives: it is routed to a relaxed (or mixed) instance and queues there for prefill."""
+    """Routes an arriving request to a relaxed (or mixed) instance, where it queues for prefill."""
     request, clock = state.requests[slot], state.clock
     instance = 0
     if state.config.relaxed_count > 1:
@@ -100,7 +103,7 @@ def _arrive(state, slot, route):
         if request.online:
             charge_miss(state, slot, TTFT_BIT, clock.now_ps)
             if request.counted:
-                change_late(state, -1, clock.now_ps)  # it is late for ever, and nothing can be done about it
+                change_late(state, -1, clock.now_ps)  # it stays a violation
         else:
             state.gauges.open_offline -= request.counted
         return TASK_DONE
@@ -114,7 +117,7 @@ def _arrive(state, slot, route):
         cut(state, instance)
         add_task(state, s.INTERRUPT_FOR, instance, slot)
     elif spec.role == s.MIXED:
-        if spec.activity == s.IDLE:  # its next iteration sees all that arrives at this very time
+        if spec.activity == s.IDLE:  # its next iteration sees all arrivals at this time
             schedule(state, instance, clock.now_ps)
         elif request.urgent and can_be_stopped(state, instance):
             add_task(state, s.INTERRUPT_FOR, instance, slot)
@@ -125,9 +128,9 @@ def _arrive(state, slot, route):
 
 @inlined
 def _too_large(state, request):
-    """Whether a request is longer than the model's window, or could not even run alone on some instance that it may
-    come to. Of a mixed instance's last token nothing is computed, as in vLLM; pools hold room for one to move it.
-    """
+    """Whether a request exceeds the model's window, or could not run alone on some instance that it
+    may reach. A mixed instance computes nothing of the last token, as in vLLM; pools reserve room
+    to move it."""
     tokens = request.prompt_tokens + request.output_tokens
     if state.config.max_position > 0 and tokens > state.config.max_position:
         return True
@@ -137,7 +140,7 @@ def _too_large(state, request):
 
 @inlined
 def _interrupt(state, instance, slot, hook):
-    """An online request meets an instance busy with offline work."""
+    """Decides whether an online request interrupts an instance's offline work."""
     spec = state.instances[instance]
     busy_offline = spec.activity == s.PREFILL_OFFLINE or (spec.activity == s.DECODE and spec.role == s.RELAXED)
     if not (busy_offline or spec.activity == s.MIXING) or spec.interrupted:
@@ -157,14 +160,14 @@ def _interrupt(state, instance, slot, hook):
 
 @inlined
 def _end_iteration(state, instance):
-    """An instance's iteration or run is over, or its wake-up timer (`pull_wake_ps`) expires."""
+    """Ends an instance's iteration or run, or its wake-up timer (`pull_wake_ps`)."""
     spec = state.instances[instance]
     if spec.activity == s.DECODE:
         finished = end_run(state, instance)
         send_leaving(state, instance)
         if finished > 0:
             spec.pull_due = 1
-            retry_waiting(state)  # of a relaxed instance too: what was reserved for one that was leaving is free again
+            retry_waiting(state)  # also on a relaxed instance: reservations of leaving requests may be free again
     elif spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
         end_prefill(state, instance)
     elif spec.activity == s.MIXING:
@@ -176,7 +179,7 @@ def _end_iteration(state, instance):
 
 @inlined
 def _work(state, route, interrupt, gate, compose, evict, pull):
-    """Works off the open tasks. Returns UNANSWERED where one waits for an answer."""
+    """Runs the open tasks. Returns UNANSWERED if one waits for an answer."""
     queues = state.queues
     while queues.task_head < queues.task_tail:
         entry = queues.task_head % s.TASKS
@@ -196,7 +199,7 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
         if done == UNANSWERED:
             return UNANSWERED
         queues.task_head += 1
-    queues.task_head, queues.task_tail = 0, 0  # always the same few lines of memory
+    queues.task_head, queues.task_tail = 0, 0  # stays in the same few cache lines
     return TASK_DONE
 
 
@@ -219,7 +222,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
         stop_ps = min(until_ps, end_of_episode(state))
         if time_ps > stop_ps or time_ps >= s.NEVER:
             clock.now_ps = max(clock.now_ps, stop_ps)
-            clock.source = state.heap.shape[1]  # all events up to now are dealt with
+            clock.source = state.heap.shape[1]  # all events up to now are processed
             flush_all(state)
             return s.HORIZON if stop_ps < end_of_episode(state) else s.DONE
         clock.now_ps = time_ps
@@ -240,7 +243,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
 
 @inner
 def _next_arrival(state):
-    """When the next request arrives; NEVER where none does. Prefetches its record and the next one."""
+    """When the next request arrives, or NEVER. Prefetches its record and the next one."""
     turn_ps = s.NEVER
     if closed(state):
         skip_turns(state)
@@ -251,7 +254,7 @@ def _next_arrival(state):
         return np.int64(turn_ps)
     prefetch(state.requests[following], 0)
     if following + 1 < state.requests.size:
-        prefetch(state.requests[following + 1], CACHE_LINE)  # when that comes is asked for soon
+        prefetch(state.requests[following + 1], CACHE_LINE)  # its arrival time is read soon
     return min(turn_ps, state.requests[following].arrival_ps)
 
 
@@ -268,12 +271,13 @@ def run(handle, rules, until_ps, answer):
         handle: address of the episode (`state.handle_of`).
         rules: int64[6], addresses of the compiled rules for route, interrupt, gate, compose, evict and pull
             (`decisions.addresses`).
-        until_ps: the horizon; events at that very time still happen.
-        answer: the answer to the decision at which the last call returned, or ASK.
+        until_ps: the horizon; events at that time still happen.
+        answer: the answer to the decision that the last call stopped at, or ASK.
 
     Returns:
-        ASKED: a decision is open (State.pending). HORIZON: nothing more happens until `until_ps`.
-        DONE: the window is over, and all that `Config.ends` waits for has happened.
+        ASKED: a decision is pending (State.pending). HORIZON: nothing more happens until
+            `until_ps`. DONE: the window is over, and everything that `Config.ends` waits for has
+            happened.
     """
     return run_loop(s.state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                     rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)
@@ -286,7 +290,8 @@ def flush_handle(handle):
 
 
 def look(state: s.State) -> s.State:
-    """A flushed copy of an episode, for reading from Python; the episode itself is left alone."""
+    """Returns a flushed copy of an episode, for reading from Python; the episode itself does not
+    change."""
     copy = s.copy_state(state)
     handle = s.handle_of(copy)  # must live as long as its address is used
     flush_handle(handle.address)

@@ -1,4 +1,4 @@
-"""KV memory in blocks, and what happens to a request that finishes, misses its SLO or loses its memory."""
+"""KV memory in blocks, and requests that finish, violate their SLO or lose their memory."""
 
 
 import numpy as np
@@ -12,18 +12,20 @@ from ooco_gym.sim.sessions import closed, release
 
 TTFT_BIT, TPOT_BIT = 1, 2
 PS_PER_US = 1_000_000
-SHARE_WEIGHT = 0.02  # of the newest request in the moving share of evicted offline requests
-MEAN_WEIGHT = 0.01  # of the newest request in the moving means of output lengths
+SHARE_WEIGHT = 0.02  # weight of the newest request in the moving share of evicted offline requests
+MEAN_WEIGHT = 0.01  # weight of the newest request in the moving means of output lengths
 
-# --- Output lengths of the last requests that finished on an instance (`output_window`): a ring, and sorted -----------
+# --- Output lengths of the last finished requests of an instance (`output_window`): a ring, and sorted -----------
 RING, SORTED = range(2)
 
 
 @inner
 def past_outputs(state, instance, online):
-    """(Sorted output lengths of the last requests of a class that finished here, how many have finished so far).
+    """(Sorted output lengths of a class's last finished requests on an instance, number finished so
+    far).
 
-    Of the lengths only the first min(finished, window) are set. Where classes are not kept apart, it is of all.
+    Only the first min(finished, window) lengths are set. Without `outputs_by_class` they cover both
+    classes.
     """
     spec = state.instances[instance]
     if state.config.outputs_by_class == 0:
@@ -33,7 +35,7 @@ def past_outputs(state, instance, online):
 
 @inner
 def count_up_to(ordered, size, value):
-    """How many of the first `size` sorted numbers are at most `value`."""
+    """Number of the first `size` sorted numbers that are at most `value`."""
     low, high = 0, size
     while low < high:
         middle = (low + high) // 2
@@ -46,7 +48,7 @@ def count_up_to(ordered, size, value):
 
 @inner
 def remember_output(state, slot):
-    """Adds a request that has finished; the oldest one goes where the window is full."""
+    """Adds a finished request's output length, and drops the oldest if the window is full."""
     request = state.requests[slot]
     spec, row = state.instances[request.instance], request.online if state.config.outputs_by_class else 0
     ordered, finished = past_outputs(state, request.instance, request.online)
@@ -70,14 +72,14 @@ def remember_output(state, slot):
 
 @inlined
 def measured(state):
-    """Whether it is the measured window now: some sums are kept over it only."""
+    """Whether the time is in the measured window, to which some sums are limited."""
     clock = state.clock
     return clock.window_start_ps <= clock.now_ps < clock.window_end_ps
 
 
 @inlined
 def change_outstanding(state, service_ps):
-    """Adds to the offline work that is in the system, and keeps the integral of it over time."""
+    """Changes the amount of offline work in the system, and updates its integral over time."""
     gauges = state.gauges
     span = (state.clock.now_ps - gauges.outstanding_since_ps) / s.PS_PER_S
     state.integrals.waiting_area += gauges.outstanding_ps / s.PS_PER_S * span
@@ -87,10 +89,10 @@ def change_outstanding(state, service_ps):
 
 @inner
 def change_late(state, requests, time_ps):
-    """Adds to the online requests that are late and unfinished since `time_ps`.
+    """Changes the number of online requests with a violation that are unfinished, since `time_ps`.
 
-    Misses are found at a flush. So their times are summed, in whole microseconds, rather
-    than their number over time: that sum is exact, and does not hang on when they are found.
+    Violations are found at a flush, later than they happen. So their times are summed in whole
+    microseconds, which is exact and does not depend on when they are found.
     """
     state.gauges.late_online += requests
     state.integrals.late_times_us -= requests * (time_ps // PS_PER_US)
@@ -104,16 +106,16 @@ def late_area(state):
 
 @inlined
 def take_blocks(state, instance, blocks):
-    """Takes free blocks now (negative: gives them back)."""
+    """Takes free blocks now (negative: returns them)."""
     take_blocks_since(state, instance, blocks, blocks * (state.clock.now_ps // PS_PER_US))
 
 
 @inlined
 def take_blocks_since(state, instance, blocks, times_us):
-    """Takes blocks each since a time of its own, `times_us` in all.
+    """Takes blocks, each since its own time; `times_us` is the sum of these times.
 
-    What is in use at a time T, times T, less all these times is the integral of memory in use up to T: whole numbers,
-    which are the same however a run is cut into pieces.
+    Blocks in use at a time T, times T, minus the sum of these times is the integral of memory in
+    use up to T: an integer that does not depend on how a run is cut.
     """
     spec = state.instances[instance]
     spec.kv_times_us += times_us
@@ -122,13 +124,13 @@ def take_blocks_since(state, instance, blocks, times_us):
 
 @inlined
 def free(state, slot):
-    """Gives back the blocks that a request holds, for good."""
+    """Returns a request's blocks for good."""
     free_blocks(state, slot, False)
 
 
 @inlined
 def free_blocks(state, slot, wanted):
-    """Gives back the blocks that a request holds; `wanted` says that it will come back for what is in them."""
+    """Returns a request's blocks; `wanted`: the request will come back for their content."""
     request = state.requests[slot]
     free = np.int64(request.blocks)
     if paired(state):
@@ -141,7 +143,7 @@ def free_blocks(state, slot, wanted):
 
 @inner
 def cancel_reservation(state, slot):
-    """Gives back what was reserved where a request was going to."""
+    """Returns the blocks reserved at a request's destination."""
     request = state.requests[slot]
     target = state.instances[request.target]
     take_blocks(state, request.target, -request.target_blocks)
@@ -156,7 +158,8 @@ def cancel_reservation(state, slot):
 
 @inlined
 def finish_deadline(state, slot, first_decode):
-    """Latest finish that meets the TPOT SLO (docs/protocol.md), in ps; `first_decode` picks its definition."""
+    """Latest finish that meets the TPOT SLO (docs/protocol.md), in ps; `first_decode` selects its
+    definition."""
     request = state.requests[slot]
     tokens = request.output_tokens - 1
     if request.output_tokens < state.config.tpot_min_tokens:
@@ -168,7 +171,8 @@ def finish_deadline(state, slot, first_decode):
 
 @inner
 def close_online(state, time_ps):
-    """One counted online request less is open: it has finished in time, or its miss is certain since `time_ps`."""
+    """Closes a counted online request: it finished in time, or its violation is certain since
+    `time_ps`."""
     gauges = state.gauges
     gauges.open_online -= 1
     gauges.last_closed_ps = max(gauges.last_closed_ps, time_ps)
@@ -176,7 +180,7 @@ def close_online(state, time_ps):
 
 @inlined
 def charge_miss(state, slot, bit, time_ps):
-    """Marks an SLO miss that is certain since `time_ps`; counts it where the request counts."""
+    """Marks an SLO violation that is certain since `time_ps`; counts it if the request counts."""
     request, totals = state.requests[slot], state.totals
     if request.violated & bit:
         return
@@ -198,7 +202,7 @@ def charge_miss(state, slot, bit, time_ps):
 
 @inlined
 def check_token(state, slot, time_ps):
-    """Charges a TPOT miss once an online request that is still running is past its latest finish."""
+    """Charges a TPOT violation once a running online request is past its latest finish."""
     request = state.requests[slot]
     if request.violated & TPOT_BIT:
         return
@@ -208,7 +212,7 @@ def check_token(state, slot, time_ps):
 
 @inlined
 def _observe_output(state, request):
-    """Running means of what has finished: all that a policy may know of output lengths."""
+    """Updates the moving means of finished outputs, which policies may read."""
     observed = state.observed
     if request.online:
         observed.online_output_mean += MEAN_WEIGHT * (request.output_tokens - observed.online_output_mean)
@@ -221,7 +225,8 @@ def _observe_output(state, request):
 
 @inlined
 def finish(state, slot):
-    """A request has its last token: its memory goes, its service counts. It must be in no member list any more."""
+    """Finishes a request with its last token: frees its memory and counts its service. It must be
+    in no member list."""
     request = state.requests[slot]
     now = state.clock.now_ps
     if not request.online:
@@ -258,9 +263,10 @@ def finish(state, slot):
 
 @inner
 def evict(state, slot):
-    """Takes the KV memory of a resident request; it is recomputed later, what it generated is kept.
+    """Takes the KV memory of a resident request, which is recomputed later; generated tokens are
+    kept.
 
-    It goes back to the head of the queue of the instance that it came from (OOCO leaves the position open).
+    The request returns to the head of its origin's queue (OOCO leaves the position open).
     """
     request = state.requests[slot]
     instance = request.instance

@@ -1,7 +1,7 @@
-"""Mixed instances: prefill chunks and decodes in one iteration, from its start to its end.
+"""Mixed instances: iterations with prefill chunks and decodes, from start to end.
 
-An idle mixed instance asks its policy to compose the next iteration, which it does by the step actions of
-`sim/step_actions.py`; what the rule returns only says whether it has answered.
+An idle mixed instance asks its policy to compose the next iteration by the step actions of
+`sim/step_actions.py`; the rule's return value only tells whether it has answered.
 """
 
 import numpy as np
@@ -25,20 +25,20 @@ from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import cancel, dequeue, remove_member, schedule, stop_at_layer
 from ooco_gym.sim.step_actions import is_loading, leave_batch, link_ps, running_index, unschedule, wake_at
 
-NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # of an iteration without tokens
+NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # sums of an iteration without tokens
 
 
 @inlined
 def add_to_sums(state, table, sums, new, reach, sampled):
-    """Sums of an iteration (`iteration_sums`) with one more request.
+    """Returns the sums of an iteration (`iteration_sums`) plus one request.
 
     Args:
         state: the episode.
         table: row of the cost tables.
-        sums: of the others.
+        sums: sums of the other requests.
         new: its new tokens.
-        reach: its context, these included.
-        sampled: whether it makes a token.
+        reach: its context, including these.
+        sampled: whether it generates a token.
     """
     tokens, samples, decodes, decode_context, longest, prompts, rows, work, context, far = sums
     if new == 1:
@@ -51,10 +51,11 @@ def add_to_sums(state, table, sums, new, reach, sampled):
 
 @inner
 def iteration_sums(state, instance, table):
-    """What sets an iteration's latency: tokens, requests that make one, decodes, their contexts and the longest of
-    these (0 where no price hangs on it); prompts, their rows, work and contexts, and the longest of these."""
+    """The sums that set an iteration's latency: tokens, requests that generate one, decodes, their
+    contexts and the longest of these (0 if it has no effect); prompts, their rows, work and
+    contexts, and the longest of these."""
     sums, batch = NO_SUMS, state.members[s.BATCH, instance]
-    decodes, samples, decode_context = 0, 0, 0  # apart, as most requests are decodes: plain sums are faster
+    decodes, samples, decode_context = 0, 0, 0  # separate, as most requests are decodes and plain sums are faster
     for i in range(state.instances[instance].running):
         request = state.requests[np.uint64(batch[i])]
         new = np.int64(request.num_scheduled_tokens)
@@ -76,7 +77,7 @@ def iteration_sums(state, instance, table):
 
 @inner
 def longest_decode(state, instance):
-    """Longest context of the requests that decode in the iteration composed so far, in tokens."""
+    """Longest context of the decodes in the composed iteration, in tokens."""
     longest = np.int64(0)
     for i in range(state.instances[instance].running):
         request = state.requests[state.members[s.BATCH, instance, i]]
@@ -87,7 +88,8 @@ def longest_decode(state, instance):
 
 @inner
 def sums_latency(state, table, sums):
-    """Latency of an iteration, in ps: its linear layers together; its attentions one after the other, or together."""
+    """Latency of an iteration, in ps: joint linear layers, then attentions, sequential or in one
+    kernel."""
     tokens, sampled, decodes, decode_context, longest, prompts, rows, work, context, far = sums
     if prompts == 0:
         return skewed_decode(state, table, decodes, decode_context, longest)
@@ -99,14 +101,14 @@ def sums_latency(state, table, sums):
 
 @inner
 def iteration_latency(state, instance):
-    """Believed latency of the iteration composed so far, in ps; transfers to the host left out."""
+    """Predicted latency of the iteration composed so far, in ps, without transfers to the host."""
     sums = iteration_sums(state, instance, state.instances[instance].belief)
     return sums_latency(state, state.instances[instance].belief, sums)
 
 
 @inlined
 def rest(state, instance):
-    """Nothing is to be computed until something arrives, or the instance's wake-up timer expires."""
+    """Puts an instance to sleep until something arrives, or its wake-up timer expires."""
     if state.config.offloading:
         _wake_when_loaded(state, instance)
     wake_ps = state.instances[instance].pull_wake_ps
@@ -118,7 +120,7 @@ def rest(state, instance):
 
 @inner
 def start_mixed(state, instance):
-    """Starts the composed iteration, or lets the instance rest until something arrives or its wake-up timer expires."""
+    """Starts the composed iteration, or rests until something arrives or the wake-up timer expires."""
     spec = state.instances[instance]
     sums = iteration_sums(state, instance, spec.table)
     if sums[0] == 0:
@@ -130,7 +132,7 @@ def start_mixed(state, instance):
 
 @inlined
 def whole_latency(state, instance, latency):
-    """Latency of the composed iteration, in ps, with what it moves to and from the host, and jittered."""
+    """Latency of the composed iteration, in ps, with host transfers and jitter."""
     spec = state.instances[instance]
     if spec.swap_tokens > 0:
         latency = _with_transfers(state, instance, latency)
@@ -139,7 +141,7 @@ def whole_latency(state, instance, latency):
 
 @inlined
 def begin(state, instance, latency):
-    """The composed iteration begins, and takes so many ps."""
+    """Starts the composed iteration, which takes `latency` ps."""
     spec = state.instances[instance]
     spec.activity = s.MIXING
     spec.interrupted = 0
@@ -154,7 +156,7 @@ def begin(state, instance, latency):
 
 @inner
 def _wake_when_loaded(state, instance):
-    """Lets a resting instance be asked again when the first of the requests that wait for their load has it."""
+    """Wakes a resting instance when the first load from host memory has arrived."""
     for i in range(state.instances[instance].running):
         slot = state.members[s.BATCH, instance, i]
         if is_loading(state, slot):
@@ -163,7 +165,7 @@ def _wake_when_loaded(state, instance):
 
 @inner
 def _advance_ahead(state, instance):
-    """The iteration that begins lasts until the next one is composed, which counts on its tokens."""
+    """Advances contexts as the iteration begins; it lasts at least until the next one is composed."""
     spec = state.instances[instance]
     spec.end_ps = max(spec.end_ps, spec.start_ps + state.config.schedule_ps)
     spec.natural_end_ps = spec.end_ps
@@ -172,7 +174,7 @@ def _advance_ahead(state, instance):
 
 @inner
 def _with_transfers(state, instance, latency):
-    """Latency of an iteration that also swaps memory to and from the host: before it, or beside it."""
+    """Latency of an iteration with swaps to and from the host: before it, or in parallel."""
     spec = state.instances[instance]
     swap_ps = link_ps(state, instance, spec.swap_tokens)
     spec.swapped_tokens += spec.swap_tokens
@@ -185,8 +187,8 @@ def _with_transfers(state, instance, latency):
 # --- Stopping an iteration ------------------------------------------------------------------------------------------
 @inner
 def can_be_stopped(state, instance):
-    """Whether the iteration in progress ends early for an online request: it is of offline ones alone, and has
-    safepoints."""
+    """Whether the present iteration can end early for an online request: it has only offline ones,
+    and safepoints."""
     spec = state.instances[instance]
     if state.config.safepoint_layers == 0 or spec.activity != s.MIXING or spec.interrupted or spec.ranks > 0:
         return False  # data-parallel ranks end together
@@ -199,14 +201,14 @@ def can_be_stopped(state, instance):
 
 @inner
 def stop_mixed(state, instance):
-    """Lets the iteration in progress end at its next safepoint, where there is one before its end."""
+    """Ends the present iteration at its next safepoint, if one comes before its end."""
     layers = state.tables[state.instances[instance].table].layers
     stop_at_layer(state, instance, max(1, layers // state.config.safepoint_layers))
 
 
 @inner
 def _end_stopped(state, instance):
-    """A stopped iteration is over: its requests go on from where they were before it."""
+    """Ends a stopped iteration: its requests continue from where they were before it."""
     spec = state.instances[instance]
     elapsed, prefilled = spec.end_ps - spec.start_ps, 0
     for i in range(spec.running):
@@ -227,10 +229,12 @@ def _end_stopped(state, instance):
 # --- Tokens, and the end of an iteration -----------------------------------------------------------------------------
 @inlined
 def advance(state, instance):
-    """Contexts grow, and tokens are made that come at the iteration's end; who has all of its own is to finish then.
+    """Grows contexts and generates the tokens of the iteration's end; collects requests that have
+    all their tokens.
 
-    An iteration is over when this is done, but with asynchronous scheduling: there it has just begun, and the next one
-    is composed from contexts as they will be. What is certain of SLOs is charged at once, as of the iteration's end.
+    This ends an iteration, except with asynchronous scheduling: there the iteration has just begun,
+    and the next one is composed from the contexts after it. Certain violations are charged at once,
+    as of the iteration's end.
     """
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
     begun, now = spec.start_ps, spec.end_ps
@@ -244,7 +248,7 @@ def advance(state, instance):
         generated = request.generated_tokens + 1
         in_turn = new == 1 and request.last_token_ps == begun and request.first_decode_ps > 0
         if in_turn and request.kv_lost == 0 and generated < request.output_tokens and now <= request.latest_ps:
-            # a decode among decodes: only its own record changes
+            # a plain decode changes only its own record
             request.num_scheduled_tokens = 0
             request.num_computed_tokens += 1
             request.generated_tokens = generated
@@ -268,7 +272,7 @@ def advance(state, instance):
 
 @inner
 def end_mixed(state, instance):
-    """An iteration is over: requests finish."""
+    """Ends an iteration: requests finish."""
     spec = state.instances[instance]
     spec.activity = s.IDLE
     if spec.interrupted:
@@ -286,7 +290,7 @@ def end_mixed(state, instance):
 
 @inner
 def _finish_all(state, instance):
-    """Finishes the requests that have all their tokens, in the order of the batch."""
+    """Finishes the requests with all their tokens, in batch order."""
     spec = state.instances[instance]
     for i in range(spec.suspended):
         _finish(state, instance, state.members[s.FINISHING, instance, i])
@@ -295,8 +299,8 @@ def _finish_all(state, instance):
 
 @inlined
 def _finish(state, instance, slot):
-    """A request has its last token."""
-    if state.requests[slot].status == s.WAITING:  # its memory was taken while that token was on its way
+    """Finishes a request with its last token."""
+    if state.requests[slot].status == s.WAITING:  # it was preempted while that token was in progress
         dequeue(state, instance, slot)
     else:
         if state.config.async_scheduling:
@@ -311,8 +315,8 @@ def _finish(state, instance, slot):
 
 @inner
 def _cache_last_block(state, instance, slot):
-    """Makes a block findable that the iteration has filled with a token which was not known as it was composed; where
-    the next iteration has the request too, that has done so."""
+    """Makes a block findable that the iteration filled with a token unknown at composition, unless
+    the next iteration, which has the request too, has done so."""
     request, size = state.requests[slot], state.config.block_tokens
     blocks = np.int64(request.num_computed_tokens) // size
     if request.num_scheduled_tokens == 0 and request.last_token_ps == state.clock.now_ps and \
@@ -322,7 +326,7 @@ def _cache_last_block(state, instance, slot):
 
 @inner
 def _charge_gaps(state, instance):
-    """Charges the online requests that this iteration, longer than any gap may be, kept waiting."""
+    """Charges online requests whose inter-token time exceeds the limit."""
     for i in range(state.instances[instance].running):
         slot = state.members[s.BATCH, instance, i]
         if state.requests[slot].online and state.requests[slot].max_gap_ps > state.config.inter_token_slo_ps:
@@ -331,13 +335,13 @@ def _charge_gaps(state, instance):
 
 @inner
 def share_of(elapsed_ps, part, whole):
-    """`elapsed_ps * part // whole`; the product itself need not fit 64 bits."""
+    """Returns `elapsed_ps * part // whole`, even if the product exceeds 64 bits."""
     return elapsed_ps // whole * part + elapsed_ps % whole * part // whole
 
 
 @inner
 def _share_time(state, instance):
-    """Books an iteration's time by what it did, in proportion to the tokens."""
+    """Books an iteration's time by kind of work, in proportion to tokens."""
     spec = state.instances[instance]
     elapsed, tokens = spec.end_ps - spec.start_ps, spec.new_tokens
     decodes, online, offline = tokens - spec.online_tokens - spec.offline_tokens, np.int64(0), np.int64(0)
@@ -345,7 +349,7 @@ def _share_time(state, instance):
         online, offline = share_of(elapsed, spec.online_tokens, tokens), share_of(elapsed, spec.offline_tokens, tokens)
     spec.online_prefill_ps += online
     spec.offline_prefill_ps += offline
-    if tokens > 0:  # a data-parallel rank without tokens did nothing
+    if tokens > 0:  # a data-parallel rank without tokens did no work
         spec.decode_ps += elapsed - online - offline
     spec.decode_steps += decodes > 0
     spec.decoded_tokens += decodes
@@ -353,7 +357,7 @@ def _share_time(state, instance):
 
 @inner
 def _computed(state, instance, slot):
-    """One request's part of an iteration is computed. Whether it has all its tokens."""
+    """Completes one request's part of an iteration. Returns whether it has all its tokens."""
     spec, request = state.instances[instance], state.requests[slot]
     now = spec.end_ps
     new, elapsed, tokens = np.int64(request.num_scheduled_tokens), now - spec.start_ps, spec.new_tokens

@@ -1,4 +1,4 @@
-"""Context from which a policy computes its derived parameters: believed timing, SLO, mean context."""
+"""Context from which a policy computes its derived parameters: predicted timing, SLO, mean context."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.config import Machine, SimConfig
 from ooco_gym.workload import Trace
 
-PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
+PREFILL_ENTRIES = 16_385  # longer prefill batches are extrapolated, exactly if the chip is saturated
 
 
 @lru_cache(maxsize=32)
 def table_of(deployment: Deployment, max_batch: int) -> CostTable:
-    """Returns the cost table of a deployment, in the size that episodes have."""
+    """Returns the cost table of a deployment, in the size of episodes."""
     return cost_table(deployment, max_batch, PREFILL_ENTRIES - 1)
 
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """Believed timing, SLO and mean context, from which a policy computes derived parameters."""
+    """Predicted timing, SLO and mean context, from which a policy computes derived parameters."""
 
-    strict: CostTable  # of those that decode
+    strict: CostTable  # of instances that decode
     tpot_s: float
     mean_context_tokens: float
     max_batch: int
-    relaxed: CostTable  # of those that prefill
+    relaxed: CostTable  # of instances that prefill
     block_tokens: int
     chip: str = ""  # the card with the least memory
     memory_bytes: float = 0.0
@@ -71,7 +71,7 @@ def policy_context(machines: Sequence[Machine], trace: Trace | np.ndarray, sim: 
 
 @lru_cache(maxsize=32)
 def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTable:
-    """A cost table with all latencies times `factor` (docs/protocol.md: truth and belief are two things)."""
+    """A cost table with all latencies times `factor`, the policy's prediction (docs/protocol.md)."""
     table = table_of(deployment, max_batch)
     if factor == 1.0:
         return table

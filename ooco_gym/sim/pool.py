@@ -1,4 +1,5 @@
-"""Arrays that only some policies ask for: tracked KV blocks, prefix hashes, an order of waiting requests."""
+"""Arrays that only some policies need: tracked KV blocks, prefix hashes, an order of waiting
+requests."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ooco_gym.workload.context_names import ContextNames
 
 def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], sim: SimConfig,
              names: ContextNames | None = None) -> s.OptionalSizes:
-    """Returns the sizes of the arrays that a policy's settings, the trace and the cost tables ask for."""
+    """Returns the array sizes that a policy's settings, the trace and the cost tables need."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
     sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), sim.max_batch),
@@ -47,7 +48,8 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
 
 
 def offloaded_blocks(trace: Trace, tables: Sequence[CostTable], sim: SimConfig) -> list[int]:
-    """Blocks of each instance's second tier in host memory: what fits, and no more than all requests fill."""
+    """Blocks of each instance's second tier in host memory: those that fit, at most what all
+    requests fill."""
     most = int(((trace.prompt_tokens.astype(np.int64) + trace.output_tokens) // sim.block_tokens).sum())
     return [min(most, int(sim.offloading_bytes / (table.kv_bytes_per_token * sim.block_tokens)))
             for table in tables]
@@ -55,7 +57,8 @@ def offloaded_blocks(trace: Trace, tables: Sequence[CostTable], sim: SimConfig) 
 
 def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch: int,
               block_tokens: int) -> tuple[int, int, int]:
-    """(Block tables, blocks in each, entries of the index: a power of two at least twice the blocks)."""
+    """(Number of block tables, blocks in each, index entries: a power of two, at least twice the
+    blocks)."""
     rows = min(settings.get("max_num_seqs", max_batch), max_batch) + 1
     longest = int((trace.prompt_tokens.astype(np.int64) + trace.output_tokens).max()) if len(trace) else 1
     row_size = min(blocks, -(-(longest + 1) // block_tokens) + 1)
@@ -64,7 +67,7 @@ def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch:
 
 def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames | None = None,
               keys: np.ndarray | None = None) -> None:
-    """Fills the arrays that `pool_for` sized; settings are in State.config by now."""
+    """Fills the arrays that `pool_for` sized; State.config has the settings by now."""
     n = len(trace)
     state.requests["row"] = -1
     state.requests["cached_tokens"] = -1
@@ -83,10 +86,10 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int, names: ContextNames 
 
 
 def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, retention: Retention) -> None:
-    """Sets the order in which free blocks of the prefix cache give way, and what their worth is made of.
+    """Sets the eviction order of the prefix cache's free blocks, and the data for their values.
 
     Raises:
-        UserError: the policy has an order of its own.
+        UserError: the policy has its own order.
     """
     if state.config.kv_priority and retention.order != LRU:
         raise UserError("kv_priority=task is an order of its own: give kv_priority=lru or the cluster's retention=lru")
@@ -99,7 +102,7 @@ def fill_retained(state: s.State, trace: Trace, names: ContextNames | None, rete
 
 
 def _dense_ids(values: np.ndarray) -> np.ndarray:
-    """Prefix hashes numbered in the order in which they first come: int64[values]."""
+    """Numbers prefix hashes in order of first occurrence: int64[values]."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
@@ -107,7 +110,8 @@ def _dense_ids(values: np.ndarray) -> np.ndarray:
 
 
 def _fill_order(state: s.State, trace: Trace, by_bucket: bool) -> None:
-    """Ranks of a depth-first walk through the trie of all prompts, branches in the order of their first arrival."""
+    """Ranks requests by a depth-first walk through the trie of all prompts, branches in order of
+    first arrival."""
     n = len(trace)
     buckets = np.minimum(s.BUCKETS - 1, np.frexp(trace.prompt_tokens.astype(np.float64))[1]) if by_bucket else \
         np.zeros(n, np.int64)
@@ -126,7 +130,7 @@ def _fill_order(state: s.State, trace: Trace, by_bucket: bool) -> None:
 
 
 def _order_by_key(state: s.State, keys: np.ndarray) -> None:
-    """Ranks by the keys, of equals by arrival; no buckets."""
+    """Ranks requests by keys, ties by arrival, without buckets."""
     n = len(keys)
     slots = np.argsort(keys, kind="stable")
     state.order[slots] = np.arange(n)
@@ -135,8 +139,8 @@ def _order_by_key(state: s.State, keys: np.ndarray) -> None:
 
 
 def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:
-    """All blocks wait in the lowest queue, in order, host memory's too; those that the engine keeps for itself in none.
-    """
+    """Puts all blocks, host memory's too, in the lowest queue in order, except those that the
+    engine reserves."""
     config = state.config
     settings = {"max_num_seqs": int(config.max_num_seqs)}
     rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], settings, max_batch, int(config.block_tokens))

@@ -1,4 +1,5 @@
-"""Prefill batches on relaxed instances: assembling, finishing, interruption at a layer boundary and resumption."""
+"""Prefill batches on relaxed instances: assembly, completion, interruption at a layer boundary and
+resumption."""
 
 
 from ooco_gym.compile import inlined, inner
@@ -12,13 +13,13 @@ from ooco_gym.sim.queues import add_member, add_task, dequeue, enqueue, has_capa
 
 @inlined
 def prompt_blocks(state, slot):
-    """Blocks that a prefill of this request takes, that of its next token included."""
+    """Blocks that a request's prefill takes, including its next token."""
     return blocks_for(state, length(state, slot) + 1)
 
 
 @inlined
 def prefill_fits(state, instance, slot):
-    """Whether a waiting request's prefill fits the free memory of the instance."""
+    """Whether a waiting request's prefill fits the instance's free memory."""
     return prompt_blocks(state, slot) <= state.instances[instance].free_blocks and has_capacity(state, instance)
 
 
@@ -34,7 +35,8 @@ def _admit(state, instance, slot, index):
 
 @inner
 def start_prefill(state, instance, chosen):
-    """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
+    """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its
+    class."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
     spec.unwritten = WRITTEN
     tokens = length(state, chosen)
@@ -77,7 +79,7 @@ def _time_prefill(state, instance, latency):
 
 @inner
 def resume_prefill(state, instance):
-    """Goes on with the suspended batch at the layer that it had reached (`layer_resume`)."""
+    """Resumes the suspended batch at the layer that it had reached (`layer_resume`)."""
     spec = state.instances[instance]
     tokens, rows, work, spec.unwritten = 0, 0, 0.0, WRITTEN
     for i in range(spec.suspended):
@@ -99,18 +101,19 @@ def resume_prefill(state, instance):
 
 @inner
 def interrupt_prefill(state, instance):
-    """Stops an offline prefill at its next layer boundary. Returns STOP, or 0 where it ends as early by itself."""
+    """Stops an offline prefill at its next layer boundary. Returns STOP, or 0 if it ends as early
+    anyway."""
     spec = state.instances[instance]
     done = stop_at_layer(state, instance, state.tables[spec.table].layers - spec.suspended_layers)
     if done < 0:
         return 0
-    spec.steps = done  # layers done in this go
+    spec.steps = done  # layers done since it was started or resumed
     return s.STOP
 
 
 @inner
 def drop_suspended(state, instance):
-    """Gives up a suspended prefill: its memory is needed, the layers done are lost."""
+    """Gives up a suspended prefill whose memory is needed; its computed layers are lost."""
     spec = state.instances[instance]
     layers = state.tables[spec.table].layers
     spec.context, spec.unwritten = 0, WRITTEN
@@ -128,7 +131,7 @@ def drop_suspended(state, instance):
 
 @inner
 def _give_back(state, instance, layers_done, layers):
-    """The batch loses its memory and returns to the head of the queue, in its order."""
+    """Frees the batch's memory and returns it to the head of the queue, in order."""
     spec = state.instances[instance]
     for i in range(spec.running - 1, -1, -1):
         slot = state.members[s.BATCH, instance, i]
@@ -174,7 +177,7 @@ def _waste_time(state, instance, elapsed_ps):
 
 @inner
 def charge_waste(state, slot, tokens, time_ps):
-    """Charges a request tokens computed in vain, and the instance time that they took."""
+    """Charges a request wasted tokens, and the instance time that they took."""
     request = state.requests[slot]
     request.wasted_tokens += tokens
     request.wasted_ps += time_ps
@@ -186,7 +189,7 @@ def charge_waste(state, slot, tokens, time_ps):
 
 @inlined
 def end_prefill(state, instance):
-    """A prefill is over, or stopped: first tokens, and the rule is asked where to decode."""
+    """Ends a prefill, or a stopped one: sets first tokens, and adds tasks to place the requests."""
     spec = state.instances[instance]
     now, online = state.clock.now_ps, spec.activity == s.PREFILL_ONLINE
     spec.activity = s.IDLE
@@ -220,7 +223,7 @@ def end_prefill(state, instance):
 
 @inlined
 def new_token(state, slot, now):
-    """The token that a prefill makes: the first, or after a recomputation the next."""
+    """Adds the token that a prefill generates: the first, or after a recomputation the next."""
     request = state.requests[slot]
     request.generated_tokens += 1
     if request.first_token_ps == 0:

@@ -1,7 +1,8 @@
-"""Queues, member lists, the event heap and the task ring: the loop's own data structures.
+"""Queues, member lists, the event heap and the task ring: data structures of the loop.
 
-A request is in at most one linked queue at a time (its `previous` and `next`), and in at most one member list; all
-operations are O(1) but for removal from a member list, which keeps the order of joining.
+A request is in at most one linked queue at a time (`previous` and `next`), and in at most one
+member list. Operations are O(1), except removal from a member list, which keeps the order of
+joining.
 """
 
 import numpy as np
@@ -16,8 +17,8 @@ from ooco_gym.sim.waiting import close_gap, join_window, leave_window, ordered, 
 
 NONE = -1
 ONE = np.uint64(1)
-TAKEN = -1  # the time of an event that is over, before all others
-FEW = 32  # instances that a cache holds
+TAKEN = -1  # time of a past event, before all others
+FEW = 32  # number of instances that a cache holds
 INSTANCE_BYTES = INSTANCE.itemsize + CACHE_LINE
 
 
@@ -46,7 +47,7 @@ def prepend(requests, head, tail, slot):
 
 @inlined
 def unlink(requests, head, tail, slot):
-    """Takes `slot` out, wherever it stands; returns the queue's new head and tail."""
+    """Removes `slot` from any position; returns the queue's new head and tail."""
     before, after = requests[slot].previous, requests[slot].next
     if before == NONE:
         head = after
@@ -64,7 +65,7 @@ def unlink(requests, head, tail, slot):
 # --- Waiting for prefill, by instance and class ---------------------------------------------------------------------
 @inlined
 def enqueue(state, instance, slot, at_head):
-    """Puts a request into its instance's queue for prefill, at the head or at the end."""
+    """Adds a request to its instance's queue for prefill, at the head or the end."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     if request.urgent:
@@ -91,17 +92,17 @@ def enqueue(state, instance, slot, at_head):
 
 @inner
 def enqueue_by_arrival(state, instance, slot):
-    """Puts a request back into its instance's queue for prefill, which is in the order of arrival."""
+    """Returns a request to its instance's queue for prefill, at its place in order of arrival."""
     spec, requests = state.instances[instance], state.requests
     request, mine = requests[slot], arrival_order(state, slot)
     after = spec.online_head if request.urgent else spec.offline_head
-    while after >= 0 and arrival_order(state, after) < mine:  # what loses its memory is among the earliest
+    while after >= 0 and arrival_order(state, after) < mine:  # preempted requests are among the earliest
         after = requests[after].next
     before = NONE if after < 0 else requests[after].previous
     if after < 0 or before < 0:
         enqueue(state, instance, slot, after >= 0)
         return
-    enqueue(state, instance, slot, True)  # counts it; then it moves to its position
+    enqueue(state, instance, slot, True)  # counts it; then it is moved
     head, tail = (spec.online_head, spec.online_tail) if request.urgent else (spec.offline_head, spec.offline_tail)
     head, tail = unlink(requests, head, tail, slot)
     if request.urgent:
@@ -116,7 +117,7 @@ def enqueue_by_arrival(state, instance, slot):
 
 @inner
 def dequeue(state, instance, slot):
-    """Takes a request out of its instance's queue for prefill."""
+    """Removes a request from its instance's queue for prefill."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     if request.urgent:
@@ -135,7 +136,8 @@ def dequeue(state, instance, slot):
 # --- Prefilled and waiting for memory on a decode instance ----------------------------------------------------------
 @inner
 def join_push_queue(state, slot, at_head):
-    """Puts a prefilled request into the queue for a decode instance; online work has its own, served first."""
+    """Adds a prefilled request to its class's queue for a decode instance; the online queue is
+    served first."""
     queue = state.push_queues[s.URGENT if state.requests[slot].urgent else s.OFFLINE]
     if at_head:
         queue.head, queue.tail = prepend(state.requests, queue.head, queue.tail, slot)
@@ -145,7 +147,7 @@ def join_push_queue(state, slot, at_head):
 
 @inner
 def leave_push_queue(state, slot):
-    """Takes a request out of the queue for a decode instance."""
+    """Removes a request from the queue for a decode instance."""
     queue = state.push_queues[s.URGENT if state.requests[slot].urgent else s.OFFLINE]
     queue.head, queue.tail = unlink(state.requests, queue.head, queue.tail, slot)
 
@@ -153,7 +155,7 @@ def leave_push_queue(state, slot):
 # --- Members: the requests that hold KV memory on an instance -------------------------------------------------------
 @inner
 def number_members(state, instance):
-    """Writes to each member's record its index in its list: indices change whenever a member leaves."""
+    """Writes each member's list index to its record; indices change when a member leaves."""
     for row in range(2):
         for index in range(member_count(state.instances[instance], row)):
             state.requests[state.members[row, instance, index]].position = index
@@ -190,7 +192,7 @@ def remove_member(state, instance, slot):
 
 @inlined
 def join_decodable(state, instance, slot):
-    """A member can decode from now on: counts it and its context length."""
+    """Counts a member, and its context length, as decodable from now on."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     spec.decodable += 1
@@ -204,7 +206,7 @@ def join_decodable(state, instance, slot):
 
 @inlined
 def leave_decodable(state, instance, slot):
-    """A member, flushed, no longer decodes here."""
+    """Counts a flushed member as no longer decodable here."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     spec.decodable -= 1
@@ -224,8 +226,8 @@ def has_capacity(state, instance):
 
 
 # --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------
-# heap[0, index] is the time of the event there, heap[1, index] its source, heap[2, source] the index (-1: not in the
-# heap).
+# heap[0, index] is an event's time, heap[1, index] its source, heap[2, source] the index (-1: not
+# in the heap).
 @inlined
 def _before(heap, index, time_ps, source):
     return (heap[0, index] < time_ps) | ((heap[0, index] == time_ps) & (heap[1, index] < source))
@@ -238,8 +240,8 @@ def _put(heap, index, time_ps, source):
 
 @inlined
 def _sift(heap, size, free, time_ps, source):
-    """Puts an event where it belongs; the events between there and the free index move up or down."""
-    index = np.uint64(free)  # unsigned: no test for negative indices
+    """Puts an event in its place; events between there and the free index move."""
+    index = np.uint64(free)  # unsigned: no check for negative indices
     while index > 0 and not _before(heap, (index - ONE) >> ONE, time_ps, source):
         parent = (index - ONE) >> ONE
         _put(heap, index, heap[0, parent], heap[1, parent])
@@ -250,7 +252,7 @@ def _sift(heap, size, free, time_ps, source):
             break
         other = child + ONE
         if other < size:
-            child += np.uint64(_before(heap, other, heap[0, child], heap[1, child]))  # no branch: either is as likely
+            child += np.uint64(_before(heap, other, heap[0, child], heap[1, child]))  # no branch: both are equally likely
         if not _before(heap, child, time_ps, source):
             break
         _put(heap, index, heap[0, child], heap[1, child])
@@ -260,7 +262,7 @@ def _sift(heap, size, free, time_ps, source):
 
 @inlined
 def schedule(state, source, time_ps):
-    """Sets the next event of `source`, whether it had one or not."""
+    """Sets the next event of `source`, replacing an earlier one."""
     heap = state.heap
     index = heap[2, source]
     if index < 0:
@@ -285,7 +287,7 @@ def cancel(state, source):
 
 @inlined
 def next_event(state):
-    """When the next event is; NEVER where there is none."""
+    """Time of the next event, or NEVER."""
     heap = state.heap
     if state.queues.heap_size > 0 and heap[0, 0] == TAKEN:
         cancel(state, heap[1, 0])
@@ -294,18 +296,19 @@ def next_event(state):
 
 @inlined
 def take_event(state):
-    """The source of the next event, which is over: it stays at the top of the heap until its source has another one."""
+    """Returns the source of the next event, which stays at the top of the heap until its source has
+    another one."""
     heap = state.heap
     heap[0, 0] = TAKEN
     if state.instances.size > FEW:
-        for index in range(1, min(3, state.queues.heap_size)):  # one of them is next, unless something new comes before
+        for index in range(1, min(3, state.queues.heap_size)):  # one of these is next, unless a new event comes first
             _fetch_source(state, heap[1, index])
     return heap[1, 0]
 
 
 @inner
 def _fetch_source(state, source):
-    """What an event of a source reads is on its way to the cache."""
+    """Prefetches what an event of a source reads."""
     if source >= state.instances.size:
         prefetch(state.links[source - state.instances.size], 0)
         return
@@ -315,8 +318,8 @@ def _fetch_source(state, source):
 
 @inner
 def stop_at_layer(state, instance, layers):
-    """Lets the iteration in progress end at the next boundary of its `layers` layers. Returns how many it then has
-    done, or -1 where it ends as early by itself."""
+    """Ends the present iteration at the next boundary of its `layers` layers. Returns the layers
+    done by then, or -1 if it ends as early anyway."""
     spec, now = state.instances[instance], state.clock.now_ps
     duration = spec.end_ps - spec.start_ps
     done = -((spec.start_ps - now) * layers // duration)
@@ -344,7 +347,7 @@ def add_task(state, kind, instance, slot):
 
 @inlined
 def add_dispatch(state, instance):
-    """Asks for an instance to be dispatched, once however often it is asked."""
+    """Adds a task to dispatch an instance, if there is none."""
     if state.instances[instance].queued == 0:
         state.instances[instance].queued = 1
         add_task(state, s.DISPATCH, instance, NONE)
@@ -352,9 +355,10 @@ def add_dispatch(state, instance):
 
 @inlined
 def retry_waiting(state):
-    """Memory is free again: the queues for decode instances are tried anew, online first, each in a task of its own.
+    """Adds tasks to retry the queues for decode instances, online first, as memory is free again.
 
-    (In one task, an answer from outside for the second queue would be taken by the first one's decision, asked again.)
+    (With one task for both, the first queue's decision would take an outside answer for the
+    second's.)
     """
     for queue in (s.URGENT, s.OFFLINE):
         if state.push_queues[queue].head >= 0:
@@ -364,7 +368,7 @@ def retry_waiting(state):
 # --- Evictions ------------------------------------------------------------------------------------------------------
 @inlined
 def note_eviction(state, slot):
-    """Notes that a request loses its memory, where that is kept; costs one comparison where it is not."""
+    """Records that a request loses its memory, if evictions are recorded."""
     used = state.queues.evicted
     if used < state.evicted.size:
         state.evicted[used] = slot

@@ -1,10 +1,12 @@
-"""Data-parallel ranks: instances that have a model's experts together, so that their iterations begin and end together.
+"""Data-parallel ranks: instances that share a model's experts, so that their iterations start and
+end together.
 
-Each rank has its own queue, memory and batch, composed as on any mixed instance. An iteration of theirs begins when all
-are idle and have composed, and some token is to be computed; it lasts as long as the slowest rank's. A rank without
-tokens steps along with one that is thrown away (vLLM: `DPEngineCoreProc.run_busy_loop`, `execute_dummy_batch`). Linear
-layers and attention take what a rank's own tokens make of them, experts and their exchange what those of all ranks do.
-Where no rank has a token, all rest until something arrives at one of them, and then all compose.
+Each rank has its own queue, memory and batch, composed as on any mixed instance. Their iteration
+starts when all are idle and have composed, and some rank has a token; it lasts as long as the
+slowest rank's. A rank without tokens runs a dummy one (vLLM: `DPEngineCoreProc.run_busy_loop`,
+`execute_dummy_batch`). Linear layers and attention depend on a rank's own tokens, experts and
+exchange on all ranks'. If no rank has a token, all rest until something arrives at one of them, and
+then all compose.
 """
 
 import numpy as np
@@ -15,23 +17,23 @@ from ooco_gym.sim.costs import decode_latency, shared_latency
 from ooco_gym.sim.mixed import begin, iteration_sums, rest, sums_latency, whole_latency
 from ooco_gym.sim.queues import add_dispatch
 
-AHEAD, NOW = 1, 2  # `composed` of a rank: while the iteration before ran, or as it was idle
+AHEAD, NOW = 1, 2  # values of `composed`: while the previous iteration ran, or when idle
 
 
 @inner
 def start_ranks(state, instance):
-    """Begins the iteration of all ranks beside `instance` where it is the last of them to end its own and to compose.
-    Whether `instance` is to compose again at once."""
+    """Starts the iteration of all ranks of `instance`'s group if it is the last to end its own and
+    to compose. Returns whether `instance` composes again at once."""
     first = state.instances[instance].first_rank
     last = first + state.instances[instance].ranks
     for rank in range(first, last):
         if state.instances[rank].activity != s.IDLE:
-            return False  # it ends at this very time
+            return False  # it ends at this same time
     composed = True
     for rank in range(first, last):
         if state.instances[rank].composed == 0:
             composed = False
-            state.instances[rank].pull_wake_ps = s.NEVER  # as where its own timer expires: its rule sets another
+            state.instances[rank].pull_wake_ps = s.NEVER  # as if its timer expired: its rule sets another
             add_dispatch(state, rank)
     if not composed:
         return False
@@ -44,7 +46,8 @@ def start_ranks(state, instance):
 
 @inlined
 def _own_parts(state, first, last):
-    """Works out what each rank takes by itself, kept in `end_ps`. Returns the tokens of all; 0: none has work."""
+    """Computes each rank's own latency into `end_ps`. Returns the tokens of all ranks; 0: none has
+    work."""
     tokens, idle, ranks = 0, 0, last - first
     for rank in range(first, last):
         spec = state.instances[rank]
@@ -62,7 +65,7 @@ def _own_parts(state, first, last):
 
 @inlined
 def _begin_all(state, first, last, tokens):
-    """The iteration begins: it computes so many tokens, and lasts as long as the slowest rank."""
+    """Starts the iteration on all ranks, with `tokens` in total, as long as the slowest rank."""
     longest = np.int64(0)
     for rank in range(first, last):
         spec = state.instances[rank]
@@ -77,7 +80,8 @@ def _begin_all(state, first, last, tokens):
 
 @inlined
 def _rest_all(state, first, last):
-    """No rank has a token to compute: all rest, or compose again where they did so before what has arrived since."""
+    """Rests all ranks, as none has a token, or composes again if a rank composed before recent
+    arrivals."""
     again = False
     for rank in range(first, last):
         again |= state.instances[rank].composed == AHEAD

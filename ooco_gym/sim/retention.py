@@ -1,15 +1,17 @@
-"""Eviction orders of the prefix cache other than LRU (a cluster's `retention`): free blocks by their worth.
+"""Eviction orders of the prefix cache other than LRU (a cluster's `retention`): free blocks by
+value.
 
-A block's worth is set when no request reads it any more, and the block of the least worth is taken first; of equal ones
-the one that was freed first, so that a request's last block goes before its first. With `turns` the worth is the time
-of the last use and a bonus of the request that used it (`turn_bonus`), with `belady` it says how soon the content will
-be used again, which no engine can know: a bound.
+A block's value is set when no request reads it any more, and the block of the lowest value is taken
+first; ties: the first freed, so that a request's last block goes before its first. With `turns` the
+value is the time of last use plus a bonus of the request that used it (`turn_bonus`). With `belady`
+it is how soon the content will be used again, which no engine can know: a bound.
 
-With `ttl` the order is LRU, but what a request that finishes leaves behind is held for a time before it counts as free.
+With `ttl` the order is LRU, but a finished request's blocks are held for a time before they count
+as free.
 
-State.heaps has a binary heap for each instance: row 0 has how many blocks are in it and how many have ever been put
-there, row i the i-th block of the heap, its worth and its number. BLOCK.previous is a block's place in it. With `ttl`
-row i has until when block i is held.
+State.heaps has a binary heap for each instance: row 0 has its size and the number of blocks ever
+put there, row i the i-th block of the heap, its value and its number. BLOCK.previous is a block's
+index in it. With `ttl` row i has the time until which block i is held.
 """
 
 from typing import NamedTuple
@@ -21,15 +23,15 @@ from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from ooco_gym.workload.context_names import ContextNames
 
-LRU, TTL, TURNS, BELADY = range(4)  # as `cluster.RETENTIONS` counts them
-LAST_TURN = 5  # later ones get no more
+LRU, TTL, TURNS, BELADY = range(4)  # indices in `cluster.RETENTIONS`
+LAST_TURN = 5  # later turns get no larger bonus
 HEAPED = s.LEVELS  # BLOCK.level of a block in the heap
-PINNED = s.LEVELS - 1  # and of one that is held for a time (`ttl`), in the order in which that ends
+PINNED = s.LEVELS - 1  # BLOCK.level of a block held for a time (`ttl`), in order of its end
 WORTH, NUMBER, HELD = range(3)  # columns of State.heaps
 
 
 class Retention(NamedTuple):
-    """A cluster's `retention` and its figures, in seconds."""
+    """A cluster's `retention` and its parameters, in seconds."""
 
     order: int = LRU
     turn_s: float = 0.0
@@ -42,7 +44,7 @@ VLLMS_ORDER = Retention()
 
 @inlined
 def by_worth(state):
-    """Whether free blocks that hold content wait in the heap rather than in a queue."""
+    """Whether free blocks with content wait in the heap, not in a queue."""
     return state.config.retention >= TURNS
 
 
@@ -66,7 +68,7 @@ def _exchange(state, instance, one, other):
 
 @inner
 def _settle(state, instance, place):
-    """Moves a block that may be in the wrong place of the heap to its own."""
+    """Moves a block in the heap to its correct position."""
     heap = state.heaps[instance]
     size = heap[0, WORTH]
     while place > 1 and _goes_before(heap, place, place // 2):
@@ -84,7 +86,7 @@ def _settle(state, instance, place):
 
 @inner
 def push_heap(state, instance, block, worth):
-    """Puts a block that holds content and that no request reads into the heap."""
+    """Puts an unread block with content into the heap."""
     heap, one = state.heaps[instance], state.blocks[instance, block]
     heap[0, WORTH] += 1
     heap[0, NUMBER] += 1
@@ -96,7 +98,7 @@ def push_heap(state, instance, block, worth):
 
 @inner
 def unlink_heap(state, instance, block):
-    """Takes a block out of the heap."""
+    """Removes a block from the heap."""
     heap, place = state.heaps[instance], np.int64(state.blocks[instance, block].previous)
     last = heap[0, WORTH]
     if place < last:
@@ -108,14 +110,14 @@ def unlink_heap(state, instance, block):
 
 @inner
 def least_worth(state, instance):
-    """The block of the least worth; there is one."""
+    """The block of the lowest value; the heap is not empty."""
     return state.heaps[instance, 1, HELD]
 
 
-# --- What a block is worth ------------------------------------------------------------------------------------------
+# --- Value of a block ------------------------------------------------------------------------------------------
 @inner
 def worth_of(state, slot, name, wanted):
-    """Worth of a block that a request has used last; `name` is that of its content, or -1; `wanted` says that the
+    """Value of a block that a request used last; `name` is its content's name, or -1; `wanted`: the
     request will come back for it."""
     if state.config.retention == TURNS:
         return state.clock.now_ps + state.retained[slot]
@@ -126,10 +128,10 @@ def worth_of(state, slot, name, wanted):
 
 @inner
 def _next_use(state, name):
-    """The first request that will look for a name, by its slot; as many as there are requests where none will.
+    """The first request (slot) that will look for a name; the number of requests if there is none.
 
-    State.retained has, for each name, a place in it: where the requests that have the name follow each other, with the
-    number of all requests behind the last. The place moves on over those that have been admitted.
+    State.retained has for each name an index into itself: the requests with that name in order,
+    then the number of all requests. The index moves past admitted requests.
     """
     place = state.retained[name]
     while state.retained[place] < state.requests.size:
@@ -143,7 +145,7 @@ def _next_use(state, name):
 
 # --- Before the episode ---------------------------------------------------------------------------------------------
 def retained_size(retention: int, trace: Trace, names: ContextNames | None) -> int:
-    """Entries of State.retained."""
+    """Number of entries of State.retained."""
     if retention == TURNS:
         return len(trace)
     if retention != BELADY or names is None:
@@ -152,23 +154,23 @@ def retained_size(retention: int, trace: Trace, names: ContextNames | None) -> i
 
 
 def _name_counts(trace: Trace, names: ContextNames) -> np.ndarray:
-    """How many names each request has, int64[n]: those of its prompt."""
+    """Number of names of each request's prompt, int64[n]."""
     return -(-np.minimum(trace.prompt_tokens, names.tokens) // trace.block_tokens)
 
 
 def turn_bonus(trace: Trace, names: ContextNames | None, turn_s: float, token_s: float) -> np.ndarray:
-    """Bonus of a request on the worth of the blocks that it has used, in ps: turn_s · min(turn - 1, 4), less token_s ·
+    """Bonus of a request on the value of its blocks, in ps: turn_s · min(turn - 1, 4) - token_s ·
     ln(1 + new tokens).
 
-    Its turn is one more than the earlier prompts that it begins with, whole hashes of each; new are the tokens of its
-    prompt behind the hashes that an earlier one has.
+    Its turn is one more than the number of earlier prompts that it begins with, in whole hashes.
+    New tokens are those behind the hashes that earlier prompts have.
     """
     turn, fresh = np.ones(len(trace)), trace.prompt_tokens.astype(np.float64)
     if names is not None:
         known, ends = set[int](), set[int]()
         for slot, count in enumerate(_name_counts(trace, names).tolist()):
             own = names.values[names.first[slot] : names.first[slot] + count].tolist()
-            found = sum(name in known for name in own)  # they are the first ones
+            found = sum(name in known for name in own)  # the known names come first
             turn[slot] += sum(name in ends for name in own)
             fresh[slot] = max(0.0, fresh[slot] - found * trace.block_tokens)
             known.update(own)
@@ -180,7 +182,8 @@ def turn_bonus(trace: Trace, names: ContextNames | None, turn_s: float, token_s:
 
 
 def next_uses(trace: Trace, names: ContextNames, ids: np.ndarray) -> np.ndarray:
-    """State.retained of `belady` (`_next_use`), from the dense number of each of `names.values`."""
+    """Returns State.retained for `belady` (`_next_use`), from the dense number of each of
+    `names.values`."""
     n, distinct = len(trace), int(ids.max(initial=-1)) + 1
     counts = _name_counts(trace, names)
     slots = np.repeat(np.arange(n), counts)

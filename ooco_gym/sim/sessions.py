@@ -1,9 +1,11 @@
-"""Closed sessions: a turn of a conversation arrives its think time after the turn before it has finished.
+"""Closed sessions: a turn of a conversation arrives its think time after the previous turn has
+finished.
 
-A turn is *released* when that has happened; until then its arrival is NEVER. State.turns holds two binary heaps of
-released turns: of those that have not arrived, by arrival, and of online ones, by TTFT deadline. `heap[0]` is the size,
-`heap[1]` the first, `heap[2 i]` and `heap[2 i + 1]` come no earlier than `heap[i]`. Requests that arrive at the
-trace's own time (State.think_ps < 0) are in neither: the clock passes over them in their order.
+A turn is *released* when that has happened; until then its arrival is NEVER. State.turns has two
+binary heaps of released turns: those to arrive, by arrival, and online ones, by TTFT deadline.
+`heap[0]` is the size, `heap[1]` the first; `heap[2 i]` and `heap[2 i + 1]` come no earlier than
+`heap[i]`. Requests that arrive at the trace's own time (State.think_ps < 0) are in neither: the
+clock passes them in order.
 """
 
 import numpy as np
@@ -12,7 +14,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 
 ARRIVAL, DUE = range(2)  # rows of State.turns
-UNKNOWN = 0  # of when the next request arrives: it is looked up
+UNKNOWN = 0  # next arrival time that must be looked up
 
 
 @inlined
@@ -23,19 +25,20 @@ def closed(state):
 
 @inlined
 def rows_arrived(state):
-    """Requests from this slot on have not arrived; before it all have, or where sessions are closed some."""
+    """Number of leading request rows that may have arrived; without closed sessions all of these
+    have."""
     return state.requests.size if closed(state) else state.clock.next_arrival
 
 
 @inlined
 def arrival_order(state, slot):
-    """A number by which requests stand in the order of their arrival: slots, or times where sessions are closed."""
+    """A number that orders requests by arrival: the slot, or the time if sessions are closed."""
     return state.requests[slot].arrival_ps if closed(state) else np.int64(slot)
 
 
 @inner
 def before(state, row, a, b):
-    """Whether request `a` arrives before `b`, or has its deadline before it; of equals the first in the trace."""
+    """Whether request `a` arrives, or has its deadline, before `b`; ties: trace order."""
     one, other = state.requests[a], state.requests[b]
     a_ps, b_ps = one.arrival_ps + row * one.ttft_slo_ps, other.arrival_ps + row * other.ttft_slo_ps
     return a_ps < b_ps or (a_ps == b_ps and a < b)
@@ -54,7 +57,7 @@ def _push(state, row, slot):
 
 @inner
 def pop_turn(state, row):
-    """Takes the first turn out of a heap, which is not empty."""
+    """Removes and returns the first turn of a non-empty heap."""
     heap = state.turns[row]
     size = np.int64(heap[0]) - 1
     first, last, place = np.int64(heap[1]), heap[size + 1], 1
@@ -73,9 +76,9 @@ def pop_turn(state, row):
 
 @inner
 def release(state, slot):
-    """A request has finished: the turn that waits for it, if any, arrives its think time from now on.
+    """Releases the turn that waits for a finished request, if any: it arrives after its think time.
 
-    That is a picosecond at least, since all that arrives now has arrived.
+    It arrives at least a picosecond later, as all arrivals of this time are processed.
     """
     turn = np.int64(state.successor[slot])
     if turn < 0:
@@ -98,7 +101,7 @@ def release(state, slot):
 # --- What comes next ------------------------------------------------------------------------------------------------
 @inner
 def skip_turns(state):
-    """Passes over the turns that arrive when they are released."""
+    """Passes over turns, which arrive when released."""
     clock = state.clock
     while clock.next_arrival < state.requests.size and state.think_ps[clock.next_arrival] >= 0:
         clock.next_arrival += 1
@@ -106,7 +109,7 @@ def skip_turns(state):
 
 @inner
 def take_arrival(state):
-    """The request that arrives next, and has arrived then."""
+    """Returns the next request to arrive, and marks it as arrived."""
     clock, turns = state.clock, state.turns[ARRIVAL]
     slot = np.int64(clock.next_arrival)
     clock.next_arrival_ps = UNKNOWN
@@ -131,7 +134,7 @@ def next_due(state):
 
 @inlined
 def pass_due(state, slot):
-    """The deadline of `next_due` has passed."""
+    """Passes the deadline of `next_due`."""
     if state.turns[DUE, 0] > 0 and state.turns[DUE, 1] == slot:
         pop_turn(state, DUE)
     else:

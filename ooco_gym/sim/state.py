@@ -1,7 +1,9 @@
-"""State of an episode as NumPy arrays: all that changes while a cluster runs is one `State`.
+"""State of an episode as NumPy arrays: one `State` has everything that changes while a cluster
+runs.
 
-Copying its arrays is a checkpoint, comparing them is equality; no Python object lives in the event loop. The clock is
-an integer number of picoseconds, so that any grouping of steps sums to the same time, bit for bit.
+Copying its arrays is a checkpoint, comparing them is equality; no Python object lives in the event
+loop. The clock is an integer number of picoseconds, so that any grouping of steps sums to the same
+time, bit for bit.
 """
 
 from typing import NamedTuple
@@ -36,7 +38,7 @@ from ooco_gym.sim.records import (
 )
 
 PS_PER_S = 1_000_000_000_000
-NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
+NEVER = np.iinfo(np.int64).max // 4  # a time beyond all events; sums of two still fit an int64
 
 # --- Request status -------------------------------------------------------------------------------------------------
 FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED, HANDED_OVER = range(10)
@@ -47,50 +49,50 @@ ROLE_NAMES = ("relaxed", "strict", "mixed")
 IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE, MIXING = range(5)
 ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode", "mixed")
 
-# --- Rows of State.members: requests that hold KV memory on an instance, and those that run -------------------------
+# --- Rows of State.members: requests with KV memory on an instance, and running ones -------------------------
 URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
 LANDING = 2  # row of State.push_queues, after URGENT and OFFLINE
-FINISHING = SUSPENDED  # mixed instances: those whose last token comes at the end of the iteration in progress
+FINISHING = SUSPENDED  # mixed instances: requests whose last token comes at the end of the present iteration
 
-# --- How the engine of a mixed instance schedules, and what a rule sees (Config.async_scheduling) ---------------------
-SYNCHRONOUS = 0  # an iteration is composed when the last one is over
-HIDES_FINISHING = 1  # while the last one runs; of that, requests whose last token is on its way are not seen
-SEES_FINISHING = 2  # the same, and they are, as vLLM's own scheduler sees them
+# --- Scheduling of a mixed instance's engine, and what a rule sees (Config.async_scheduling) ---------------------
+SYNCHRONOUS = 0  # an iteration is composed when the previous one is over
+HIDES_FINISHING = 1  # composed while the previous one runs, without requests whose last token is in progress
+SEES_FINISHING = 2  # the same with these requests, as in vLLM's own scheduler
 
 # --- The six decision points (`policy/decisions.py`), and no point ----------------------------------------------------
 NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL = range(7)
 
-# --- Answers with a meaning of their own ----------------------------------------------------------------------------
+# --- Special answers ----------------------------------------------------------------------------
 ASK = -1  # any point: answer from outside the loop
 HOLD = -2  # gate: decode what is resident; ask again at the next step boundary
 HOLD_UNTIL_CHANGE = -3  # gate: the same, and the answer stays the same until residents, queue or memory change
 WAIT = -2  # route, after a prefill: stay in the queue for a decode instance, holding KV memory
 STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
-RECOMPUTE, SWAP, CHECKPOINT = 0, 1, 2  # what becomes of the memory of a request that is preempted on a mixed instance
+RECOMPUTE, SWAP, CHECKPOINT = 0, 1, 2  # memory of a request preempted on a mixed instance
 ALL = -2  # compose: everything decodable that is resident
-LOOKED_UP = 2  # prefix_caching: a real engine's, whose answer for each request is in State.owned
-DECLINE = -2  # evict, where memory is short for a request that could wait: none is evicted
-FULL = -2  # pull: no free space; ask again only after this instance's own residents have changed
+LOOKED_UP = 2  # prefix_caching: a real engine's; State.owned has its answer for each request
+DECLINE = -2  # evict, if memory is short for a request that could wait: evict none
+FULL = -2  # pull: no free space; ask again only after this instance's residents have changed
 
 # --- Why the loop returned ------------------------------------------------------------------------------------------
 ASKED, HORIZON, DONE = range(3)
 
-# --- What an episode waits for after its window ----------------------------------------------------------------------
-VERDICTS = 0  # until every counted online request has finished or certainly missed its SLO
-LAST_TOKENS = 1  # until every one has finished: latencies do not hang on the SLO
-ALL_TOKENS = 2  # until every counted request of either class has; the window lasts until then
+# --- What ends an episode after its window ----------------------------------------------------------------------
+VERDICTS = 0  # every counted online request has finished or certainly violated its SLO
+LAST_TOKENS = 1  # every one has finished, so latencies do not depend on the SLO
+ALL_TOKENS = 2  # every counted request of both classes has; the window lasts until then
 
-# --- Tasks: work that an event left behind, each resumable at its decision ------------------------------------------
+# --- Tasks: work left by an event, each resumable at its decision ------------------------------------------
 ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
-DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at, where its policy does not say
+DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at by default
 PARAMS = 48  # capacity for a policy's own parameters
-MEMORY = 40  # figures that a policy may keep for each instance from one decision to the next
-LEVELS = 64  # queues of blocks that may be taken, lowest first
-BUCKETS = 32  # of prompt lengths: powers of two
-BY_PREFIX, BY_BUCKET, BY_KEY = 1, 2, 3  # values of the setting waiting_order; 0: by arrival
-TASKS = 4096  # tasks that may be open at once: a ring
+MEMORY = 40  # numbers that a policy may keep per instance between decisions
+LEVELS = 64  # queues of free blocks, lowest first
+BUCKETS = 32  # buckets of prompt lengths: powers of two
+BY_PREFIX, BY_BUCKET, BY_KEY = 1, 2, 3  # values of waiting_order; 0: by arrival
+TASKS = 4096  # size of the ring of open tasks
 ITL_BINS = 512  # inter-token times, logarithmic bins from 0.1 ms, 2 % wide
 
 
@@ -105,14 +107,14 @@ class State(NamedTuple):
     totals: Totals
     observed: Observed
     integrals: Integrals
-    push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests that wait for a decode instance;
-    # LANDING: those whose memory is there (HANDED_OVER) and that cannot decode yet
+    push_queues: np.ndarray  # QUEUE[3], rows URGENT, OFFLINE: prefilled requests waiting for a decode instance;
+    # LANDING: those with memory there (HANDED_OVER) that cannot decode yet
     params: np.ndarray  # float64[PARAMS], the policy's own
     requests: np.ndarray  # REQUEST[n], sorted by arrival
-    deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, but for turns that wait for another
+    deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline, except turns that wait for another
     instances: np.ndarray  # INSTANCE[m]
     members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH, SUSPENDED
-    # BATCH: the running requests, as far as they are written (`lanes.write_batch`); -1: one that has left since
+    # BATCH: the running requests, as last written (`lanes.write_batch`); -1: one that has left since
     lanes: np.ndarray  # int32[m, 4, B], rows FINISH, BASE, each for URGENT and OFFLINE members (`sim.lanes`)
     ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
@@ -120,49 +122,50 @@ class State(NamedTuple):
     heap: np.ndarray  # int64[3, m + l + 1], indexed heap of event sources (instances, links, the hand-over): times,
     # their sources, index by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
-    waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each (`sim.waiting`)
+    waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each instance (`sim.waiting`)
     picks: np.ndarray  # int32[B], wide answers and candidates
     scratch: np.ndarray  # int64[2, B], working memory of rules
     memory: np.ndarray  # float64[m, MEMORY], the policy's own
-    blocks: np.ndarray  # BLOCK[m, blocks], where they are tracked; else BLOCK[m, 0]; with a second tier in host memory
-    # BLOCK[2 m, blocks]: row m + i has instance i's blocks there
-    kv: np.ndarray  # int32[m or 2 m, …], as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
-    heaps: np.ndarray  # int64[m, blocks + 1, 3], free blocks by worth (`sim.retention`); else int64[m, 0, 3]
-    retained: np.ndarray  # int64[…], what their worth is made of; else int64[0]
-    tier: np.ndarray  # TIER[m], where there is such a second tier; else TIER[0]
-    offloaded: np.ndarray  # int32[n] there, how many of each request's blocks have been stored in it; else int32[0]
-    loaded_ps: np.ndarray  # int64[n] there, when what a request was admitted with has come from it; else int64[0]
-    hash_ids: np.ndarray  # int32[2 n + …], where each request's names begin, how many of its tokens have one, all names
-    reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
+    blocks: np.ndarray  # BLOCK[m, blocks], if tracked; else BLOCK[m, 0]; with a second tier in host memory
+    # BLOCK[2 m, blocks]: row m + i has instance i's blocks there.
+    kv: np.ndarray  # int32[m or 2 m, …], layout in `sim.blocks`: index of keys, block tables, queues of blocks
+    heaps: np.ndarray  # int64[m, blocks + 1, 3], free blocks by value (`sim.retention`); else int64[m, 0, 3]
+    retained: np.ndarray  # int64[…], data for these values; else int64[0]
+    tier: np.ndarray  # TIER[m] with a second tier; else TIER[0]
+    offloaded: np.ndarray  # int32[n] with a second tier, number of each request's blocks stored in it; else int32[0]
+    loaded_ps: np.ndarray  # int64[n] with a second tier, when a request's load from it is complete; else int64[0]
+    hash_ids: np.ndarray  # int32[2 n + …], index of each request's first name, number of its tokens with one, all names
+    reuse: np.ndarray  # int32[prefix hashes], number of offline requests in the system that share each
     order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
     waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.waiting`)
-    pairs: np.ndarray  # PAIR[m, blocks], where blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
+    pairs: np.ndarray  # PAIR[m, blocks], if blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them;
-    # with LOOKED_UP what of its context is cached: tokens, blocks, and how many of these no request reads
-    weights: np.ndarray  # float64[k], what a learned rule computes with (`Policy.weights`); empty for others
-    outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.memory`)
-    due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one; of a
-    # turn that is not released, how long it has from its arrival on
-    predicted: np.ndarray  # float64[n, 2] or [0, 2]: believed output tokens, spread of their log (`policy.lengths`)
-    successor: np.ndarray  # int32[n], where sessions are closed: the request that waits for this one, -1 for none
-    think_ps: np.ndarray  # int64[n] likewise: how long it waits, -1 for those that arrive at the trace's own time
-    turns: np.ndarray  # int32[2, 1 + those that wait], heaps (`sim.sessions`)
+    # with LOOKED_UP its cached context: tokens, blocks, and number of these that no request reads
+    weights: np.ndarray  # float64[k], weights of a learned rule (`Policy.weights`); empty for others
+    outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each in order of finish (a ring) and sorted (`sim.memory`)
+    due_ps: np.ndarray  # int64[n], deadlines of offline requests, or NEVER; empty if none has one; for a
+    # turn that is not released, the time from its arrival to its deadline
+    predicted: np.ndarray  # float64[n, 2] or [0, 2]: predicted output tokens, spread of their log (`policy.lengths`)
+    successor: np.ndarray  # int32[n] with closed sessions: the request that waits for this one, or -1
+    think_ps: np.ndarray  # int64[n] likewise: think time, -1 for requests that arrive at the trace's own time
+    turns: np.ndarray  # int32[2, 1 + waiting turns], heaps (`sim.sessions`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
-    evicted: np.ndarray  # int32[capacity], slots that lost their memory, in order, where that is kept; else empty
+    evicted: np.ndarray  # int32[capacity], slots that lost their memory, in order, if recorded; else empty
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
     attention_lines: np.ndarray  # int64[t, B + 1, 4]
     prefill_ps: np.ndarray  # int64[t, P]
-    alone_ps: np.ndarray  # int64[t, P], prefill of one prompt of so many tokens, all in all; 0: not worked out
+    alone_ps: np.ndarray  # int64[t, P], whole prefill of one prompt, by tokens; 0: not computed
     head_ps: np.ndarray  # int64[t, B + 1]
-    shared_ps: np.ndarray  # int64[t, P], or int64[t, 0] where no instance is a data-parallel rank
+    shared_ps: np.ndarray  # int64[t, P], or int64[t, 0] without data-parallel ranks
     attention_grid: np.ndarray  # float64[t, GRID_ROWS, GRID_COLUMNS], log2 of ps
     tables: np.ndarray  # TABLE[t]
 
 
 class OptionalSizes(NamedTuple):
-    """Sizes of what only some policies or requests need: tracked blocks, prefix hashes, an order of the waiting, their
-    window, past output lengths, deadlines of whole requests, predicted lengths, turns of closed sessions, weights."""
+    """Sizes of arrays that only some policies or requests need: tracked blocks, prefix hashes, an
+    order of waiting requests, their window, past output lengths, deadlines, predicted lengths,
+    turns of closed sessions, weights."""
 
     blocks: int = 0
     entries: int = 0
@@ -179,7 +182,7 @@ class OptionalSizes(NamedTuple):
     predicted: int = 0
     turns: int = 0
     weights: int = 0
-    tiers: int = 1  # of tracked blocks
+    tiers: int = 1  # tiers of tracked blocks
     heaps: int = 0  # rows of each instance's heap of blocks
     retained: int = 0
     shared: int = 0  # entries of State.shared_ps
@@ -191,7 +194,7 @@ NO_OPTIONAL_SIZES = OptionalSizes()
 def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, n_tables: int, max_batch: int,
                 prefill_entries: int, evicted: int = 0, pool: OptionalSizes = NO_OPTIONAL_SIZES,
                 block_tokens: int = 16) -> State:
-    """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
+    """Allocates a zeroed state of the given sizes; `sim.build` fills it."""
     return in_one_piece(State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
         Observed.zeros(), Integrals.zeros(), np.zeros(3, QUEUE), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
@@ -227,19 +230,20 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "shared_ps", "attention_grid",
                "tables")
-# Never written while an episode runs: its copies have the same arrays.
+# Never written while an episode runs: copies share these arrays.
 SHARED = (*COST_TABLES, "hash_ids", "order", "predicted", "weights", "successor", "think_ps")
 
 
 def share_tables(state: State, other: State) -> State:
-    """The first episode with the cost tables of the other, where they are equal: side by side, they are read once."""
+    """Returns `state` with `other`'s cost tables if these are equal, so that a vector's episodes
+    share them in the cache."""
     equal = all(np.array_equal(getattr(state, name), getattr(other, name)) for name in COST_TABLES)
     return state._replace(**{name: getattr(other, name) for name in COST_TABLES}) if equal else state
 
 
 def in_one_piece(state: State) -> State:
-    """Zeros like all arrays but those of `SHARED`, side by side in memory, small ones first: there are few and large
-    pages, and what an event reads of the records is close together."""
+    """Allocates arrays like all but those of `SHARED` in one block of memory, small ones first: few
+    large pages, and the records that an event reads are close together."""
     arrays = sorted(((array.nbytes, name) for name, array in state._asdict().items() if name not in SHARED))
     memory = aligned_zeros(sum(size + -size % CACHE_LINE for size, _ in arrays), np.dtype(np.uint8))
     laid, begin = {}, 0
@@ -251,7 +255,7 @@ def in_one_piece(state: State) -> State:
 
 
 def copy_state(state: State) -> State:
-    """Copies an episode: every array but those of `SHARED`."""
+    """Copies an episode: every array except those of `SHARED`."""
     copy = in_one_piece(state)
     for name in set(State._fields) - set(SHARED):
         bytes_of(getattr(copy, name))[:] = bytes_of(getattr(state, name))
@@ -260,13 +264,13 @@ def copy_state(state: State) -> State:
 
 _EXAMPLE = empty_state(1, 1, 1, 1, 1, 1, 2)
 STATE_TYPE = typeof(_EXAMPLE)
-state_at = reference_at(STATE_TYPE)  # compiled: the state of a handle's address
+state_at = reference_at(STATE_TYPE)  # compiled: the state at a handle's address
 _LAYOUT = layout(_EXAMPLE)
-HANDLE_BYTES = Handle(_EXAMPLE, _LAYOUT).nbytes  # where the arrays of a state are, and how large
+HANDLE_BYTES = Handle(_EXAMPLE, _LAYOUT).nbytes  # bytes of a handle: addresses and sizes of a state's arrays
 
 
 def handle_of(state: State) -> Handle:
-    """Lays a state down for `sim.loop.run`; arrays that are exchanged later are not seen.
+    """Lays out a state for `sim.loop.run`; arrays replaced later are not seen.
 
     Raises:
         UserError: compilation is turned off.
@@ -280,9 +284,9 @@ class View(NamedTuple):
     """A rule's view of one decision."""
 
     state: State
-    instance: int | np.int64  # where the decision is taken, or -1
-    request: int | np.int64  # that it is about, or -1
-    candidates: np.ndarray  # int32[k], what may be chosen; its meaning depends on the point
+    instance: int | np.int64  # instance of the decision, or -1
+    request: int | np.int64  # request of the decision, or -1
+    candidates: np.ndarray  # int32[k], the choices; their meaning depends on the point
 
 
 VIEW_TYPE = types.NamedTuple([Reference(STATE_TYPE), types.int64, types.int64, types.Array(types.int32, 1, "C")], View)

@@ -1,8 +1,10 @@
-"""Step actions: what the scheduler of a mixed instance reads and does to compose an iteration. Names as in vLLM V1.
+"""Step actions: what the scheduler of a mixed instance reads and does to compose an iteration,
+named as in vLLM V1.
 
-A rule for `compose` on a mixed instance is the scheduler: it schedules tokens of running requests, admits waiting ones
-and preempts, by the actions here, which keep all sums. Every running request holds its memory, with or without tokens.
-The running requests are State.members[BATCH], in the order of admission, also between iterations.
+A rule for `compose` on a mixed instance is the scheduler. It schedules tokens of running requests,
+admits waiting ones and preempts, by the actions here, which update all sums. Every running request
+holds its memory, with or without tokens. Running requests are State.members[BATCH], in order of
+admission, also between iterations.
 """
 
 import numpy as np
@@ -32,7 +34,8 @@ from ooco_gym.sim.retention import TTL
 # --- What a rule may read -------------------------------------------------------------------------------------------
 @inlined
 def missing(state, slot):
-    """Tokens that a request still has to compute until it makes its next one; none while it waits for its load."""
+    """Tokens that a request must compute before its next output token; 0 while its blocks load from
+    host memory."""
     if is_loading(state, slot):
         return np.int64(0)
     return length(state, slot) - state.requests[slot].num_computed_tokens
@@ -40,19 +43,19 @@ def missing(state, slot):
 
 @inlined
 def is_loading(state, slot):
-    """Whether what a request was admitted with is still on its way from host memory."""
+    """Whether a request's load from host memory is in progress."""
     return state.config.offloading and state.loaded_ps[slot] > state.clock.now_ps
 
 
 @inner
 def num_free_blocks(state, instance):
-    """Free blocks that may be taken."""
+    """Free blocks minus reserved ones."""
     return state.instances[instance].free_blocks - state.config.reserved_blocks
 
 
 @inner
 def num_new_blocks(state, slot, tokens):
-    """Blocks beyond those held that a running request needs to compute `tokens` more."""
+    """Blocks beyond those held that a running request needs for `tokens` more."""
     request = state.requests[slot]
     reach = request.num_computed_tokens + request.num_scheduled_tokens + tokens
     if reach <= request.blocks * state.config.block_tokens:
@@ -62,9 +65,10 @@ def num_new_blocks(state, slot, tokens):
 
 @inner
 def get_computed_blocks(state, instance, slot):
-    """(Tokens that a waiting request need not compute, blocks that hold them, how many of these no request reads).
+    """(Tokens that a waiting request need not compute, blocks with them, number of these that no
+    request reads).
 
-    The blocks are the device's: tokens that are in host memory alone take new ones.
+    Blocks are the device's: tokens only in host memory take new blocks.
     """
     request = state.requests[slot]
     if request.host_tokens > 0:
@@ -85,13 +89,13 @@ def get_computed_blocks(state, instance, slot):
 
 @inner
 def get_computed_tokens(state, instance, slot):
-    """Tokens of a waiting request's context that are in the prefix cache or in host memory."""
+    """Tokens of a waiting request's context in the prefix cache or in host memory."""
     return get_computed_blocks(state, instance, slot)[0]
 
 
 @inner
 def has_seat(state, instance):
-    """Whether one more request may run. One whose last token is on its way keeps its seat."""
+    """Whether one more request may run. A request whose last token is in progress keeps its slot."""
     spec, seats = state.instances[instance], state.config.max_num_seqs
     if state.config.async_scheduling == s.HIDES_FINISHING:
         return spec.running + spec.suspended < seats
@@ -100,7 +104,8 @@ def has_seat(state, instance):
 
 @inlined
 def begins_ps(state, instance):
-    """When the iteration that is composed begins: now, or as the one in progress ends (asynchronous scheduling)."""
+    """Start of the composed iteration: now, or the end of the present one (asynchronous
+    scheduling)."""
     spec = state.instances[instance]
     ahead = state.config.async_scheduling != s.SYNCHRONOUS and spec.activity == s.MIXING
     return spec.end_ps if ahead else state.clock.now_ps
@@ -108,14 +113,14 @@ def begins_ps(state, instance):
 
 @inner
 def fits_whole(state, instance, slot):
-    """Whether a waiting request may start: a seat, and memory for its whole context."""
+    """Whether a waiting request may start: a running slot, and memory for its whole context."""
     return fits_chunk(state, instance, slot, length(state, slot), 0)
 
 
 @inner
 def fits_chunk(state, instance, slot, tokens, spare):
-    """Whether a waiting request may start with `tokens` tokens beyond those it need not compute, and leave `spare`
-    blocks free."""
+    """Whether a waiting request may start with `tokens` uncached tokens and leave `spare` blocks
+    free."""
     if not has_seat(state, instance):
         return False
     start, shared, idle = get_computed_blocks(state, instance, slot)
@@ -127,7 +132,7 @@ def fits_chunk(state, instance, slot, tokens, spare):
 
 @inner
 def running_index(state, instance, slot):
-    """Index of a request among those that run on an instance, or -1."""
+    """Index of a request among an instance's running ones, or -1."""
     for index in range(state.instances[instance].running):
         if state.members[s.BATCH, instance, index] == slot:
             return index
@@ -136,18 +141,19 @@ def running_index(state, instance, slot):
 
 @inlined
 def on_its_way(state, slot):
-    """Whether a request's last token is made by the iteration in progress (asynchronous scheduling), and not yet known.
-    """
+    """Whether the present iteration generates a request's last token (asynchronous scheduling), not
+    known yet."""
     return state.requests[slot].last_token_ps > state.clock.now_ps
 
 
 # --- What a rule may do ---------------------------------------------------------------------------------------------
 @inlined
 def allocate_slots(state, instance, slot, tokens):
-    """Schedules `tokens` of a running request in the next iteration, with their memory; False where it is short."""
+    """Schedules `tokens` of a running request in the next iteration, with memory; False if memory
+    is short."""
     request, size = state.requests[np.uint64(slot)], state.config.block_tokens
     reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
-    # Of a cached context a block may have become full: with this token, or, known a step later, with the one before.
+    # A cached block may become full with this token, or with the one before, known a step later.
     if reach <= request.blocks * size and state.config.bidirectional == 0 and (
             state.config.prefix_caching == 0 or (tokens == 1 and reach % size > 1)):
         request.num_scheduled_tokens += tokens
@@ -157,10 +163,11 @@ def allocate_slots(state, instance, slot, tokens):
 
 @inner
 def _allocate_blocks(state, instance, slot, tokens):
-    """`allocate_slots` where it takes blocks, or fills one that others may find, or where blocks have two owners."""
+    """`allocate_slots` if it takes blocks, fills one that others may find, or blocks have two
+    owners."""
     if paired(state):
         return _allocate_pairs(state, instance, slot, tokens)
-    if is_loading(state, slot):  # its blocks are full, so that whoever gives it tokens comes here
+    if is_loading(state, slot):  # its blocks are full, so giving it tokens leads here
         return True
     more = num_new_blocks(state, slot, tokens)
     if more > 0 and tokens > 0:
@@ -177,7 +184,7 @@ def _allocate_blocks(state, instance, slot, tokens):
     if state.config.prefix_caching and tracked(state):
         size, reach = state.config.block_tokens, request.num_computed_tokens + request.num_scheduled_tokens
         if state.config.async_scheduling:
-            tokens += reach > tokens  # the last one before these was not known then
+            tokens += reach > tokens  # the last token before these was unknown then
             reach = min(reach, length(state, slot) - on_its_way(state, slot))
         cache_full_blocks(state, instance, slot, (reach - tokens) // size, reach // size)
         if state.config.offloading:
@@ -187,8 +194,8 @@ def _allocate_blocks(state, instance, slot, tokens):
 
 @inner
 def end_pins(state, instance):
-    """Before an iteration is composed: blocks whose time is over become free, and where nothing runs, as many others as
-    the longest request may need (`retention` ttl)."""
+    """Frees held blocks whose time is over before an iteration is composed; if nothing runs, also
+    as many others as the longest request may need (`retention` ttl)."""
     spec, more = state.instances[instance], np.int64(0)
     waiting = spec.online_waiting + spec.offline_waiting
     if waiting > 0 and spec.running + spec.suspended == 0:
@@ -200,7 +207,7 @@ def end_pins(state, instance):
 
 @inner
 def _allocate_pairs(state, instance, slot, tokens):
-    """`allocate_slots` where blocks have two owners: slots that went to the host come back first."""
+    """`allocate_slots` if blocks have two owners: slots in host memory return first."""
     request = state.requests[slot]
     reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
     if not pair_fits(state, instance, slot, reach):
@@ -212,9 +219,10 @@ def _allocate_pairs(state, instance, slot, tokens):
 
 @inner
 def unschedule(state, slot):
-    """Takes a request's tokens out of the next iteration, not its memory; returns how many.
+    """Removes a request's tokens, not its memory, from the next iteration; returns their number.
 
-    Blocks that it would have filled can no longer be found, except those that a request has found already.
+    Blocks that it would have filled are no longer findable, except those that another request has
+    found.
     """
     request = state.requests[slot]
     tokens = np.int64(request.num_scheduled_tokens)
@@ -227,9 +235,9 @@ def unschedule(state, slot):
 
 @inner
 def admit(state, instance, slot, tokens):
-    """Lets a waiting request run, last in order, with what it need not compute and up to `tokens` tokens.
+    """Starts a waiting request, last in order, with its cached tokens and up to `tokens` new ones.
 
-    Returns its tokens in the next iteration. The rule has asked before whether they fit.
+    Returns its tokens in the next iteration. The rule has checked that they fit.
     """
     spec, request = state.instances[instance], state.requests[slot]
     start, shared, idle = get_computed_blocks(state, instance, slot)
@@ -259,8 +267,8 @@ def admit(state, instance, slot, tokens):
 def preempt(state, instance, index, how):
     """Takes the memory of the running request at `index`; it waits by arrival.
 
-    Its tokens are computed again (RECOMPUTE), go to the host where that has room (SWAP), or are those of its copy there
-    (CHECKPOINT; the rest is computed again).
+    Its tokens are recomputed (RECOMPUTE), swapped to the host if there is room (SWAP), or taken
+    from its copy there (CHECKPOINT; the rest is recomputed).
     """
     slot = state.members[s.BATCH, instance, index]
     _lose(state, instance, index, how)
@@ -269,7 +277,7 @@ def preempt(state, instance, index, how):
 
 @inner
 def preempt_to_head(state, instance, index, how):
-    """As `preempt`, but it is the next of its class to be admitted."""
+    """As `preempt`, but the request is the next of its class to be admitted."""
     slot = state.members[s.BATCH, instance, index]
     _lose(state, instance, index, how)
     enqueue(state, instance, slot, True)
@@ -277,7 +285,7 @@ def preempt_to_head(state, instance, index, how):
 
 @inner
 def preempt_to_tail(state, instance, index, how):
-    """As `preempt`, but it waits behind all others of its class."""
+    """As `preempt`, but the request waits behind all others of its class."""
     slot = state.members[s.BATCH, instance, index]
     _lose(state, instance, index, how)
     enqueue(state, instance, slot, False)
@@ -285,10 +293,11 @@ def preempt_to_tail(state, instance, index, how):
 
 @inner
 def checkpoint(state, instance, index):
-    """Copies to the host what the running request at `index` has computed since its last copy, as far as there is room.
+    """Copies the running request at `index` to the host, from its last copy on, as far as there is
+    room.
 
-    The copy crosses the link with the next iteration. It stays, also when it has been read, until the request finishes
-    or its memory is taken with RECOMPUTE: for policies with the setting preempted_kv at CHECKPOINT. Returns how many
+    The copy crosses the link with the next iteration. It stays until the request finishes or is
+    preempted with RECOMPUTE: for policies with preempted_kv CHECKPOINT. Returns the number of
     tokens.
     """
     slot = state.members[s.BATCH, instance, index]
@@ -304,15 +313,15 @@ def checkpoint(state, instance, index):
 
 @inner
 def wake_at(state, instance, time_ps):
-    """Has the policy asked again at `time_ps`, though nothing may have happened."""
+    """Asks the policy again at `time_ps`, even without an event."""
     spec = state.instances[instance]
     spec.pull_wake_ps = min(spec.pull_wake_ps, max(time_ps, state.clock.now_ps + 1))
 
 
 @inner
 def _load(state, instance, slot, start):
-    """Takes blocks for what a request that starts finds in host memory alone. Loads follow each other; until its own
-    has come the request runs without tokens."""
+    """Takes blocks for tokens that a starting request finds only in host memory. Loads are
+    sequential; until its own is complete the request runs without tokens."""
     tier, request, size = state.tier[instance], state.requests[slot], state.config.block_tokens
     shared, end = np.int64(request.blocks), start // size
     state.loaded_ps[slot] = 0
@@ -334,14 +343,15 @@ def _load(state, instance, slot, start):
 # --- Sums and records -----------------------------------------------------------------------------------------------
 @inner
 def link_ps(state, instance, tokens):
-    """Time in which the keys and values of so many tokens cross the link to host memory, in ps."""
+    """Time in which the KV of `tokens` crosses the link to host memory, in ps."""
     moved = tokens * state.tables[state.instances[instance].table].kv_bytes_per_token
     return np.int64(moved / state.config.host_bytes_per_s * s.PS_PER_S)
 
 
 @inner
 def _note_start(state, instance, slot, start):
-    """Hits count at the first admission: what comes back after a preemption is no gain (docs/protocol.md)."""
+    """Counts cache hits at the first admission; returns after a preemption do not count
+    (docs/protocol.md)."""
     spec, request = state.instances[instance], state.requests[slot]
     if request.host_tokens > 0:
         spec.swap_tokens += start
@@ -367,7 +377,7 @@ def _lose(state, instance, index, how):
     elif how == s.SWAP and request.num_computed_tokens > 0 and blocks <= spec.host_free_blocks:
         spec.swap_tokens += request.num_computed_tokens - request.host_tokens
         change_host(state, instance, slot, request.num_computed_tokens - request.host_tokens)
-    else:  # what an earlier loss left to recompute beyond this point is still to be recomputed
+    else:  # tokens beyond this point lost earlier must still be recomputed
         request.kv_lost = min(length(state, slot), request.num_computed_tokens + request.kv_lost)
         change_host(state, instance, slot, -request.host_tokens)
     remove_member(state, instance, slot)
@@ -383,7 +393,7 @@ def _lose(state, instance, index, how):
 
 @inner
 def leave_batch(state, instance, index):
-    """Takes a request out of the running ones, keeping the order of the others."""
+    """Removes a request from the running ones, keeping the order of the others."""
     spec, batch = state.instances[instance], state.members[s.BATCH, instance]
     for i in range(index, spec.running - 1):
         batch[i] = batch[i + 1]

@@ -1,7 +1,8 @@
-"""KV memory on the move: pushes after prefill and pulls by strict instances, over links of finite bandwidth.
+"""KV transfers: pushes after prefill and pulls by strict instances, over links of finite bandwidth.
 
-A transfer reserves its blocks at the destination first and holds its source until it is done. Each pair of instances
-has a link of its own; a link serves pushes before pulls, first come first served, one at a time.
+A transfer first reserves its blocks at the destination, and holds its source until it is done. Each
+pair of instances has its own link, which serves pushes before pulls, first come first served, one
+at a time.
 """
 
 
@@ -35,14 +36,15 @@ def link_of(state, source, target):
 
 @inlined
 def reserve(state, slot, target):
-    """Reserves the memory that a request needs at its destination; a run there that needs it ends with its step."""
+    """Reserves a request's memory at its destination; a run there that needs that memory ends with
+    its step."""
     request, spec = state.requests[slot], state.instances[target]
     request.target = target
     request.target_blocks = blocks_there(state, slot)
     take_blocks(state, target, request.target_blocks)
     if not fits_for_sure(state, target, spec.steps):
         flush_totals(state, target)
-        cut(state, target)  # the run may not find the memory that it counted on
+        cut(state, target)  # the run may lack the memory that it was planned with
     request.target_context = length(state, slot)
     spec.arriving += 1
     spec.arriving_context += request.target_context
@@ -58,7 +60,7 @@ def can_reserve(state, slot, target):
 
 @inlined
 def surely_reservable(state, slot, target):
-    """Whether a request fits an instance whatever the run there has taken since it was flushed."""
+    """Whether a request fits an instance, whatever its run has taken since the last flush."""
     spec = state.instances[target]
     if spec.activity != s.DECODE or spec.steps <= 1:
         return False
@@ -68,13 +70,13 @@ def surely_reservable(state, slot, target):
 
 @inlined
 def blocks_there(state, slot):
-    """Blocks to reserve at a destination: with the token that the step in progress may still add."""
+    """Blocks to reserve at a destination, including the token that the present step may add."""
     return blocks_for(state, length(state, slot) + 1)
 
 
 @inlined
 def send(state, slot, pushed):
-    """Puts a request whose destination is reserved on its link."""
+    """Queues a request with a reserved destination on its link."""
     request = state.requests[slot]
     index = link_of(state, request.instance, request.target)
     link = state.links[index]
@@ -111,8 +113,8 @@ def _next_transfer(state, index):
 
 @inlined
 def end_transfer(state, index):
-    """A transfer is done: the source is free, and the request can decode at its destination, if need be once it is
-    handed over."""
+    """Ends a transfer: frees the source, and lets the request decode at its destination, after a
+    hand-over if there is one."""
     link = state.links[index]
     slot = link.current
     request = state.requests[slot]
@@ -134,7 +136,7 @@ def end_transfer(state, index):
 
 @inlined
 def _land(state, slot):
-    """A request that has been moved can decode."""
+    """Lets a moved request decode."""
     request = state.requests[slot]
     target = state.instances[request.instance]
     request.status = s.RESIDENT
@@ -154,8 +156,8 @@ def _land(state, slot):
 
 @inner
 def _hand_over(state, slot):
-    """The engines and the router have yet to agree that a request's memory has come. All of them take as long, so
-    whoever comes first lands first."""
+    """Delays a moved request until engines and router agree that its memory has come. All
+    hand-overs take equally long, so they end in order."""
     queue, source = state.push_queues[s.LANDING], state.instances.size + state.links.size
     due_ps = state.clock.now_ps + state.config.handover_ps
     state.requests[slot].latest_ps = due_ps
@@ -167,7 +169,7 @@ def _hand_over(state, slot):
 
 @inner
 def end_handover(state):
-    """The first of the requests that are handed over can decode."""
+    """Lets the first request in hand-over decode."""
     queue, source = state.push_queues[s.LANDING], state.instances.size + state.links.size
     slot = queue.head
     queue.head, queue.tail = unlink(state.requests, queue.head, queue.tail, slot)
@@ -180,9 +182,10 @@ def end_handover(state):
 
 @inlined
 def accept_pull(state, slot, target):
-    """Starts the migration of a decoding offline request to `target`; at once, or when its step in progress ends.
+    """Starts the migration of a decoding offline request to `target`, at once or when its present
+    step ends.
 
-    Returns 1 where it goes ahead, 0 where the request may not move or does not fit.
+    Returns 1 if it goes ahead, 0 if the request may not move or does not fit.
     """
     if slot < 0 or slot >= state.requests.size:
         return 0

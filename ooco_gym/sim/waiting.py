@@ -1,13 +1,14 @@
-"""The waiting offline requests of each instance: the first ones side by side, and all in the order of their prompts.
+"""Waiting offline requests of each instance: a window of the first ones, and a tree in the order of
+prompts.
 
-The waiting window: a gate looks at the first `gate_window` requests far more often than they change, and to follow a
-linked list is to wait for the memory at each of its links. So the window holds them in the queue's order and in the
-order of their lengths.
+The waiting window: a gate reads the first `gate_window` requests far more often than they change,
+and following a linked list waits for memory at each link. So the window holds them contiguously in
+queue order and in order of length.
 
-The tree: a request's rank (State.order) is its index in a depth-first walk through the trie of all prompts, or through
-the tries of prompts of like length. One bit says whether the request of that rank waits on an instance; 64 bits have
-one above them that says whether any is set, and so on: next and previous are found in as many looks as there are
-levels.
+The tree: a request's rank (State.order) is its index in a depth-first walk through the trie of all
+prompts, or through tries of prompts of similar length. One bit tells whether the request of that
+rank waits on an instance; above 64 bits, one bit tells whether any is set, and so on. Finding next
+and previous takes one look per level.
 """
 
 
@@ -22,7 +23,8 @@ FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH, WINDOW_ROWS = range(5)  # rows o
 
 @inner
 def join_window(state, instance, slot, tokens, first):
-    """Adds a request that joins the queue at its head, or at its end: there, if none waits beyond the window."""
+    """Adds a request that joins the queue at its head, or at its end if none waits beyond the
+    window."""
     spec, window = state.instances[instance], state.waiting_window[instance]
     size, capacity = spec.window_size, window.shape[1]
     if capacity == 0 or (size == capacity and not first):
@@ -42,7 +44,7 @@ def join_window(state, instance, slot, tokens, first):
 
 @inlined
 def leave_window(state, instance, slot):
-    """Takes out a request that has left the queue; the first one beyond the window, if there is one, moves up."""
+    """Removes a request that has left the queue; the first one beyond the window, if any, moves up."""
     spec, window = state.instances[instance], state.waiting_window[instance]
     last, index = spec.window_size - 1, 0
     while index <= last and window[FIRST, index] != slot:
@@ -75,7 +77,7 @@ def _tokens(state, slot):
 
 @inlined
 def _join_order(window, slot, tokens, size, first):
-    """Of equals, the first in the queue goes first."""
+    """Inserts into the order by length; ties: queue order."""
     lengths, index = window[SHORTEST_LENGTH, :size], 0
     for other in range(lengths.size):
         index += (lengths[other] < tokens) | ((lengths[other] == tokens) & (not first))
@@ -95,15 +97,15 @@ def _leave_order(window, slot, size):
 
 @inlined
 def close_gap(values, index, last):
-    """Moves what stands behind `index`, up to `last`, one to the window."""
-    part = values[index : last + 1]  # from here on no index is negative: a processor moves many at once
+    """Moves the entries behind `index`, up to `last`, one forward."""
+    part = values[index : last + 1]  # no index is negative from here on, which allows vector code
     for other in range(part.size - 1):
         part[other] = part[other + 1]
 
 
 @inlined
 def open_gap(values, index, size):
-    """Moves what stands from `index` on, of `size` entries, one back."""
+    """Moves the entries from `index` on, of `size`, one back."""
     part = values[index : size + 1]
     for other in range(part.size - 1, 0, -1):
         part[other] = part[other - 1]
@@ -114,7 +116,7 @@ ONE, ALL_BITS = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def words_for(ranks: int) -> int:
-    """Words of the whole tree over so many ranks."""
+    """Number of words of a tree over `ranks` ranks."""
     total, size = 0, ranks
     while size > 1 or total == 0:
         size = -(-size // 64)
@@ -124,37 +126,37 @@ def words_for(ranks: int) -> int:
 
 @inner
 def ordered(state):
-    """Whether the waiting offline requests are kept in order."""
+    """Whether waiting offline requests are kept in order."""
     return state.order.size > 0
 
 
 @inner
 def rank_of(state, slot):
-    """A request's rank."""
+    """The rank of a request."""
     return state.order[slot]
 
 
 @inner
 def slot_at(state, rank):
-    """The request of a rank."""
+    """The request with a rank."""
     return state.order[state.requests.size + rank]
 
 
 @inner
 def bucket_start(state, bucket):
-    """First rank of a bucket of prompt lengths; bucket + 1 gives where it ends."""
+    """First rank of a bucket of prompt lengths; that of bucket + 1 is its end."""
     return state.order[2 * state.requests.size + bucket]
 
 
 @inner
 def bucket_of(tokens):
-    """Bucket of a prompt length: b holds the lengths from 2 ** (b - 1) to 2 ** b - 1."""
+    """Bucket of a prompt length: b has lengths 2 ** (b - 1) to 2 ** b - 1."""
     return min(BUCKETS - 1, 64 - np.int64(leading_zeros(np.uint64(tokens))))
 
 
 @inner
 def set_waiting(state, instance, slot, on):
-    """Notes that a request waits on an instance, or does so no longer."""
+    """Sets whether a request waits on an instance."""
     bits, index, offset, size = state.waiting[instance], np.int64(rank_of(state, slot)), 0, state.requests.size
     while True:
         size = (size + 63) // 64
@@ -173,11 +175,11 @@ def set_waiting(state, instance, slot, on):
 
 @inner
 def next_in_order(state, instance, rank):
-    """The waiting offline request of the smallest rank from `rank` on, or -1."""
+    """The waiting offline request with the smallest rank from `rank` on, or -1."""
     bits, index, offset, size, depth = state.waiting[instance], np.int64(rank), 0, state.requests.size, 0
     if index >= size:
         return NONE
-    while True:  # up, until something is set at or behind the index
+    while True:  # up, until a bit is set at or behind the index
         size = (size + 63) // 64
         rest = np.uint64(0)
         if index >> 6 < size:
@@ -195,7 +197,7 @@ def next_in_order(state, instance, rank):
 
 @inner
 def previous_in_order(state, instance, rank):
-    """The waiting offline request of the largest rank up to `rank`, or -1."""
+    """The waiting offline request with the largest rank up to `rank`, or -1."""
     bits, index, offset, size, depth = state.waiting[instance], np.int64(rank), 0, state.requests.size, 0
     index = min(index, size - 1)
     while index >= 0:
@@ -214,7 +216,7 @@ def previous_in_order(state, instance, rank):
 
 @inner
 def _descend(state, instance, index, depth, last):
-    """From a set bit `depth` levels up, the rank of the first (or last) request below it."""
+    """Rank of the first (or last) request below a set bit `depth` levels up."""
     bits = state.waiting[instance]
     for level in range(depth - 1, -1, -1):
         offset, size = 0, state.requests.size
