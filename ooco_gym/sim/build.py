@@ -38,12 +38,11 @@ def build_state(machines: Sequence[Machine], trace: Trace, sim: SimConfig, *, se
         params: float64[PARAMS], the policy's parameters.
         settings: fields of `State.config` that the policy sets (`Policy.settings()`).
         class_blind: offline requests are scheduled as online ones.
-        keys: float64[requests], the order of waiting offline requests, smallest first (`Policy.keys`), or None.
-        predicted: float64[requests, 2], predicted output lengths (`workload.LengthPredictor`), or None.
+        keys: float64[requests] or None, the order of waiting offline requests (`Policy.keys`).
+        predicted: float64[requests, 2] or None, predictions of `workload.LengthPredictor`.
         weights: float64[k], of a learned rule (`Policy.weights`), or None.
-        bulk: simulate many decode steps at once if nothing can change between them; False gives the
-            same result.
-        turns: dependencies of closed sessions; None: every request arrives at the trace's own time.
+        bulk: simulate many decode steps at once; False gives the same result.
+        turns: dependencies of closed sessions; None: all requests arrive at the trace's times.
 
     Raises:
         UserError: even one token cannot meet the SLO, or settings do not fit the cluster.

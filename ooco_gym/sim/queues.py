@@ -252,7 +252,7 @@ def _sift(heap, size, free, time_ps, source):
             break
         other = child + ONE
         if other < size:
-            child += np.uint64(_before(heap, other, heap[0, child], heap[1, child]))  # no branch: both are equally likely
+            child += np.uint64(_before(heap, other, heap[0, child], heap[1, child]))  # no branch: either is as likely
         if not _before(heap, child, time_ps, source):
             break
         _put(heap, index, heap[0, child], heap[1, child])

@@ -147,7 +147,8 @@ INSTANCE = np.dtype(
         ("wants_pull", np.int32),  # the last pull decision found free space here but no request to pull
         ("queued", np.int32),  # a DISPATCH task for it is in the ring
         ("composed", np.int32),  # 1: the iteration after the present one is composed (asynchronous scheduling); 2,
-        # on a rank: its iteration starts when the other ranks have composed sums for metrics
+        # on a rank: its iteration starts when the other ranks have composed
+        # sums for metrics
         ("online_prefill_ps", np.int64),
         ("offline_prefill_ps", np.int64),
         ("decode_ps", np.int64),
